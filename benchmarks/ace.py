@@ -36,9 +36,9 @@ def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) ->
     inputs = open_inputs(cache, load_dataset_file(cache.dataset_file), settings, RunFolder(Path("none")), 0, TrainInputs())
     task, _ = prepare_task(settings, inputs, 0, join_processes("cpu"), 0)
     trainer = RetrievalTrainer(task)
-    image_of = task.pairs.image_of
-    objective = task.loss.objective(task.model.similarity)
-    batches = settings.train.sampling.batches_of_epoch(image_of, settings.train.batch_size, 0, 0)[: repeats + 1]
+    image_indices = task.pairs.image_indices
+    objective = task.loss.build_objective(task.model.similarity)
+    batches = settings.train.sampling.build_epoch_batches(image_indices, settings.train.batch_size, 0, 0)[: repeats + 1]
     task.model.train()
 
     def step(batch: object, seen: object) -> None:
@@ -46,7 +46,7 @@ def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) ->
 
     taken = [
         seconds(lambda batch=batch, seen=seen: step(batch, seen))
-        for batch, seen in zip(batches, task.images.read_batches(batches, image_of, 0, 0), strict=True)
+        for batch, seen in zip(batches, task.image_inputs.read_batches(batches, image_indices, 0, 0), strict=True)
     ]
     return min(taken[1:])
 

@@ -22,7 +22,7 @@ from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.training.solvers.cca import canonical_directions, covariances
+from vse.training.solvers.cca import compute_canonical_directions, compute_covariances
 
 DIM, REGULARISATIONS = 256, (1e-2, 1e-1, 0.3, 1.0, 3.0)
 
@@ -43,10 +43,10 @@ def recalls_of(train: Pairs, tests: list[Pairs], image_of_caption: NDArray[np.in
     ``image_of_caption`` has the row of each training caption's image.
     """
     blocks = [(torch.from_numpy(train.images), torch.from_numpy(train.captions), image_of_caption)]
-    fitted = covariances(iter(blocks))
+    fitted = compute_covariances(iter(blocks))
     found = {}
     for r in REGULARISATIONS:
-        x, y, correlations = canonical_directions(fitted, DIM, r)
+        x, y, correlations = compute_canonical_directions(fitted, DIM, r)
         found[r] = []
         for test in tests:
             images = torch.from_numpy((test.images - fitted.mean_x) @ (x * correlations))

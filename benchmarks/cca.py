@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.pipeline.cores import count_allowed_cores
-from vse.training.solvers.cca import Covariances, canonical_directions, covariances
+from vse.training.solvers.cca import Covariances, compute_canonical_directions, compute_covariances
 
 IMAGES, BLOCK, PER_IMAGE, DIM_X, DIM_Y, DIRECTIONS = 113_287, 1024, 5, 4096, 6000, 256
 
@@ -52,7 +52,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     drawing = seconds(lambda: [None for _ in blocks(arguments.blocks)])
     found: list[Covariances] = []
-    summing = seconds(lambda: found.append(covariances(blocks(arguments.blocks)))) - drawing
+    summing = seconds(lambda: found.append(compute_covariances(blocks(arguments.blocks)))) - drawing
     rows: list[dict[str, object]] = [
         {
             "phase": "covariances",
@@ -63,7 +63,7 @@ def main() -> None:
             "peak_gb": peak_gb(),
         }
     ]
-    solving = seconds(lambda: canonical_directions(found[0], DIRECTIONS, 0.1))
+    solving = seconds(lambda: compute_canonical_directions(found[0], DIRECTIONS, 0.1))
     rows.append(
         {
             **rows[0],

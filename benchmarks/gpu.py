@@ -45,7 +45,7 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import CnnConfig
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.options import TrainOptions
-from vse.training.solvers.encode import TILE_IMAGES, PairScores
+from vse.training.solvers.encode import MAX_TILE_IMAGES, PairScores
 from vse.training.training import train
 
 WORDS, WORD_DIM, BATCH = 13, 300, 128  # words of a made-up caption with <start> and <end>; settings of VSE++
@@ -168,7 +168,7 @@ def training(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Wor
 
 def scores(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work]:
     """Yield the scores of a tile of images with all captions, for models that score pairs."""
-    rows = slice(0, min(TILE_IMAGES, sizes.scored))
+    rows = slice(0, min(MAX_TILE_IMAGES, sizes.scored))
     for precision in ("fp32", "bf16"):
         for attention, form in scan.FORMS.items():
             images, captions = scan.made(sizes.scored)

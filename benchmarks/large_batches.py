@@ -25,7 +25,7 @@ from common import report
 
 from vse.training.losses import LOSSES
 from vse.training.losses.base import Batch
-from vse.training.models.similarities.vectors import Cosine
+from vse.training.models.similarities.vectors import CosineSimilarity
 
 EACH = 5  # captions of an image
 WHOLE = 0  # this block size stands for all scores at once
@@ -43,12 +43,12 @@ def measured(name: str, n: int, dim: int, block: int) -> dict[str, float]:
     sides = [torch.nn.functional.normalize(torch.randn(n, dim, generator=generator)).requires_grad_() for _ in range(2)]
     for side in sides:
         side.grad = torch.ones_like(side)  # makes its memory resident before the measurement
-    image_of = np.arange(n) // EACH
+    image_indices = np.arange(n) // EACH
     loss = LOSSES[name].model_validate({"learned": True, "same_image": "positive", "block": block or None})
     scale = loss.build_scale()
-    objective = loss.objective(Cosine(), scale=scale)
+    objective = loss.build_objective(CosineSimilarity(), scale=scale)
     before, started, cpu = resident_peak(), time.perf_counter(), time.process_time()
-    cost = objective(Batch((sides[0],), (sides[1],), image_of, np.arange(n)), 0).value
+    cost = objective(Batch((sides[0],), (sides[1],), image_indices, np.arange(n)), 0).value
     cost.backward()
     took = {"s": round(time.perf_counter() - started, 1), "cpu_s": round(time.process_time() - cpu, 1)}
     return {"peak_mb": round(resident_peak() - before), **took}

@@ -27,10 +27,10 @@ from common import report
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.approximate import reranked_metrics
 from vse.eval.search.top_k import exact_search
-from vse.training.kinds import Packed, pack
+from vse.training.kinds import PackedEmbeddings, pack_embeddings
 from vse.training.options import RunFileOptions
 from vse.training.solvers.encode import (
-    TILE_IMAGES,
+    MAX_TILE_IMAGES,
     PairScores,
     encode,
     encode_captions,
@@ -43,13 +43,13 @@ KS = (20, 50, 100, 200, 500)
 QUERIES = 20
 
 
-def by_text(trained: TrainedRun, images: Packed, caption: Packed) -> None:
+def by_text(trained: TrainedRun, images: PackedEmbeddings, caption: PackedEmbeddings) -> None:
     pairs = PairScores(trained.model, images, caption)
-    for start in range(0, len(images), TILE_IMAGES):
-        pairs(slice(start, min(start + TILE_IMAGES, len(images))), None)
+    for start in range(0, len(images), MAX_TILE_IMAGES):
+        pairs(slice(start, min(start + MAX_TILE_IMAGES, len(images))), None)
 
 
-def by_image(trained: TrainedRun, captions: Packed, image: Packed) -> None:
+def by_image(trained: TrainedRun, captions: PackedEmbeddings, image: PackedEmbeddings) -> None:
     PairScores(trained.model, image, captions)(slice(0, 1), None)
 
 
@@ -63,10 +63,10 @@ def milliseconds(work: Callable[[int], object], queries: int) -> float:
 
 def times(
     trained: TrainedRun,
-    side: Packed,
-    asking: Packed,
-    score: Callable[[TrainedRun, Packed, Packed], None],
-    embed: Callable[..., Packed],
+    side: PackedEmbeddings,
+    asking: PackedEmbeddings,
+    score: Callable[[TrainedRun, PackedEmbeddings, PackedEmbeddings], None],
+    embed: Callable[..., PackedEmbeddings],
     k: int | None,
 ) -> dict[str, float]:
     """Return both times of a search in ``side``."""
@@ -75,11 +75,11 @@ def times(
     def near(query: int) -> np.ndarray:
         return np.sort(exact_search(corpus, queries[query : query + 1], k or 1).rows[0])
 
-    def one(query: int) -> Packed:
-        return pack([asking.unpack(torch.tensor([query]))])
+    def one(query: int) -> PackedEmbeddings:
+        return pack_embeddings([asking.unpack(torch.tensor([query]))])
 
     def scored(query: int) -> None:
-        score(trained, side if k is None else pack([side.unpack(torch.from_numpy(near(query)))]), one(query))
+        score(trained, side if k is None else pack_embeddings([side.unpack(torch.from_numpy(near(query)))]), one(query))
 
     def embedded(query: int) -> None:
         score(trained, embed() if k is None else embed(rows=near(query)), one(query))

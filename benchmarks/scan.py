@@ -26,13 +26,13 @@ from common import report, seconds
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize, relu
 
-from vse.training.kinds import Encoded, Kind, Packed
+from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings
 from vse.training.losses.base import Batch
 from vse.training.losses.hinges import MaxOfHinges
-from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.models.similarities.base import Similarity
 from vse.training.models.similarities.scan import ScanSettings
-from vse.training.solvers.encode import TILE_IMAGES, PairScores
+from vse.training.solvers.encode import MAX_TILE_IMAGES, PairScores
 
 EACH, REGIONS, DIM, TILE, BATCH, N_WORDS = 5, 36, 1024, 128, 128, 8000
 FORMS = {"t2i": ScanSettings(), "i2t": ScanSettings(attention="i2t", sharpness=4)}
@@ -46,7 +46,7 @@ def lengths_like_coco(n: int) -> Tensor:
     return (8 + more.sample((n,)).floor().long()).clamp(max=52)
 
 
-def made(n_images: int) -> tuple[Packed, Packed]:
+def made(n_images: int) -> tuple[PackedEmbeddings, PackedEmbeddings]:
     """Return images and captions in the form that an evaluation reads."""
     generator = torch.Generator().manual_seed(0)
     lengths = lengths_like_coco(EACH * n_images)
@@ -55,11 +55,11 @@ def made(n_images: int) -> tuple[Packed, Packed]:
         vectors = torch.empty(int(counts.sum()), DIM)
         for part in vectors.split(2**11):  # avoids a second copy of all vectors
             part.copy_(normalize(torch.randn(part.shape, generator=generator), dim=1))
-        sides.append(Packed(vectors, counts))
+        sides.append(PackedEmbeddings(vectors, counts))
     return sides[0], sides[1]
 
 
-def loop(images: Encoded, captions: Encoded, form: ScanSettings) -> Tensor:
+def loop(images: BatchVectors, captions: BatchVectors, form: ScanSettings) -> Tensor:
     """Return scores as the published code computes them: caption by caption, with attended vectors."""
     regions, columns = images[0], []
     for words, spoken in zip(*captions, strict=True):
@@ -80,7 +80,7 @@ class Loop(Similarity):
         super().__init__()
         self.form = form
 
-    def forward(self, images: Encoded, captions: Encoded) -> Tensor:
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> Tensor:
         return loop(images, captions, self.form)
 
 
@@ -88,7 +88,7 @@ def model_of(form: ScanSettings) -> Model:
     encoder = {"name": "gru", "states": "all", "bidirectional": True}
     config = ModelConfig.model_validate({"similarity": form, "caption_encoder": encoder})
     torch.manual_seed(0)
-    return build_model(config, Input(Kind.SETS, 2048, "regions"), Input(Kind.WORDS, N_WORDS, "captions"))
+    return build_model(config, InputSpec(InputKind.SETS, 2048, "regions"), InputSpec(InputKind.WORDS, N_WORDS, "captions"))
 
 
 def evaluation(n_images: int, n_blocks: int | None, who: str, form: ScanSettings, precision: str) -> dict[str, float]:
@@ -105,7 +105,7 @@ def evaluation(n_images: int, n_blocks: int | None, who: str, form: ScanSettings
 
         scored = len(rows[0]) * len(columns)
     elif who == "limit":
-        regions = images.unpack(torch.arange(min(n_images, TILE_IMAGES)))[0].flatten(0, 1).contiguous()
+        regions = images.unpack(torch.arange(min(n_images, MAX_TILE_IMAGES)))[0].flatten(0, 1).contiguous()
         words = captions.vectors[:8192].T.contiguous()
 
         def work() -> None:
@@ -117,13 +117,13 @@ def evaluation(n_images: int, n_blocks: int | None, who: str, form: ScanSettings
         return {"s_per_million": 1e6 * taken / (len(regions) / REGIONS * 8192 / n_words), "share": 0.0}
     else:
         scores = PairScores(model_of(form), images, captions, precision)
-        starts = range(0, n_images, TILE_IMAGES)[:n_blocks]
+        starts = range(0, n_images, MAX_TILE_IMAGES)[:n_blocks]
 
         def work() -> None:
             for start in starts:
-                scores(slice(start, min(start + TILE_IMAGES, n_images)), None)
+                scores(slice(start, min(start + MAX_TILE_IMAGES, n_images)), None)
 
-        scored = min(n_images, TILE_IMAGES * len(starts)) * len(captions)
+        scored = min(n_images, MAX_TILE_IMAGES * len(starts)) * len(captions)
         return {"s_per_million": 1e6 * seconds(work) / scored, "share": scored / n_pairs}
     return {"s_per_million": 1e6 * timed(work, precision) / scored, "share": scored / n_pairs}
 
@@ -139,7 +139,7 @@ def training_step(who: str, form: ScanSettings, precision: str) -> dict[str, flo
     if who == "published":
         model.similarity = Loop(form)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, fused=True)
-    objective = MaxOfHinges().objective(model.similarity)
+    objective = MaxOfHinges().build_objective(model.similarity)
     lengths = lengths_like_coco(BATCH)
     regions, mask = torch.rand(BATCH, REGIONS, 2048), torch.ones(BATCH, REGIONS, dtype=torch.bool)
     words = torch.randint(N_WORDS, (BATCH, int(lengths.max())))

@@ -115,7 +115,7 @@ def of_model(name: str, sets: Sequence[str], cache: Path, n: int) -> dict[str, o
         options=TrainOptions(device="cpu"),
     )
     served: list[ServedRuns] = []
-    options = SearchOptions(rerank=200, many_queries=True)
+    options = SearchOptions(n_reranked=200, expects_many_queries=True)
     load_s = seconds(lambda: served.append(ServedRuns([run], "test", [RunFileOptions()], options, "cpu")))
     server = PageServer(create_app(served[0]), "127.0.0.1", 0, 2**20)
     thread = threading.Thread(target=server.run)

@@ -30,22 +30,22 @@ from common import report, seconds
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from vse.training.kinds import Kind, Packed
+from vse.training.kinds import InputKind, PackedEmbeddings
 from vse.training.losses.base import Batch
 from vse.training.losses.hinges import MaxOfHinges
-from vse.training.models.build import Input, Model, ModelConfig, build_model
-from vse.training.models.similarities.todnet import ConditionalFlow, TodNet, TodNetSettings
-from vse.training.solvers.encode import TILE_CAPTIONS, TILE_IMAGES, PairScores, ranks
+from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
+from vse.training.models.similarities.todnet import ConditionalFlow, TodNetSettings, TodNetSimilarity
+from vse.training.solvers.encode import MAX_TILE_CAPTIONS, MAX_TILE_IMAGES, PairScores, compute_ranks
 
 DIM, EACH, LAYERS = 1024, 5, 3
 
 
-def made(n_images: int, near: float = 0.0) -> tuple[Packed, Packed]:
+def made(n_images: int, near: float = 0.0) -> tuple[PackedEmbeddings, PackedEmbeddings]:
     """Return images and captions; a caption is noise plus ``near`` times its image."""
     generator = torch.Generator().manual_seed(0)
     images, noise = (normalize(torch.randn(n, DIM, generator=generator), dim=1) for n in (n_images, EACH * n_images))
     captions = normalize(near * images.repeat_interleave(EACH, 0) + noise, dim=1)
-    return Packed(images), Packed(captions)
+    return PackedEmbeddings(images), PackedEmbeddings(captions)
 
 
 def model_of(width: int) -> Model:
@@ -57,11 +57,11 @@ def model_of(width: int) -> Model:
         }
     )
     torch.manual_seed(0)
-    return build_model(config, Input(Kind.VECTORS, DIM, "images"), Input(Kind.VECTORS, DIM, "captions"))
+    return build_model(config, InputSpec(InputKind.VECTORS, DIM, "images"), InputSpec(InputKind.VECTORS, DIM, "captions"))
 
 
 def flow_of(model: Model) -> ConditionalFlow:
-    assert isinstance(model.similarity, TodNet)
+    assert isinstance(model.similarity, TodNetSimilarity)
     (flow,) = model.similarity.maps
     assert isinstance(flow, ConditionalFlow)
     return flow
@@ -88,7 +88,7 @@ def loop(flow: ConditionalFlow, targets: Tensor, others: Tensor) -> Tensor:
 def evaluation(n_images: int, blocks: int, who: str, width: int, precision: str) -> dict[str, float]:
     """Return the seconds per million pairs in both directions, and the share of the pairs that was scored."""
     images, captions = made(n_images)
-    n_rows, n_columns = min(n_images, TILE_IMAGES), min(len(captions), TILE_CAPTIONS * blocks)
+    n_rows, n_columns = min(n_images, MAX_TILE_IMAGES), min(len(captions), MAX_TILE_CAPTIONS * blocks)
     model, rows, columns = model_of(width), slice(0, n_rows), torch.arange(n_columns)
 
     def work() -> None:
@@ -129,7 +129,7 @@ def training_step(width: int, batch: int, precision: str) -> dict[str, float]:
     """Return the seconds of a step: scores in both directions, max of hinges, gradients and Adam."""
     model = model_of(width)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, fused=True)
-    objective = MaxOfHinges().objective(model.similarity)
+    objective = MaxOfHinges().build_objective(model.similarity)
     sides = [(normalize(torch.randn(batch, DIM), dim=1),) for _ in range(2)]
     numbers = np.arange(batch)
 
@@ -147,8 +147,8 @@ def training_step(width: int, batch: int, precision: str) -> dict[str, float]:
 def changed_ranks(width: int, n_images: int = 50) -> dict[str, float]:
     """Return the share of the ranks that differ between bf16 and fp32, and the mean difference."""
     images, captions = made(n_images, near=0.08)
-    image_of, model = torch.arange(n_images).repeat_interleave(EACH), model_of(width)
-    exact, rough = (ranks(model, images, captions, image_of, precision) for precision in ("fp32", "bf16"))
+    image_indices, model = torch.arange(n_images).repeat_interleave(EACH), model_of(width)
+    exact, rough = (compute_ranks(model, images, captions, image_indices, precision) for precision in ("fp32", "bf16"))
     differences = np.concatenate([np.abs(exact.i2t - rough.i2t), np.abs(exact.t2i - rough.t2i)])
     return {"share": float((differences > 0).mean()), "mean": float(differences.mean())}
 

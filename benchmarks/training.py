@@ -45,13 +45,13 @@ from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, shard_slice, write_shard
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.training.data.images import CachedImages
-from vse.training.data.pairs import Pairs, Split, WordIndices, images_of
-from vse.training.data.samplers.base import Shuffled
+from vse.training.data.images import CachedImageFeatures
+from vse.training.data.pairs import Pairs, RetrievalSplit, WordIndices, select_images_with_features
+from vse.training.data.samplers.base import ShuffledSampler
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.model_inputs import describe_model_inputs
 from vse.training.models.build import Model, build_model
-from vse.training.run.processes import Processes
+from vse.training.run.processes import ProcessGroup
 from vse.training.solvers.base import RetrievalTask
 from vse.training.solvers.retrieval import RetrievalTrainer
 
@@ -106,9 +106,9 @@ class Data:
     def load(cls, path: Path, min_count: int) -> Data:
         cache = open_cache(path)
         dataset = load_dataset_file(cache.dataset_file)
-        images = images_of(dataset, ["train"], cache)
+        images = select_images_with_features(dataset, ["train"], cache)
         vocabulary = Vocabulary.build((c.tokens for image in images for c in image.captions), min_count)
-        return cls(cache, vocabulary, Pairs(images), Pairs(images_of(dataset, ["val"], cache)))
+        return cls(cache, vocabulary, Pairs(images), Pairs(select_images_with_features(dataset, ["val"], cache)))
 
     def model(self, experiment: ExperimentConfig, seed: int) -> Model:
         torch.manual_seed(seed)
@@ -122,13 +122,13 @@ class Items(Dataset[Item]):
         reader = FeatureReader(data.cache)
         self.features = reader.rows(reader.find_rows(pairs.image_ids)).astype(np.float32)
         self.words = [data.vocabulary.encode(caption.tokens) for caption in pairs.captions]
-        self.image_of = pairs.image_of
+        self.image_indices = pairs.image_indices
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __getitem__(self, index: int) -> Item:
-        image = int(self.image_of[index])
+        image = int(self.image_indices[index])
         return torch.tensor(self.features[image]), torch.tensor(self.words[index]), index, image
 
 
@@ -201,7 +201,7 @@ class PublishedLoop:
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * settings.decay ** (self.epochs // settings.decay_after)
         started, cpu_started, total, n_pairs = time.perf_counter(), cpu_seconds(), 0.0, 0
-        batches = Shuffled().batches_of_epoch(self.train.image_of, settings.batch_size, self.seed, self.epochs)
+        batches = ShuffledSampler().build_epoch_batches(self.train.image_indices, settings.batch_size, self.seed, self.epochs)
         for features, words, lengths, _ in DataLoader(
             self.train, batch_sampler=[batch.tolist() for batch in batches], collate_fn=collate, num_workers=self.workers
         ):
@@ -226,7 +226,7 @@ class PublishedLoop:
         for _, words, lengths, numbers in DataLoader(self.val, 128, collate_fn=collate):
             captions[list(numbers)] = self.model.captions(words, lengths)
         images = self.model.images(torch.from_numpy(self.val.features))
-        return metrics(ranks_from_embeddings(images, captions, torch.from_numpy(self.val.image_of)))["rsum"]
+        return metrics(ranks_from_embeddings(images, captions, torch.from_numpy(self.val.image_indices)))["rsum"]
 
 
 class TimedTrainer(RetrievalTrainer):
@@ -244,9 +244,9 @@ class OurLoop:
         self.name = f"ours, {precision}"
         settings = experiment.train.model_copy(update={"precision": precision, "on_collapse": "warn"})
         train, val = (
-            Split(
+            RetrievalSplit(
                 pairs,
-                CachedImages(FeatureReader(data.cache, 0), pairs.image_ids, CPU, 2),
+                CachedImageFeatures(FeatureReader(data.cache, 0), pairs.image_ids, CPU, 2),
                 WordIndices(pairs.captions, data.vocabulary, CPU),
             )
             for pairs in (data.train, data.val)
@@ -256,12 +256,12 @@ class OurLoop:
             loss=experiment.loss,
             warmup=experiment.warmup,
             pairs=train.pairs,
-            images=train.images,
-            captions=train.captions,
-            val=val,
+            image_inputs=train.image_inputs,
+            caption_inputs=train.caption_inputs,
+            val_split=val,
             model=data.model(experiment, seed),
             seed=seed,
-            processes=Processes(),
+            processes=ProcessGroup(),
         )
         self.trainer = TimedTrainer(task)
 

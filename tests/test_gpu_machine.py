@@ -50,7 +50,7 @@ def test_a_training_learns_the_same(cache: Path, tmp_path: Path) -> None:
         run = train(cache, experiment(), out=tmp_path / name, device=device)
         losses.append([float(row["loss"]) for row in table(run)])
         embed_split(run, run / "test.h5", device=device)
-        assert RunFolder(run).record()["device"].startswith(device)
+        assert RunFolder(run).read_record()["device"].startswith(device)
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-3)
 
 

@@ -21,11 +21,11 @@ from vse.pipeline.presets.presets import (
 )
 from vse.pipeline.presets.schema import ExperimentOutline
 from vse.training.adversaries import ADVERSARIES
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.losses import LOSSES
-from vse.training.losses.base import Loss, LossUse
+from vse.training.losses.base import Loss, LossContext
 from vse.training.losses.hinges import MaxOfHinges
-from vse.training.models.build import PARTS, ModelConfig
+from vse.training.models.build import MODEL_PARTS, ModelConfig
 from vse.training.settings import (
     AdversarySettings,
     GradientSettings,
@@ -63,7 +63,7 @@ class ExperimentConfig(ExperimentOutline):
 
     start_parts: list[str] = Field(
         default_factory=list,
-        description=f"parts of the model whose weights are loaded from start_from: {', '.join(PARTS)}; none: all parts",
+        description=f"parts of the model whose weights are loaded from start_from: {', '.join(MODEL_PARTS)}; none: all parts",
     )
     freeze: bool = Field(False, description="freeze the parts that are loaded from start_from")
     solver: Annotated[SerializeAsAny[SolverSettings], part_field(SOLVERS)] = GradientSettings()
@@ -76,7 +76,7 @@ class ExperimentConfig(ExperimentOutline):
         None, description="network that makes each batch harder and is trained against the model; none: no adversary"
     )
 
-    def in_precision(self, precision: str) -> ExperimentConfig:
+    def with_precision(self, precision: str) -> ExperimentConfig:
         return self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
 
     @model_validator(mode="after")
@@ -94,8 +94,8 @@ class ExperimentConfig(ExperimentOutline):
                     "loss.lambda3 and lambda4 compare unit vectors of one side; the similarity "
                     f"{self.model.similarity.name} cannot do that, or normalize_image is false"
                 )
-        self.loss.check_use(
-            LossUse(
+        self.loss.check_context(
+            LossContext(
                 self.model.similarity,
                 is_compiled=self.train.compile,
                 has_adversary=self.adversary is not None,
@@ -103,9 +103,9 @@ class ExperimentConfig(ExperimentOutline):
                 warmup_loss=self.warmup.loss if self.warmup.epochs else None,
             )
         )
-        unknown = [part for part in self.start_parts if part not in PARTS]
+        unknown = [part for part in self.start_parts if part not in MODEL_PARTS]
         if unknown:
-            raise ValueError(f"start_parts: {unknown[0]!r} is not one of {', '.join(PARTS)}")
+            raise ValueError(f"start_parts: {unknown[0]!r} is not one of {', '.join(MODEL_PARTS)}")
         if (self.start_parts or self.freeze) and self.start_from is None:
             raise ValueError("start_parts and freeze require start_from")
         if not self.solver.uses_loss and (self.images.source != "cache" or self.start_from is not None):
@@ -147,7 +147,7 @@ def _parse_set_values(sets: Sequence[str]) -> Iterator[object]:
             yield parse_yaml(item.partition("=")[2])
 
 
-def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
+def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
     """Return a line such as ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset for the data set."""
     if not is_experiment(experiment.name):
         return []
@@ -155,8 +155,8 @@ def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
         preset = load_experiment(experiment.name, dataset)
     except CodeNotAllowed:  # the preset names code that has changed or is not allowed
         return []
-    read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS
+    read = InputKind.WORDS if experiment.caption_feature is None else InputKind.VECTORS
     preset = preset.model_copy(update={"model": preset.model.with_caption_encoder(read)})
     if preset.train.precision == "auto":
-        preset = preset.in_precision(experiment.train.precision)
+        preset = preset.with_precision(experiment.train.precision)
     return list_setting_changes(preset.weight_settings(), experiment.weight_settings())

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 # The embeddings of the images or captions of a batch: (vectors,), or (vectors, mask) for sets.
-Encoded = tuple[Tensor, ...]
+BatchVectors = tuple[Tensor, ...]
 
 
-class Kind(StrEnum):
+class InputKind(StrEnum):
     """The form of a batch of images or captions. Each form is a tuple of tensors.
 
     ``vectors`` : (n, dim), a single vector of each image or caption.
@@ -30,23 +30,23 @@ class Kind(StrEnum):
     TOKENS = "tokens"
 
 
-def kind_of_rows(row_kind: str) -> Kind:
+def to_input_kind(row_kind: str) -> InputKind:
     """Return the kind of input for the rows of a feature cache. If a row holds several crops, the input is a single crop."""
-    return Kind.SETS if row_kind == "sets" else Kind.VECTORS
+    return InputKind.SETS if row_kind == "sets" else InputKind.VECTORS
 
 
-def add_full_mask(vectors: Tensor) -> Encoded:
+def add_full_mask(vectors: Tensor) -> BatchVectors:
     """Return sets (n, n_vectors, dim) of equal sizes together with their mask, which is True everywhere."""
     return vectors, torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
 
 
-def select(encoded: Encoded, rows: Tensor | slice) -> Encoded:
+def select_rows(encoded: BatchVectors, rows: Tensor | slice) -> BatchVectors:
     """Return the images or captions of a batch at ``rows``."""
     return tuple(part[rows] for part in encoded)
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedEmbeddings:
     """The embeddings of images or captions. Sets are stored without padding.
 
     ``vectors`` : (n, dim), or for sets (n_vectors, dim), the vectors of all sets one after the other.
@@ -60,35 +60,35 @@ class Packed:
         return len(self.vectors if self.lengths is None else self.lengths)
 
     @cached_property
-    def _starts(self) -> Tensor:
+    def _set_starts(self) -> Tensor:
         assert self.lengths is not None
         return self.lengths.cumsum(0) - self.lengths
 
-    def unpack(self, rows: Tensor, longest: int | None = None) -> Encoded:
+    def unpack(self, rows: Tensor, longest: int | None = None) -> BatchVectors:
         """Return the embeddings at ``rows``. Sets are padded with zeros to ``longest`` vectors, by default the longest set."""
         if self.lengths is None:
             return (self.vectors[rows],)
         lengths = self.lengths[rows]
         column = torch.arange(int(lengths.max()) if longest is None else longest, device=rows.device)
         mask = column < lengths[:, None]
-        where = (self._starts[rows][:, None] + column).clamp(max=len(self.vectors) - 1)
+        where = (self._set_starts[rows][:, None] + column).clamp(max=len(self.vectors) - 1)
         return self.vectors[where] * mask[:, :, None], mask
 
-    def select(self, rows: Tensor) -> Packed:
+    def select_rows(self, rows: Tensor) -> PackedEmbeddings:
         """Return the embeddings at ``rows``, packed."""
         if self.lengths is None:
-            return Packed(self.vectors[rows])
+            return PackedEmbeddings(self.vectors[rows])
         lengths = self.lengths[rows]
         before = lengths.cumsum(0) - lengths
-        where = torch.arange(int(lengths.sum())) + (self._starts[rows] - before).repeat_interleave(lengths)
-        return Packed(self.vectors[where], lengths)
+        where = torch.arange(int(lengths.sum())) + (self._set_starts[rows] - before).repeat_interleave(lengths)
+        return PackedEmbeddings(self.vectors[where], lengths)
 
-    def unpack_all(self) -> Encoded:
+    def unpack_all(self) -> BatchVectors:
         """Return all embeddings. Sets are padded to the longest one."""
         return self.unpack(torch.arange(len(self), device=self.vectors.device))
 
 
-def pack(parts: Iterable[Encoded]) -> Packed:
+def pack_embeddings(parts: Iterable[BatchVectors]) -> PackedEmbeddings:
     """Join batches of embeddings, without padding."""
     vectors, lengths = [], []
     for part in parts:
@@ -100,10 +100,10 @@ def pack(parts: Iterable[Encoded]) -> Packed:
         last = vectors.pop()
         joined[end - len(last) : end] = last
         end -= len(last)
-    return Packed(joined, torch.cat(lengths) if lengths else None)
+    return PackedEmbeddings(joined, torch.cat(lengths) if lengths else None)
 
 
-def pad_sets(sets: Encoded, longest: int) -> Encoded:
+def pad_sets(sets: BatchVectors, longest: int) -> BatchVectors:
     """Pad sets to ``longest`` vectors; return single vectors unchanged."""
     if len(sets) == 1:
         return sets

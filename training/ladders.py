@@ -9,8 +9,8 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import load_ladder
 from vse.pipeline.presets.schema import ComposedName
 from vse.training.experiment import ExperimentConfig, load_experiment
-from vse.training.kinds import Kind, kind_of_rows
-from vse.training.models.build import Input, check_compatibility
+from vse.training.kinds import InputKind, to_input_kind
+from vse.training.models.build import InputSpec, check_compatibility
 
 
 def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
@@ -36,18 +36,18 @@ def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[lis
 
 def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
     """Return the reason why the experiment of a combination cannot read its features, or None if it can."""
-    image_input = Input(_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
+    image_input = InputSpec(_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
     if experiment.solver.reads_phrases:
         return f"the solver {experiment.solver.name!r} reads phrases, not captions"
     caption_feature = combination.caption_feature
     if caption_feature is None:
         encoder = experiment.model.caption_encoder
-        tokens = encoder is not None and Kind.TOKENS in encoder.takes
-        caption_input = Input(Kind.TOKENS if tokens else Kind.WORDS, 1, "the captions")
+        tokens = encoder is not None and InputKind.TOKENS in encoder.input_kinds
+        caption_input = InputSpec(InputKind.TOKENS if tokens else InputKind.WORDS, 1, "the captions")
         if not experiment.solver.accepts_words:
             return f"the solver {experiment.solver.name!r} reads captions as vectors, not as words"
     else:
-        caption_input = Input(_input_kind(caption_feature, "text", dataset), 1, f"the feature {caption_feature!r}")
+        caption_input = InputSpec(_input_kind(caption_feature, "text", dataset), 1, f"the feature {caption_feature!r}")
     try:
         check_compatibility(experiment.model, image_input, caption_input)
     except UserError as refusal:
@@ -55,11 +55,11 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
     return None
 
 
-def _input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> Kind:
+def _input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
     """Return whether a feature has vectors or sets. Raises UserError if it is not a feature of ``medium``."""
     settings = load_feature(feature, dataset)
     if settings.kind != medium or settings.text_rows != "captions":
         found = "phrases" if settings.text_rows == "phrases" else "images" if settings.kind == "image" else "captions"
         required = "images" if medium == "image" else "captions"
         raise UserError(f"the ladder uses the feature {feature!r} for {required}, but it is a feature of {found}")
-    return kind_of_rows(settings.row_kind)
+    return to_input_kind(settings.row_kind)

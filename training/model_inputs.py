@@ -12,8 +12,8 @@ from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedFeatures
 from vse.training.data.pairs import CaptionInputs, Pairs, TokenIndices, WordIndices
-from vse.training.kinds import Kind, kind_of_rows
-from vse.training.models.build import Input, ModelConfig
+from vse.training.kinds import InputKind, to_input_kind
+from vse.training.models.build import InputSpec, ModelConfig
 from vse.training.models.encoders.linear import IdentitySettings
 
 
@@ -33,17 +33,17 @@ def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: Feat
 
 def describe_model_inputs(
     images: FeatureCache, captions: FeatureCache | None, transformer: Transformer | None, vocabulary: Vocabulary
-) -> tuple[Input, Input]:
+) -> tuple[InputSpec, InputSpec]:
     """Return the inputs of a model for images and for captions."""
     if captions is not None:
         return describe_cache_input(images), describe_cache_input(captions)
     if transformer is not None:
         n_tokens = transformer.tokenizer.get_vocab_size()
-        return describe_cache_input(images), Input(Kind.TOKENS, n_tokens, "the captions", transformer)
-    return describe_cache_input(images), Input(Kind.WORDS, len(vocabulary), "the captions")
+        return describe_cache_input(images), InputSpec(InputKind.TOKENS, n_tokens, "the captions", transformer)
+    return describe_cache_input(images), InputSpec(InputKind.WORDS, len(vocabulary), "the captions")
 
 
-def read_captions(
+def load_caption_inputs(
     cache: FeatureCache | None,
     transformer: Transformer | None,
     vocabulary: Vocabulary,
@@ -64,6 +64,6 @@ def read_captions(
     return WordIndices(pairs.captions, vocabulary, device)
 
 
-def describe_cache_input(cache: FeatureCache) -> Input:
+def describe_cache_input(cache: FeatureCache) -> InputSpec:
     """Return the model's input for the rows of a cache."""
-    return Input(kind_of_rows(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")
+    return InputSpec(to_input_kind(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")

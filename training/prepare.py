@@ -10,32 +10,32 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.extractors.cnn import read_cnn_config, rebuild_cnn_extractor
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.training.data.images import CachedImages, EvaluationImages, TrainingImages, photo_crops
-from vse.training.data.pairs import Pairs, Split, images_of
+from vse.training.data.images import CachedImageFeatures, EvaluationImages, TrainingImages, build_photo_crops
+from vse.training.data.pairs import Pairs, RetrievalSplit, select_images_with_features
 from vse.training.experiment import ExperimentConfig
-from vse.training.model_inputs import check_same_backbone, describe_model_inputs, read_captions
-from vse.training.models.build import PARTS, Model, build_model
+from vse.training.model_inputs import check_same_backbone, describe_model_inputs, load_caption_inputs
+from vse.training.models.build import MODEL_PARTS, Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
 from vse.training.phrases.task import (
     PhraseSettings,
     PhraseTask,
+    build_phrase_model,
+    build_training_split,
+    build_validation_split,
     check_phrase_inputs,
-    phrase_model,
-    training_split,
-    validation_split,
 )
 from vse.training.run.folder import RunFolder
-from vse.training.run.inputs import Inputs, initialise_word_embeddings
-from vse.training.run.processes import Processes
-from vse.training.solvers.base import RetrievalTask, Task
+from vse.training.run.inputs import RunInputs, initialise_word_embeddings
+from vse.training.run.processes import ProcessGroup
+from vse.training.solvers.base import RetrievalTask, TrainingTask
 from vse.training.solvers.negatives import HardNegatives
 
 log = logging.getLogger(__name__)
 
 
 def prepare_task(
-    experiment: ExperimentConfig, inputs: Inputs, seed: int, processes: Processes, log_negatives: int
-) -> tuple[Task, Vocabulary]:
+    experiment: ExperimentConfig, inputs: RunInputs, seed: int, processes: ProcessGroup, log_negatives: int
+) -> tuple[TrainingTask, Vocabulary]:
     """Build the input of the experiment's solver from the inputs of a run. Return this input and the vocabulary.
 
     ``log_negatives`` : number of hardest negatives to list for each epoch and direction.
@@ -43,7 +43,7 @@ def prepare_task(
     if isinstance(experiment.solver, PhraseSettings):
         if log_negatives:
             raise UserError("--log-negatives lists captions and images, and training on phrases ranks neither")
-        return _prepare_phrases(experiment, experiment.solver, inputs, seed, processes)
+        return _prepare_phrase_task(experiment, experiment.solver, inputs, seed, processes)
     dataset, settings = inputs.dataset, experiment.train
     if settings.restval and "restval" not in dataset.splits:
         raise UserError(
@@ -51,8 +51,8 @@ def prepare_task(
             "--set train.restval=false trains without them"
         )
     splits = ["train", "restval"] if settings.restval else ["train"]
-    pairs = Pairs(images_of(dataset, splits, inputs.cache, captioned=True))
-    val = Pairs(images_of(dataset, ["val"], inputs.eval_cache, captioned=True))
+    pairs = Pairs(select_images_with_features(dataset, splits, inputs.image_cache, captioned=True))
+    val = Pairs(select_images_with_features(dataset, ["val"], inputs.eval_image_cache, captioned=True))
     if len(pairs) < 2:
         raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
     if log_negatives and not (experiment.solver.uses_loss and experiment.loss.has_query_scores):
@@ -61,31 +61,31 @@ def prepare_task(
             name, ranks = experiment.loss.name, experiment.loss.is_ranking
         fault = "with loss.block keeps no scores" if ranks else "ranks nothing"
         raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {name} {fault}")
-    check_same_backbone(experiment.model, inputs.cache, inputs.captions)
-    if inputs.base is not None:
-        vocabulary = inputs.base.vocabulary()
+    check_same_backbone(experiment.model, inputs.image_cache, inputs.caption_cache)
+    if inputs.start_run is not None:
+        vocabulary = inputs.start_run.read_vocabulary()
     else:
         vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
-    images, val_images, cnn = _image_inputs(experiment, inputs, pairs, val, processes)
-    taken = images.gb_kept if isinstance(images, CachedImages) else 0
-    texts = inputs.captions, inputs.transformer, vocabulary
-    captions = read_captions(*texts, pairs, processes.device, _feature_memory_gb(experiment), taken)
-    split = Split(val, val_images, read_captions(*texts, val, processes.device))
+    images, val_images, cnn = _build_image_inputs(experiment, inputs, pairs, val, processes)
+    taken = images.size_in_memory_gb if isinstance(images, CachedImageFeatures) else 0
+    texts = inputs.caption_cache, inputs.transformer, vocabulary
+    captions = load_caption_inputs(*texts, pairs, processes.device, _feature_memory_gb(experiment), taken)
+    split = RetrievalSplit(val, val_images, load_caption_inputs(*texts, val, processes.device))
     torch.manual_seed(seed)
-    model = build_model(experiment.model, *describe_model_inputs(inputs.cache, *texts), cnn).to(processes.device)
+    model = build_model(experiment.model, *describe_model_inputs(inputs.image_cache, *texts), cnn).to(processes.device)
     if inputs.word_vector_file is not None:
         initialise_word_embeddings(model, vocabulary, inputs.word_vector_file)
-    if inputs.base is not None:
-        _load_start_weights(model, inputs.base, inputs, experiment)
+    if inputs.start_run is not None:
+        _load_start_weights(model, inputs.start_run, inputs, experiment)
     hard_negatives = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
     task = RetrievalTask(
         settings=settings,
         loss=experiment.loss,
         warmup=experiment.warmup,
         pairs=pairs,
-        images=images,
-        captions=captions,
-        val=split,
+        image_inputs=images,
+        caption_inputs=captions,
+        val_split=split,
         model=model,
         seed=seed,
         processes=processes,
@@ -95,17 +95,17 @@ def prepare_task(
     return task, vocabulary
 
 
-def _prepare_phrases(
-    experiment: ExperimentConfig, phrase_settings: PhraseSettings, inputs: Inputs, seed: int, processes: Processes
-) -> tuple[Task, Vocabulary]:
+def _prepare_phrase_task(
+    experiment: ExperimentConfig, phrase_settings: PhraseSettings, inputs: RunInputs, seed: int, processes: ProcessGroup
+) -> tuple[TrainingTask, Vocabulary]:
     check_phrase_inputs(inputs)
     settings, device = experiment.train, processes.device
-    train, truth_of = training_split(inputs, phrase_settings, settings, device)
-    val = validation_split(inputs, phrase_settings, settings, device)
+    train, truth_indices = build_training_split(inputs, phrase_settings, settings, device)
+    val = build_validation_split(inputs, phrase_settings, settings, device)
     torch.manual_seed(seed)
-    model = phrase_model(experiment.model, phrase_settings, inputs.cache, inputs.captions).to(device)
-    if inputs.base is not None:
-        _load_start_weights(model, inputs.base, inputs, experiment)
+    model = build_phrase_model(experiment.model, phrase_settings, inputs.image_cache, inputs.caption_cache).to(device)
+    if inputs.start_run is not None:
+        _load_start_weights(model, inputs.start_run, inputs, experiment)
     words = (caption.tokens for image in inputs.dataset.split("train") for caption in image.captions)
     task = PhraseTask(
         settings=settings,
@@ -114,9 +114,9 @@ def _prepare_phrases(
         model=model,
         seed=seed,
         processes=processes,
-        train=train,
-        truth_of=truth_of,
-        val=val,
+        train_split=train,
+        truth_indices=truth_indices,
+        val_split=val,
     )
     return task, Vocabulary.build(words, settings.min_count)
 
@@ -125,31 +125,31 @@ def _feature_memory_gb(experiment: ExperimentConfig) -> float:
     return experiment.train.memory_gb if experiment.train.features_in_memory else 0
 
 
-def _image_inputs(
-    experiment: ExperimentConfig, inputs: Inputs, pairs: Pairs, val: Pairs, processes: Processes
+def _build_image_inputs(
+    experiment: ExperimentConfig, inputs: RunInputs, pairs: Pairs, val: Pairs, processes: ProcessGroup
 ) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
     """Return the model's inputs for training images and for validation images, and the CNN if the run trains one."""
     settings, device = experiment.images, processes.device
-    cached = CachedImages(FeatureReader(inputs.eval_cache, 0, mapped=False), val.image_ids, device)
+    cached = CachedImageFeatures(FeatureReader(inputs.eval_image_cache, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":
-        reader = FeatureReader(inputs.cache, 0, mapped=False)
-        return CachedImages(reader, pairs.image_ids, device, _feature_memory_gb(experiment)), cached, None
+        reader = FeatureReader(inputs.image_cache, 0, mapped=False)
+        return CachedImageFeatures(reader, pairs.image_ids, device, _feature_memory_gb(experiment)), cached, None
     extractor = rebuild_cnn_extractor(
-        inputs.cache, inputs.weights_dir, str(device), allow_positions=True, trainable=settings.finetune
+        inputs.image_cache, inputs.weights_dir, str(device), allow_positions=True, trainable=settings.finetune
     )
     if not settings.finetune:
-        return photo_crops(extractor, inputs.dataset, pairs.images, settings, as_features=True), cached, None
+        return build_photo_crops(extractor, inputs.dataset, pairs.images, settings, as_features=True), cached, None
     if settings.batch_norm == "train" and processes.size > 1:
         raise UserError("images.batch_norm: train requires a single process; each process would have its own statistics")
-    crops = photo_crops(extractor, inputs.dataset, pairs.images, settings)
+    crops = build_photo_crops(extractor, inputs.dataset, pairs.images, settings)
     cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
-    val_config = read_cnn_config(inputs.eval_cache, allow_positions=True)
-    return crops, photo_crops(extractor, inputs.dataset, val.images, settings, config=val_config), cnn
+    val_config = read_cnn_config(inputs.eval_image_cache, allow_positions=True)
+    return crops, build_photo_crops(extractor, inputs.dataset, val.images, settings, config=val_config), cnn
 
 
-def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
+def _load_start_weights(model: Model, base: RunFolder, inputs: RunInputs, experiment: ExperimentConfig) -> None:
     """Load the experiment's start parts, by default all, from ``base``. A CNN that ``base`` did not train is unchanged."""
-    parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
+    parts = experiment.start_parts or [part for part in MODEL_PARTS if getattr(model, part) is not None]
     if inputs.word_vector_file is not None and "caption_encoder" in parts:
         raise UserError(
             f"{inputs.word_vector_file}: the word embeddings are already loaded from {base.path}; remove the word vectors"
@@ -158,16 +158,16 @@ def _load_start_weights(model: Model, base: RunFolder, inputs: Inputs, experimen
     if tokens is not None and base.read_transformer().tokenizer_json != tokens.tokenizer_json:
         raise UserError(f"{base.tokenizer_file}: not the tokenizer of {tokens.name}; start from a run of the same model")
     prefixes = tuple(f"{part}." for part in parts)
-    best, read_sha256 = base.read_best_with_sha256()
-    if read_sha256 != inputs.base_sha256:
-        raise UserError(f"{base.best_file}: was replaced during the start of this run; start it again")
+    best, read_sha256 = base.read_best_weights_with_sha256()
+    if read_sha256 != inputs.start_weights_sha256:
+        raise UserError(f"{base.best_weights_file}: was replaced during the start of this run; start it again")
     weights = {name: weight for name, weight in best.items() if name.startswith(prefixes)}
     own = {name: weight for name, weight in model.state_dict().items() if name.startswith(prefixes)}
     wrong = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
     missing = [name for name in own if name not in weights and not name.startswith("cnn.")]
     if wrong or missing:
         raise UserError(
-            f"{base.best_file}: weights of another model ({(wrong + missing)[0]} does not fit); start from a run with "
+            f"{base.best_weights_file}: weights of another model ({(wrong + missing)[0]} does not fit); start from a run with "
             "the same model settings and a feature of the same length"
         )
     model.load_state_dict(weights, strict=False)

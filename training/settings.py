@@ -14,7 +14,7 @@ from vse.pipeline.presets.own_code import is_code_name
 from vse.pipeline.presets.parts import import_object, part_field
 from vse.pipeline.presets.schema import Settings
 from vse.training.data.samplers import SAMPLERS
-from vse.training.data.samplers.base import Sampler, Shuffled
+from vse.training.data.samplers.base import Sampler, ShuffledSampler
 from vse.training.losses import LOSSES
 
 WeightGroup = Literal["words", "embeddings", "biases", "norms", "vectors"]
@@ -25,8 +25,8 @@ class ImagesConfig(Settings):
 
     source: Literal["cache", "pictures"] = Field(
         "cache",
-        description="cache: the cached vector, or the vector of a random crop of a crop bank; pictures: a new random crop of "
-        "the photo at each visit",
+        description="source of an image: cache, the cached vector, or that of a random crop of a crop bank; pictures, a new "
+        "random crop of the photo at each visit",
     )
     finetune: bool = Field(False, description="train the CNN too (source: pictures)")
     random_crop: Literal["resized", "plain"] | None = Field(
@@ -38,7 +38,7 @@ class ImagesConfig(Settings):
         "its dropout is always off",
     )
     gradient_checkpointing: bool = Field(False, description="compute the CNN twice instead of storing its activations")
-    workers: int = Field(2, ge=0, description="threads that decode photos in advance")
+    workers: int = Field(2, ge=0, description="number of threads that decode photos in advance")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> ImagesConfig:
@@ -55,7 +55,7 @@ class LossWarmupConfig(Settings):
     """The settings of a warm-up with another loss (VSE++ paper, section 3.6). The paper's own runs have no warm-up."""
 
     loss: str = Field("sum", description="the loss of the first epochs, one of the package's losses")
-    epochs: int = Field(0, ge=0)
+    epochs: int = Field(0, ge=0, description="number of first epochs with that loss; 0: no warm-up")
 
     @field_validator("loss")
     @classmethod
@@ -70,14 +70,14 @@ class LossWarmupConfig(Settings):
 class TrainConfig(Settings):
     """The settings of the optimisation (VSE++ paper, section 3.2)."""
 
-    epochs: PositiveInt = 30
-    batch_size: int = Field(128, ge=2)
-    learning_rate: float = Field(2e-4, gt=0)
-    decay_after: PositiveInt = Field(15, description="epochs between decays of the learning rate")
+    epochs: PositiveInt = Field(30, description="number of epochs")
+    batch_size: int = Field(128, ge=2, description="number of pairs in a batch")
+    learning_rate: float = Field(2e-4, gt=0, description="learning rate before any decay")
+    decay_after: PositiveInt = Field(15, description="number of epochs between decays of the learning rate")
     decay_at: list[PositiveInt] = Field(
         default_factory=list, description="epochs at whose end the learning rate decays; none: after every decay_after epochs"
     )
-    decay: float = Field(0.1, gt=0, le=1)
+    decay: float = Field(0.1, gt=0, le=1, description="factor by which the learning rate decays")
     schedule: Literal["step", "cosine"] = Field(
         "step",
         description="schedule of the learning rates: step, the decays above; cosine, from the full rate down to 0 along half "
@@ -95,13 +95,13 @@ class TrainConfig(Settings):
     )
     frozen: dict[str, Annotated[int, Field(ge=0)] | Literal["always"]] = Field(
         default_factory=dict,
-        description="by the same names, the number of epochs for which a part is frozen, or always; a frozen part is in "
+        description="number of epochs for which a part is frozen, or always, by the same names; a frozen part is in "
         "evaluation mode",
     )
     optimizer: Literal["adam", "adamw"] = Field(
         "adam",
-        description="adam adds weight decay to the gradients; adamw subtracts learning rate x weight decay x weight from each "
-        "weight in each update (Loshchilov and Hutter, ICLR 2019)",
+        description="optimiser: adam adds weight decay to the gradients; adamw subtracts learning rate x weight decay x "
+        "weight from each weight in each update (Loshchilov and Hutter, ICLR 2019)",
     )
     weight_decay: float = Field(
         0.0, ge=0, description="rate of decay of the weights, except those in undecayed (1e-3 in the two-branch PyTorch port)"
@@ -123,7 +123,7 @@ class TrainConfig(Settings):
         1, description="number of batches whose gradients are added up for one update; each batch has its own negatives only"
     )
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
-    sampling: Annotated[SerializeAsAny[Sampler], part_field(SAMPLERS)] = Shuffled()
+    sampling: Annotated[SerializeAsAny[Sampler], part_field(SAMPLERS)] = ShuffledSampler()
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "fp32",
         description="precision of a training step: fp32, or bf16 by autocast; auto: bf16 if the device supports it, else fp32",
@@ -138,7 +138,9 @@ class TrainConfig(Settings):
     min_count: PositiveInt = Field(
         4, description="least number of occurrences in training captions for a word of the vocabulary"
     )
-    validate_every: PositiveInt = Field(1, description="epochs between validations; the last epoch is always validated")
+    validate_every: PositiveInt = Field(
+        1, description="number of epochs between validations; the last epoch is always validated"
+    )
     validate_images: PositiveInt | None = Field(
         None,
         description="number of images of the split to validate on, the first ones in every run (1000 in the code of VSE++); "
@@ -183,14 +185,14 @@ class AdversarySettings(Settings):
 class SolverSettings(Settings):
     """The settings of a solver. ``name`` chooses the solver.
 
-    ``code`` : name of the solver's class, ``module:Class``. The module is imported when the solver is built.
+    ``solver_class_path`` : name of the solver's class, ``module:Class``. The module is imported when the solver is built.
     ``uses_loss`` : whether the solver minimises the experiment's loss.
     ``learns`` : whether the solver changes any weight.
     ``accepts_words`` : whether the solver can train on captions as words, besides cached vectors.
     ``reads_phrases`` : whether the solver matches regions and phrases instead of images and captions.
     """
 
-    code: ClassVar[str]
+    solver_class_path: ClassVar[str]
     name: str
     uses_loss: ClassVar[bool] = True
     learns: ClassVar[bool] = True
@@ -201,13 +203,13 @@ class SolverSettings(Settings):
         """Raise UserError if the solver cannot read these caches. ``captions`` is None for captions as words."""
 
     def build(self, task: Any) -> Any:
-        """Return the solver for an input, by default of the class :attr:`code`. Raises UserError if ``task`` does not fit."""
-        return import_object(self.code)(task)
+        """Return a solver, by default of :attr:`solver_class_path`. Raises UserError if ``task`` does not fit."""
+        return import_object(self.solver_class_path)(task)
 
 
 class GradientSettings(SolverSettings):
     """Gradient descent by Adam (VSE++ paper, section 3.2) or AdamW; the group ``train`` holds its settings."""
 
-    code: ClassVar[str] = "vse.training.solvers.retrieval:RetrievalTrainer"
+    solver_class_path: ClassVar[str] = "vse.training.solvers.retrieval:RetrievalTrainer"
 
     name: Literal["gradient"] = "gradient"

@@ -30,8 +30,8 @@ from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.options import TrainInputs, TrainOptions, TrainRequest
 from vse.training.prepare import prepare_task
 from vse.training.run.folder import RunFolder
-from vse.training.run.inputs import Inputs, open_inputs
-from vse.training.run.processes import Processes, TrainingFailed, join_processes
+from vse.training.run.inputs import RunInputs, open_inputs
+from vse.training.run.processes import ProcessGroup, TrainingFailed, join_processes
 from vse.training.run.resume import choose_action
 from vse.training.solvers.base import Progress, Solver
 
@@ -102,7 +102,7 @@ def train(
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))
     encoder = experiment.model.caption_encoder
     if inputs.words is None and encoder is not None:
-        inputs = inputs.model_copy(update={"words": encoder.word_file()})
+        inputs = inputs.model_copy(update={"words": encoder.word_vector_file()})
     texts: TextRows = "phrases" if experiment.solver.reads_phrases else "captions"
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
     experiment = _apply_input_features(experiment, opened)
@@ -111,17 +111,17 @@ def train(
     with ExitStack() as at_end:
         at_end.callback(processes.close)
         precision = experiment.train.precision
-        experiment = experiment.in_precision(_precision(precision, processes))
+        experiment = experiment.with_precision(_agree_on_precision(precision, processes))
 
         def decide() -> str:
             at_end.enter_context(lock_for_writing(folder.path, folder=True))
-            base = () if opened.base is None else opened.base.files
+            base = () if opened.start_run is None else opened.start_run.output_files
             folder.check_output_folder(
                 [path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None]
             )
             return choose_action(folder, experiment, identity, options, precision)
 
-        action = _agree(processes, decide)
+        action = _agree_on_action(processes, decide)
         if action == "nothing":
             log.info("%s: this run is finished (add --overwrite to train it again)", folder.path)
             return folder.path
@@ -131,7 +131,7 @@ def train(
             return experiment.solver.build(task), vocabulary
 
         solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, options.overwrite, processes)
-        record = {**identity, **opened.build_record(folder.path), **_run_record(experiment, solver, vocabulary, options)}
+        record = {**identity, **opened.build_record(folder.path), **_build_run_record(experiment, solver, vocabulary, options)}
         extra_state: dict[str, Any] = {"identity": identity, "log_negatives": options.log_negatives}
         processes.broadcast(0)  # a barrier: no process writes before all have read
         if processes.is_first:
@@ -148,7 +148,7 @@ def train(
                 write_json(folder.record_file, {**record, "state": failure.state})
             raise
         if processes.is_first:
-            _finish(folder, record, solver, best_sha256)
+            _write_final_record(folder, record, solver, best_sha256)
     return folder.path
 
 
@@ -157,7 +157,7 @@ def _build_or_resume(
     build: Callable[[], tuple[Solver, Vocabulary]],
     action: str,
     overwrite: bool,
-    processes: Processes,
+    processes: ProcessGroup,
 ) -> tuple[Solver, Vocabulary, str, str | None]:
     """Build the solver and, for a resume, restore the checkpoint.
 
@@ -178,7 +178,7 @@ def _build_or_resume(
     return *build(), "start", None
 
 
-def _precision(requested: str, processes: Processes) -> str:
+def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
     """Return the precision of all processes. ``auto`` becomes ``bf16`` if the devices of all processes support bf16."""
     if requested != "auto" and not processes.is_first:
         return requested  # the first process checks the precision
@@ -186,33 +186,36 @@ def _precision(requested: str, processes: Processes) -> str:
     return "fp32" if requested == "auto" and processes.any(chosen == "fp32") else chosen
 
 
-def _apply_input_features(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
+def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> ExperimentConfig:
     """Return the experiment with the names of the features that the run reads, which may differ from the preset."""
     read = _input_settings(experiment, inputs)
     for key, name in read.items():
         if (preset := getattr(experiment, key)) != name:
             log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, preset or "words", name)
-    if inputs.captions is None and not experiment.solver.accepts_words:
+    if inputs.caption_cache is None and not experiment.solver.accepts_words:
         raise UserError(
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
             "(--set caption_feature=hglmm) or a cache of one"
         )
-    experiment.solver.check_inputs(inputs.cache, inputs.captions)
+    experiment.solver.check_inputs(inputs.image_cache, inputs.caption_cache)
     return experiment.model_copy(update={**read, "model": experiment.model.with_caption_encoder(inputs.caption_input_kind)})
 
 
-def _input_settings(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
+def _input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
     """Return the settings that name the inputs, such as ``feature``, with the names of the caches that the run reads."""
-    backbone = read_backbone(inputs.cache)
+    backbone = read_backbone(inputs.image_cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
-    names = {"feature": inputs.cache.feature, "caption_feature": inputs.captions.feature if inputs.captions else None}
+    names = {
+        "feature": inputs.image_cache.feature,
+        "caption_feature": inputs.caption_cache.feature if inputs.caption_cache else None,
+    }
     if inputs.truth_cache is not None:
         names |= {"truth_feature": inputs.truth_cache.feature}
     return names if experiment.backbone is None else {"backbone": None, **names}
 
 
-def _agree(processes: Processes, decide: Callable[[], str]) -> str:
+def _agree_on_action(processes: ProcessGroup, decide: Callable[[], str]) -> str:
     """Return the decision of the first process in every process. If ``decide`` raises UserError, all processes raise it."""
     refusal = None
     code = -1
@@ -229,10 +232,10 @@ def _agree(processes: Processes, decide: Callable[[], str]) -> str:
     return _ACTIONS[code]
 
 
-def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
+def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: ProcessGroup) -> tuple[UserError | None, str | None]:
     """Restore the checkpoint. Return an error or None, and the SHA-256 of the best weights that the checkpoint records."""
     try:
-        state = folder.checkpoint()
+        state = folder.read_checkpoint()
         with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
             TypeAdapter(Progress).validate_python({name: state[name] for name in vars(solver.progress)})
             solver.restore(state)
@@ -240,12 +243,14 @@ def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: Processes)
         return fault, None
     sha256 = state.get("best_sha256")
     validated = any("rsum" in row for row in solver.progress.rows)
-    if processes.is_first and not folder.recover_best(sha256) and validated:
-        return UserError(f"{folder.best_file}: not what the training wrote; add --overwrite to train again"), None
+    if processes.is_first and not folder.recover_best_weights(sha256) and validated:
+        return UserError(f"{folder.best_weights_file}: not what the training wrote; add --overwrite to train again"), None
     return None, sha256
 
 
-def _run_record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, options: TrainOptions) -> dict[str, Any]:
+def _build_run_record(
+    experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, options: TrainOptions
+) -> dict[str, Any]:
     return {
         "experiment": experiment.name,
         "state": "running",
@@ -266,25 +271,25 @@ def _run_epochs(
 ) -> str | None:
     """Train the remaining epochs. Return the SHA-256 of the best weights. Every checkpoint also contains ``extra_state``."""
     first, patience = solver.processes.is_first, solver.patience
-    events = _tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
+    events = _open_tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
 
     def save() -> None:
         if first:
             folder.save_checkpoint({**solver.state(), **extra_state, "best_sha256": best_sha256})
 
     def done() -> bool:
-        return bool(solver.processes.broadcast(int(first and solver.progress.finished(solver.epochs, patience))))
+        return bool(solver.processes.broadcast(int(first and solver.progress.is_finished(solver.epochs, patience))))
 
     with solver.interruption.catch_signals():
         while not done():
             solver.run_epoch(save)
             if first:
-                is_best = _is_best(solver)
+                is_best = _is_best_epoch(solver)
                 if is_best:
-                    best_sha256 = folder.save_next_best(solver.validation_weights())
+                    best_sha256 = folder.save_next_best_weights(solver.validation_weights())
                 _save_epoch(folder, solver, save)
                 if is_best:
-                    folder.promote_next_best()
+                    folder.promote_next_best_weights()
             if events is not None:
                 for name, value in solver.progress.rows[-1].items():
                     events.add_scalar(name, value, solver.progress.epoch)
@@ -294,9 +299,9 @@ def _run_epochs(
     return best_sha256
 
 
-def _is_best(solver: Solver) -> bool:
+def _is_best_epoch(solver: Solver) -> bool:
     row = solver.progress.rows[-1]
-    return "rsum" in row and solver.progress.best is row
+    return "rsum" in row and solver.progress.best_row is row
 
 
 def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> None:
@@ -308,17 +313,19 @@ def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> 
     if "rsum" in row:
         first = ", ".join(f"{name.removesuffix('_r1')} R@1 {row[name]:.1f}" for name in row if name.endswith("_r1"))
         validated = f"val rsum {row['rsum']:.1f} ({first})"
-    log.info("epoch %d: %s, %s%s", row["epoch"], solver.describe(row), validated, ", best so far" if _is_best(solver) else "")
+    log.info(
+        "epoch %d: %s, %s%s", row["epoch"], solver.describe(row), validated, ", best so far" if _is_best_epoch(solver) else ""
+    )
 
 
 def _write_csv_files(folder: RunFolder, solver: Solver) -> None:
     if solver.progress.rows:
         folder.save_metrics(solver.progress.rows)
     if solver.hard_negatives:
-        solver.hard_negatives.write(folder.negatives_file)
+        solver.hard_negatives.write_csv(folder.negatives_file)
 
 
-def _tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
+def _open_tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
     """Return a writer of TensorBoard events. Existing events after ``epoch`` are hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -327,20 +334,20 @@ def _tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
     return SummaryWriter(str(folder.path), purge_step=epoch + 1)
 
 
-def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha256: str | None) -> None:
+def _write_final_record(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha256: str | None) -> None:
     progress = solver.progress
-    if not folder.has_best(best_sha256):
-        raise UserError(f"{folder.best_file}: was changed during the training; add --overwrite to train again")
-    written = [folder.best_file, folder.metrics_file, *([folder.negatives_file] if solver.hard_negatives else [])]
+    if not folder.has_best_weights(best_sha256):
+        raise UserError(f"{folder.best_weights_file}: was changed during the training; add --overwrite to train again")
+    written = [folder.best_weights_file, folder.metrics_file, *([folder.negatives_file] if solver.hard_negatives else [])]
     files = {**record["files"], **{file.name: sha256_file(file) for file in written}}
     timing: dict[str, Any] = {
         "epochs": progress.epoch,
-        "best_epoch": progress.best["epoch"],
-        "best_rsum": progress.best["rsum"],
+        "best_epoch": progress.best_row["epoch"],
+        "best_rsum": progress.best_row["rsum"],
         "train_seconds": round(sum(row["seconds"] for row in progress.rows), 1),
         "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
-    learned = {name: round(value, 6) for name, value in solver.learned_values().items()}
+    learned = {name: round(value, 6) for name, value in solver.learned_loss_parameters().items()}
     if learned:
         log.info("learned values of the loss: %s", ", ".join(f"{name} {value:.4g}" for name, value in learned.items()))
         timing["learned"] = learned

@@ -49,7 +49,7 @@ from vse.training.options import (
 if TYPE_CHECKING:
     from vse.training.use.queries import Query as EncoderQuery
     from vse.training.use.queries import QueryEncoder
-    from vse.training.use.search import LastSearcher
+    from vse.training.use.search import LastSearcherCache
 
 
 class SearchIndex(Options):
@@ -253,10 +253,10 @@ class TrainedModel(PathWrapper):
         return allow_own_code(self._allow_code)
 
     @cached_property
-    def _searcher_cache(self) -> LastSearcher:
-        from vse.training.use.search import LastSearcher
+    def _searcher_cache(self) -> LastSearcherCache:
+        from vse.training.use.search import LastSearcherCache
 
-        return LastSearcher()
+        return LastSearcherCache()
 
     @cached_property
     def _query_encoder(self) -> QueryEncoder:
@@ -269,10 +269,10 @@ class TrainedModel(PathWrapper):
         return QueryEncoder(load_opened_run(opened, split, self._file_options), split, self._file_options.weights_dir)
 
     def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        from vse.training.kinds import pack
+        from vse.training.kinds import pack_embeddings
 
         with self._permit_own_code():
-            encoded = [pack([self._query_encoder.encode(query).vectors]) for query in queries]
+            encoded = [pack_embeddings([self._query_encoder.encode(query).vectors]) for query in queries]
         sets = encoded[0].lengths is not None
         vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]
         if isinstance(given, str | os.PathLike):

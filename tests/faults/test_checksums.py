@@ -64,7 +64,7 @@ def stopped(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stopped") / "run"
     with interrupted(20), suppress(Interrupted):
         train(cache, experiment(), out=out)
-    assert RunFolder(out).checkpoint()["epoch"] == 2
+    assert RunFolder(out).read_checkpoint()["epoch"] == 2
     return out
 
 
@@ -74,7 +74,7 @@ def is_same_run(run: Path, other: Path) -> bool:
         assert_same(state(run), state(other))
     except AssertionError:
         return False
-    return RunFolder(run).best_file.read_bytes() == RunFolder(other).best_file.read_bytes()
+    return RunFolder(run).best_weights_file.read_bytes() == RunFolder(other).best_weights_file.read_bytes()
 
 
 def test_a_damaged_checkpoint_is_refused_or_resumes_to_the_same_weights(

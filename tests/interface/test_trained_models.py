@@ -99,8 +99,8 @@ def test_a_model_is_loaded_once_for_several_searches(run: Path, monkeypatch: pyt
     from vse.training.use import search
 
     loaded: list[Path] = []
-    load = search.load_for_search
-    monkeypatch.setattr(search, "load_for_search", lambda *arguments: loaded.append(arguments[0]) or load(*arguments))
+    load = search.load_run_for_search
+    monkeypatch.setattr(search, "load_run_for_search", lambda *arguments: loaded.append(arguments[0]) or load(*arguments))
     monkeypatch.setattr("vse.pipeline.files.inputs.FileState.detects_writes_after", lambda *_: True)
     model = vse.load(run)
     first, again = model.search("a red circle", k=3), model.search("a red circle", k=3)

@@ -143,7 +143,7 @@ def forget_captions(cache: Path) -> Path:
 
 def state(run: Path) -> dict[str, Any]:
     """The last checkpoint without the times that a run took, in which equal runs differ."""
-    found = RunFolder(run).checkpoint()
+    found = RunFolder(run).read_checkpoint()
     rows = [{k: v for k, v in row.items() if k not in ("seconds", "pairs_per_s")} for row in found["rows"]]
     return {**found, "rows": rows, "seconds": 0}
 

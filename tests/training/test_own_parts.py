@@ -50,21 +50,21 @@ from typing import ClassVar
 import numpy as np
 from torch import nn
 from vse.training.data.samplers.base import Sampler
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings
-from vse.training.models.similarities.vectors import Cosine, CosineSettings
+from vse.training.models.similarities.vectors import CosineSettings, CosineSimilarity
 
 class InOrder(Sampler):
     """All pairs as they come."""
-    def batches(self, image_of, batch_size, rng):
-        return [part for part in np.array_split(np.arange(len(image_of)), max(1, len(image_of) // batch_size))]
+    def batches(self, image_indices, batch_size, rng):
+        return [part for part in np.array_split(np.arange(len(image_indices)), max(1, len(image_indices) // batch_size))]
 
 class Twice(CosineSettings):
     """Two maps, one after the other."""
 
 class Tanh(EncoderSettings):
     """A linear map and a tanh."""
-    takes: ClassVar = (Kind.VECTORS,)
+    input_kinds: ClassVar = (InputKind.VECTORS,)
     bias: bool = True
     def build(self, sizes):
         return _Tanh(sizes.input_dim, sizes.dim, self.bias)
@@ -246,7 +246,7 @@ def test_settings_of_a_run_cannot_name_files_elsewhere(trained: Path, folder: Pa
         settings["loss"] = {"name": "../outside.py:hinges", "code_sha256": sha256}
         config.write_text(yaml.safe_dump(settings))
         with allow_own_code(), pytest.raises(CodeNotAllowed):
-            RunFolder(folder / "run").settings(ExperimentConfig)
+            RunFolder(folder / "run").read_settings(ExperimentConfig)
     assert not (folder / "was_run").exists()
 
 

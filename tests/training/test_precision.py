@@ -15,7 +15,7 @@ from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.errors import UserError
 from vse.training.cli import train_main
-from vse.training.experiment import changed_settings, load_experiment
+from vse.training.experiment import list_changed_settings, load_experiment
 from vse.training.options import RunFileOptions, TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
@@ -41,7 +41,7 @@ def with_warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 def read_precision(run: Path) -> str:
     """Return the precision of a run; its files must agree in it."""
     config = yaml.safe_load((run / "config.yaml").read_text())["train"]["precision"]
-    assert RunFolder(run).record()["precision"] == config
+    assert RunFolder(run).read_record()["precision"] == config
     return str(config)
 
 
@@ -63,7 +63,7 @@ def test_a_run_records_the_precision_that_was_used(
 def test_emulated_bf16_trains_after_one_warning(cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]) -> None:
     run = train(cache, experiment("train.precision=bf16", SHORT), out=tmp_path / "run")
     assert read_precision(run) == "bf16"
-    assert RunFolder(run).record()["state"] == "finished"
+    assert RunFolder(run).read_record()["state"] == "finished"
     (warning,) = with_warnings()
     assert "train.precision: bf16 is emulated" in warning
     assert "--set train.precision=auto" in warning
@@ -118,9 +118,9 @@ def test_auto_keeps_a_finished_run_of_another_machine(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_precision_that_auto_chose_is_no_change_of_the_preset(precision: str) -> None:
-    chosen, paper = (load_experiment(name, "coco").in_precision(precision) for name in ("vsepp_effnet", "vsepp"))
-    assert [change for change in changed_settings(chosen, "coco") if "precision" in change] == []
-    changes = [change for change in changed_settings(paper, "coco") if "precision" in change]
+    chosen, paper = (load_experiment(name, "coco").with_precision(precision) for name in ("vsepp_effnet", "vsepp"))
+    assert [change for change in list_changed_settings(chosen, "coco") if "precision" in change] == []
+    changes = [change for change in list_changed_settings(paper, "coco") if "precision" in change]
     assert changes == ([] if precision == "fp32" else ["train.precision: fp32 -> bf16"])
 
 
@@ -135,7 +135,7 @@ def test_features_of_other_machines(said: str, demo: Path, cache: Path, run: Pat
     merge(demo, out, 1)
     places = RunFileOptions(features=out, captions=demo)
     if said == "auto":
-        assert open_run(run, places).cache.provenance["config"]["precision"] == "bf16"
+        assert open_run(run, places).image_cache.provenance["config"]["precision"] == "bf16"
     else:
         with pytest.raises(UserError, match="config.precision: fp32 -> bf16"):
             open_run(run, places)

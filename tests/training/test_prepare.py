@@ -48,8 +48,8 @@ def test_restval_is_trained_on_when_asked_for(cache: Path, own_cache: Path, tmp_
     data.write_text(data.read_text().replace('"split": "test"', '"split": "restval"'))
     plain = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "plain")
     more = train(own_cache, experiment("train.epochs=1", "train.restval=true"), out=tmp_path / "more")
-    assert RunFolder(plain).record()["n_train_pairs"] == 240
-    assert RunFolder(more).record()["n_train_pairs"] == 300
+    assert RunFolder(plain).read_record()["n_train_pairs"] == 240
+    assert RunFolder(more).read_record()["n_train_pairs"] == 300
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +68,10 @@ def test_fine_tuning_starts_from_a_trained_head(base: Path, cache: Path, tmp_pat
     best = max(row["rsum"] for row in state(base)["rows"])
     assert state(still)["rows"][0]["rsum"] == pytest.approx(best, abs=4), "nothing moved, and pictures give what was cached"
     run = train(cache, experiment(*FINETUNE, "train.epochs=1"), out=tmp_path / "run", inputs=of_base)
-    assert (run / RunFolder(run).record()["start_from"]).samefile(base)
-    weights = RunFolder(run).best_weights()
+    assert (run / RunFolder(run).read_record()["start_from"]).samefile(base)
+    weights = RunFolder(run).read_best_weights()
     moved = {name for name, value in weights.items() if name.startswith("cnn.")}
-    first = RunFolder(still).best_weights()
+    first = RunFolder(still).read_best_weights()
     assert moved
     assert all(not torch.equal(weights[name], first[name]) for name in moved if "running" not in name)
 

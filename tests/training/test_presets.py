@@ -32,7 +32,7 @@ from vse.training.models.encoders.pooling import WeldonSettings
 from vse.training.models.encoders.recurrent import GruSettings, LstmSettings, SruSettings
 from vse.training.phrases.solvers import PhraseGradientSettings
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.cca import CcaFields
+from vse.training.solvers.cca import CommonCcaSettings
 from vse.training.solvers.closed_form import AsifSettings, CsaSettings, RidgeSettings
 from vse.training.solvers.none import NoTrainingSettings
 from vse.training.training import train
@@ -405,11 +405,11 @@ def with_a_new_part() -> Iterator[Any]:
 @pytest.mark.parametrize("name", list(with_a_new_part()))
 def test_two_steps_on_the_demo(name: str, trained: Callable[[str], Path]) -> None:
     run = RunFolder(trained(name))
-    assert run.record()["state"] == "finished"
-    solver, checkpoint = run.settings(ExperimentConfig).solver, run.checkpoint()
+    assert run.read_record()["state"] == "finished"
+    solver, checkpoint = run.read_settings(ExperimentConfig).solver, run.read_checkpoint()
     if isinstance(solver, NoTrainingSettings):
-        assert (len(checkpoint["rows"]), run.best_weights()) == (1, {})
-    elif isinstance(solver, CcaFields):
+        assert (len(checkpoint["rows"]), run.read_best_weights()) == (1, {})
+    elif isinstance(solver, CommonCcaSettings):
         assert len(checkpoint["rows"]) == len(solver.regularization)
     elif isinstance(solver, PhraseGradientSettings):
         assert len(checkpoint["rows"]) == 1
@@ -417,4 +417,4 @@ def test_two_steps_on_the_demo(name: str, trained: Callable[[str], Path]) -> Non
         assert len(checkpoint["rows"]) > 1
     else:
         assert {float(entry["step"]) for entry in checkpoint["optimizer"]["state"].values()} == {2.0}
-    assert run.best_file.is_file()
+    assert run.best_weights_file.is_file()

@@ -9,7 +9,7 @@ from vse.pipeline.presets.parts import Registry
 from vse.training.adversaries import ADVERSARIES
 from vse.training.data.samplers import SAMPLERS
 from vse.training.data.samplers.base import Sampler
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.losses import LOSSES
 from vse.training.losses.base import Loss
 from vse.training.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
@@ -51,5 +51,5 @@ def test_an_unknown_part_is_answered_with_the_nearest(registry: Registry[Any]) -
 
 
 @pytest.mark.parametrize("kind", DEFAULT_CAPTION_ENCODERS)
-def test_the_usual_caption_encoder_of_a_kind_reads_it(kind: Kind) -> None:
-    assert kind in CAPTION_ENCODERS[DEFAULT_CAPTION_ENCODERS[kind]].takes
+def test_the_usual_caption_encoder_of_a_kind_reads_it(kind: InputKind) -> None:
+    assert kind in CAPTION_ENCODERS[DEFAULT_CAPTION_ENCODERS[kind]].input_kinds

@@ -58,7 +58,7 @@ def test_it_trains_on_maps_and_is_validated_on_larger_ones(small: Path, large: P
     assert [open_cache(cache).row_shape for cache in (small, large)] == [(9, 512), (25, 512)]
     run = train(small, experiment(*MODEL), out=tmp_path / "run", inputs=TrainInputs(eval_features=large))
     assert state(run)["rows"][-1]["loss"] < state(run)["rows"][0]["loss"]
-    assert load_run(run, "test").cache.path.samefile(large)
+    assert load_run(run, "test").image_cache.path.samefile(large)
     dataset = load_dataset_file(demo)
     (first, *_) = search_run(run, dataset.image_path(dataset.split("test")[3]), SearchRequest(k=5))
     assert first.image_id is not None
@@ -139,9 +139,9 @@ def test_files_have_scores_of_each_pair(
     slow = np.asarray([[slow_score(image, caption, settings).item() for caption in words] for image in regions])
     with h5py.File(embed_split(run, tmp_path / "val.h5", "val")) as file:
         np.testing.assert_allclose(file["scores"], slow, atol=2e-6)
-    i2t, t2i = slow_ranks(slow.round(6), found.split.pairs.image_of.tolist())
+    i2t, t2i = slow_ranks(slow.round(6), found.split.pairs.image_indices.tolist())
     rsum = sum(100 * np.mean(np.asarray(ranks) < k) for ranks in (i2t, t2i) for k in (1, 5, 10))
-    assert RunFolder(run).record()["best_rsum"] == pytest.approx(rsum, abs=2)
+    assert RunFolder(run).read_record()["best_rsum"] == pytest.approx(rsum, abs=2)
 
 
 WORDS = "{name: gru, states: pooled, bidirectional: true, size_augmentation: 0.2}"

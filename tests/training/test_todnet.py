@@ -69,15 +69,15 @@ def embeddings_of(run: Path, tmp_path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_a_run_records_its_features_and_its_changes_and_has_the_weights_of_its_map_alone(trained: Path) -> None:
-    settings = RunFolder(trained).settings(ExperimentConfig)
+    settings = RunFolder(trained).read_settings(ExperimentConfig)
     assert settings.backbone == "vsepp"
-    assert RunFolder(trained).record()["features"]["name"] == "vsepp-0_images"
-    assert RunFolder(trained).record()["caption_features"]["name"] == "vsepp-0_captions"
+    assert RunFolder(trained).read_record()["features"]["name"] == "vsepp-0_images"
+    assert RunFolder(trained).read_record()["caption_features"]["name"] == "vsepp-0_captions"
     with h5py.File(trained / "test.h5") as content:
         changed = json.loads(content.attrs["provenance"])["changed_settings"]
     assert "backbone: vsepp_resnet_ft_rv -> vsepp" in changed
     assert not [change for change in changed if change.startswith(("feature", "caption_feature"))]
-    assert {name.split(".")[0] for name in RunFolder(trained).best_weights()} == {"similarity"}
+    assert {name.split(".")[0] for name in RunFolder(trained).read_best_weights()} == {"similarity"}
 
 
 def test_each_direction_has_the_scores_of_its_condition(trained: Path, run: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_the_file_of_a_split_has_scores_and_captions(network: Path, tmp_path: Pa
     assert content.keys() == {"image_ids", "caption_ids", "caption_image_ids", "scores", "captions", *pooled, *hashes}
     assert content["scores"].shape == (12, 60)
     opened = load_run(network, "test", device="cpu")
-    assert opened.model.pairwise
+    assert opened.model.scores_every_pair
     images, captions = (side.unpack_all() for side in encode(opened.model, opened.split, opened.device))
     np.testing.assert_array_equal(content["captions"], captions[0])
     np.testing.assert_allclose(np.linalg.norm(content["captions"], axis=1), 1, rtol=1e-5)

@@ -19,7 +19,7 @@ from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
 from vse.training.solvers.encode import encode
-from vse.training.solvers.negatives import COLUMNS
+from vse.training.solvers.negatives import NEGATIVE_COLUMNS
 from vse.training.training import train
 from vse.training.use.model import load_run
 
@@ -27,7 +27,7 @@ from vse.training.use.model import load_run
 def test_a_run_leaves_all_its_files_and_a_second_call_changes_none(run: Path, cache: Path, own_run: Path) -> None:
     files = {path.name for path in run.iterdir()}
     assert files == {"config.yaml", "vocab.json", "metrics.csv", "best.safetensors", "last.ckpt", "run.json"}
-    record = RunFolder(run).record()
+    record = RunFolder(run).read_record()
     assert (record["state"], record["epochs"], record["seed"], record["dataset"]) == ("finished", 3, 0, "demo")
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["epochs"] == 3
     rows = table(run)
@@ -69,7 +69,7 @@ def test_a_lost_record_does_not_cost_the_checkpoint(cache: Path, own_run: Path) 
         patch.setattr(retrieval.RetrievalTrainer, "step", lambda *_: calls.append(1))
         train(cache, experiment(), out=own_run, options=TrainOptions(resume=True, overwrite=True))
     assert not calls
-    assert RunFolder(own_run).record()["state"] == "finished"
+    assert RunFolder(own_run).read_record()["state"] == "finished"
     assert all(torch.equal(before[name], value) for name, value in weights(own_run).items())
 
 
@@ -78,17 +78,17 @@ def test_early_stop_counts_epochs_since_the_best_validation(cache: Path, tmp_pat
     nothing = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
     monkeypatch.setattr(retrieval.RetrievalTrainer, "validate", lambda _: {**nothing, "rsum": next(values)})
     run = train(cache, experiment("train.epochs=9", "train.early_stop=2"), out=tmp_path / "run")
-    record = RunFolder(run).record()
+    record = RunFolder(run).read_record()
     assert (record["state"], record["epochs"], record["best_epoch"]) == ("finished", 4, 2)
     (run / "run.json").unlink()
     train(cache, experiment("train.epochs=9", "train.early_stop=2"), out=run, options=TrainOptions(resume=True))
-    assert RunFolder(run).record()["epochs"] == 4, "a resumed run does not go on behind its early stop"
+    assert RunFolder(run).read_record()["epochs"] == 4, "a resumed run does not go on behind its early stop"
     values = iter([9.0, 8.0, 7.0, 6.0])
     nothing = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
     monkeypatch.setattr(retrieval.RetrievalTrainer, "validate", lambda _: {**nothing, "rsum": next(values)})
     run = train(cache, experiment("train.epochs=9", "train.early_stop=3", "train.validate_every=2"), out=tmp_path / "seldom")
     assert blanks(run) == [True, False, True, False, True], "the best of epoch 2, then three epochs"
-    assert RunFolder(run).record()["best_epoch"] == 2
+    assert RunFolder(run).read_record()["best_epoch"] == 2
 
 
 def test_a_warm_up_without_end_is_told(cache: Path, tmp_path: Path, caplog: Log) -> None:
@@ -99,7 +99,7 @@ def test_a_warm_up_without_end_is_told(cache: Path, tmp_path: Path, caplog: Log)
 def test_hard_negatives_and_events_are_written_on_request(run: Path, cache: Path, tmp_path: Path) -> None:
     listing = train(cache, experiment(), out=tmp_path / "run", options=TrainOptions(log_negatives=2, tensorboard=True))
     rows = list(csv.DictReader((listing / "negatives.csv").read_text().splitlines()))
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == NEGATIVE_COLUMNS
     queries = ("image", "image", "caption", "caption")
     assert [(row["epoch"], row["query"]) for row in rows] == [(epoch, query) for epoch in "123" for query in queries]
     assert all(row["sentid"] != row["negative_sentid"] for row in rows)
@@ -125,9 +125,9 @@ def test_a_signal_saves_and_ends_with_one_line(number: signal.Signals, code: int
     assert "Traceback" not in log.read_text()
     assert log.read_text().splitlines()[-1].startswith("vse-train: stopped in epoch ")
     assert log.read_text().splitlines()[-1].endswith("--resume continues from there")
-    saved = RunFolder(run).checkpoint()
+    saved = RunFolder(run).read_checkpoint()
     assert saved["epoch"] * 8 + saved["step"] > 0
-    assert RunFolder(run).record()["state"] == "running"
+    assert RunFolder(run).read_record()["state"] == "running"
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_validation_every_few_epochs_and_the_last(every: int, expected: list[int
     assert blanks(run) == expected
     validated = [row for row in table(run) if row["rsum"]]
     best = max(validated, key=lambda row: float(row["rsum"]))
-    record = RunFolder(run).record()
+    record = RunFolder(run).read_record()
     assert (record["best_epoch"], record["best_rsum"]) == (int(best["epoch"]), float(best["rsum"]))
 
 
@@ -194,7 +194,7 @@ def test_validating_less_changes_only_which_weights_are_best(run: Path, cache: P
     assert_same(state(few)["model"], state(run)["model"])
     trained = load_run(few, "val", device="cpu")
     (images,), (captions,) = (side.unpack_all() for side in encode(trained.model, trained.split, trained.device))
-    own = trained.split.pairs.image_of < 4
-    i2t, t2i = slow_ranks((images[:4] @ captions[own].T).numpy(), trained.split.pairs.image_of[own].tolist())
+    own = trained.split.pairs.image_indices < 4
+    i2t, t2i = slow_ranks((images[:4] @ captions[own].T).numpy(), trained.split.pairs.image_indices[own].tolist())
     rsum = sum(100 * np.mean(np.asarray(ranks) < k) for ranks in (i2t, t2i) for k in (1, 5, 10))
-    assert RunFolder(few).record()["best_rsum"] == pytest.approx(rsum)
+    assert RunFolder(few).read_record()["best_rsum"] == pytest.approx(rsum)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.similarities.base import Similarity, SimilaritySettings
 
 
@@ -15,8 +15,8 @@ class ToySettings(SimilaritySettings):
     """The mean over one side's vectors of the highest cosine with the other side's."""
 
     name: Literal["toy"] = "toy"
-    images: ClassVar = Kind.SETS
-    captions: ClassVar = Kind.SETS
+    image_kind: ClassVar = InputKind.SETS
+    caption_kind: ClassVar = InputKind.SETS
 
     def build(self, dim: int) -> Similarity:
         return Toy()
@@ -25,7 +25,7 @@ class ToySettings(SimilaritySettings):
 class Toy(Similarity):
     """Scores (n, m) of sets of regions with sets of words: i2t averages over the regions, t2i over the words."""
 
-    def forward(self, images: Encoded, captions: Encoded) -> tuple[Tensor, Tensor]:
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> tuple[Tensor, Tensor]:
         (regions, inside), (words, spoken) = images, captions
         cosines = torch.einsum("nrd,mwd->nmrw", regions, words)
         both = inside[:, None, :, None] & spoken[None, :, None, :]

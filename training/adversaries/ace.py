@@ -18,18 +18,18 @@ from vse.pipeline.errors import UserError
 from vse.training.adversaries.base import (
     AdversarialLosses,
     Adversary,
-    Baseline,
     CandidateLogits,
     DirectionLosses,
     Opponent,
     ReinforceSettings,
+    RewardBaseline,
     reinforce_loss,
     sample_candidates,
     sampling_metrics,
 )
-from vse.training.data.images import CachedImages
+from vse.training.data.images import CachedImageFeatures
 from vse.training.data.pairs import Pairs
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import BatchVectors, InputKind
 from vse.training.losses.base import Batch, Cost, Indices, Objective, QueryScores
 from vse.training.models.build import Model
 
@@ -75,25 +75,26 @@ class AceSettings(ReinforceSettings):
 
     def build(self, opponent: Opponent) -> Adversary:
         model = opponent.model
-        if model.embedding_kinds != (Kind.VECTORS, Kind.VECTORS):
+        if model.embedding_kinds != (InputKind.VECTORS, InputKind.VECTORS):
             name = model.config.similarity.name
             raise UserError(
                 f"adversary: ace samples single vectors, but {name!r} compares sets; the adversary compositional samples sets"
             )
         if not opponent.loss.is_ranking:
             raise UserError(f"adversary: ace requires a ranking loss, and {opponent.loss.name} is not one")
-        if not isinstance(opponent.images, CachedImages):
+        if not isinstance(opponent.image_inputs, CachedImageFeatures):
             raise UserError("adversary: ace requires cached features, to embed negatives (images.source: cache)")
-        return Ace(self, opponent, opponent.images)
+        return AceAdversary(self, opponent, opponent.image_inputs)
 
 
-class Ace(Adversary):
+class AceAdversary(Adversary):
     """Two generators of negatives. One samples captions for images as queries. One samples images for captions as queries.
 
-    ``filled`` is true if the embeddings of all training items have been computed. It is saved with the weights.
+    ``captions``, ``images`` : the candidates of each side, with their generator.
+    ``filled`` : true if the embeddings of all training items have been computed; saved with the weights.
     """
 
-    def __init__(self, settings: AceSettings, opponent: Opponent, images: CachedImages) -> None:
+    def __init__(self, settings: AceSettings, opponent: Opponent, images: CachedImageFeatures) -> None:
         super().__init__()
         self.settings, self.loss = settings, opponent.loss
         self._precision, self._device = opponent.precision, opponent.device
@@ -102,7 +103,7 @@ class Ace(Adversary):
         negatives = FalseNegativeMasks(opponent.pairs, settings.mask)
         self.captions = _CandidateSide(sizes[1], opponent.model.dim, settings)
         self.images = _CandidateSide(sizes[0], opponent.model.dim, settings)
-        self.captions.read_inputs, self.captions.mask_false_negatives = opponent.captions.read, negatives.mask_captions
+        self.captions.read_inputs, self.captions.mask_false_negatives = opponent.caption_inputs.read, negatives.mask_captions
         self.images.read_inputs, self.images.mask_false_negatives = images.read_images, negatives.mask_images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
 
@@ -118,36 +119,36 @@ class Ace(Adversary):
                 assert side.embedded is not None
                 for start in range(0, len(side.embedded), _EMBEDDING_BATCH_SIZE):
                     indices = np.arange(start, min(start + _EMBEDDING_BATCH_SIZE, len(side.embedded)))
-                    side.embedded[indices] = self._embed(embed, side, indices)
+                    side.embedded[indices] = self._embed_items(embed, side, indices)
         self.filled.fill_(True)
         model.train(was_training)
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         cost = objective(batch, seed)
-        assert batch.pair_of is not None
+        assert batch.pair_indices is not None
         assert cost.query_scores is not None
         if self.captions.embedded is not None and self.images.embedded is not None:
-            self.images.embedded[batch.image_of] = batch.images[0].detach()
-            self.captions.embedded[batch.pair_of] = batch.captions[0].detach()
+            self.images.embedded[batch.image_indices] = batch.image_embeddings[0].detach()
+            self.captions.embedded[batch.pair_indices] = batch.caption_embeddings[0].detach()
         weights = self.loss.lambda1, self.loss.lambda2
         directions = [
-            self._direction_losses(batch, model, self.captions, cost.query_scores[0], batch.pair_of),
-            self._direction_losses(batch, model, self.images, cost.query_scores[1], batch.image_of),
+            self._compute_direction_losses(batch, model, self.captions, cost.query_scores[0], batch.pair_indices),
+            self._compute_direction_losses(batch, model, self.images, cost.query_scores[1], batch.image_indices),
         ]
         share = self.settings.in_batch
         sampled = sum(weight * direction.model_cost for weight, direction in zip(weights, directions, strict=True))
-        collapsed = sum(weights) * self.loss.margin * len(batch.image_of)
+        collapsed = sum(weights) * self.loss.margin * len(batch.image_indices)
         return AdversarialLosses(
             Cost(
                 share * cost.value + (1 - share) * sampled,
-                share * cost.collapsed + (1 - share) * collapsed,
+                share * cost.collapsed_value + (1 - share) * collapsed,
                 cost.query_scores,
             ),
             directions[0].adversary_loss + directions[1].adversary_loss,
-            {name: (value + directions[1].measures[name]) / 2 for name, value in directions[0].measures.items()},
+            {name: (value + directions[1].metrics[name]) / 2 for name, value in directions[0].metrics.items()},
         )
 
-    def _direction_losses(
+    def _compute_direction_losses(
         self, batch: Batch, model: Model, side: _CandidateSide, query_scores: QueryScores, batch_indices: Indices
     ) -> DirectionLosses:
         """Return the losses for negatives of ``side`` (images or captions) and the batch's items of the other side as queries.
@@ -156,33 +157,37 @@ class Ace(Adversary):
         items of ``side``.
         """
         to_captions = side is self.captions
-        assert batch.pair_of is not None
-        queries, embed = (batch.images, model.embed_captions) if to_captions else (batch.captions, model.embed_images)
-        batch_embeddings = (batch.captions if to_captions else batch.images)[0]
+        assert batch.pair_indices is not None
+        queries, embed = (
+            (batch.image_embeddings, model.embed_captions) if to_captions else (batch.caption_embeddings, model.embed_images)
+        )
+        batch_embeddings = (batch.caption_embeddings if to_captions else batch.image_embeddings)[0]
         indices, candidates = side.choose_candidates(batch_indices, batch_embeddings.detach())
         logits = side.inference(queries[0].detach(), candidates)
-        false = side.mask_false_negatives(batch.image_of, batch.pair_of, indices).to(logits.device)
+        false = side.mask_false_negatives(batch.image_indices, batch.pair_indices, indices).to(logits.device)
         sample = sample_candidates(logits, false, self.settings.samples)
 
         def scores(chosen: Tensor) -> Tensor:
             if self.settings.candidates == "batch":
                 negatives = batch_embeddings[chosen.flatten()]
             else:
-                negatives = self._embed(embed, side, indices[chosen.flatten().cpu().numpy()])
+                negatives = self._embed_items(embed, side, indices[chosen.flatten().cpu().numpy()])
             rows = torch.arange(len(chosen), device=chosen.device).repeat_interleave(chosen.shape[1])
             columns = torch.arange(len(rows), device=chosen.device)
             if to_captions:
                 return model.similarity.score_pairs(queries, (negatives,), rows, columns).view_as(chosen)
             return model.similarity.score_pairs((negatives,), queries, columns, rows).view_as(chosen)
 
-        positives = query_scores.scores.gather(1, query_scores.positives[:, None])
+        positives = query_scores.scores.gather(1, query_scores.positive_columns[:, None])
         negatives = scores(sample.indices)
-        hinges = (self.loss.margin - positives + negatives).clamp(min=0) * sample.has_unmasked[:, None]
+        hinges = (self.loss.margin - positives + negatives).clamp(min=0) * sample.has_unmasked_candidate[:, None]
         likeliest_rewards = None
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
-                likeliest_rewards = (self.loss.margin - positives + scores(sample.likeliest_index[:, None])).clamp(min=0)[:, 0]
-        advantages = side.baseline.subtract_from(hinges.detach(), likeliest_rewards)
+                likeliest_rewards = (self.loss.margin - positives + scores(sample.likeliest_indices[:, None])).clamp(min=0)[
+                    :, 0
+                ]
+        advantages = side.baseline.compute_advantages(hinges.detach(), likeliest_rewards)
         false_share = (logits.detach().softmax(1) * false).sum(1)
         return DirectionLosses(
             hinges.mean(1).sum(),
@@ -190,7 +195,9 @@ class Ace(Adversary):
             sampling_metrics(sample, hinges, false_share, negatives, query_scores),
         )
 
-    def _embed(self, embed: Callable[..., Encoded], side: _CandidateSide, indices: Indices) -> Float[Tensor, "n dim"]:
+    def _embed_items(
+        self, embed: Callable[..., BatchVectors], side: _CandidateSide, indices: Indices
+    ) -> Float[Tensor, "n dim"]:
         with autocast(self._precision, self._device):
             return embed(*(move_tensor(part, self._device) for part in side.read_inputs(indices)))[0]
 
@@ -200,6 +207,8 @@ class _CandidateSide(nn.Module):
 
     ``embedded`` : the model's embeddings of all items (n, dim), or None if the generator does not read embeddings.
     ``learnt`` : the learned vectors of all items (n, dim), or None if the generator reads embeddings.
+    ``inference`` : network that computes the logits of candidates.
+    ``baseline`` : baseline of the rewards.
     ``read_inputs`` : function that returns the model's inputs for the items with the given indices.
     ``mask_false_negatives`` : method of :class:`FalseNegativeMasks` for candidates of this side.
     """
@@ -210,8 +219,8 @@ class _CandidateSide(nn.Module):
 
     def __init__(self, n: int, dim: int, settings: AceSettings) -> None:
         super().__init__()
-        self.n_items, self.pool = n, settings.candidates
-        self.inference, self.baseline = CandidateLogits(dim, settings), Baseline(settings)
+        self.n_items, self.candidate_pool = n, settings.candidates
+        self.inference, self.baseline = CandidateLogits(dim, settings), RewardBaseline(settings)
         is_learnt, needs_table = settings.table == "learnt", settings.candidates != "batch"
         self.register_buffer("embedded", torch.zeros(n, dim) if needs_table and not is_learnt else None)
         self.learnt = nn.Parameter(torch.randn(n, dim) / dim**0.5) if needs_table and is_learnt else None
@@ -223,13 +232,13 @@ class _CandidateSide(nn.Module):
 
         ``batch_indices`` and ``batch_embeddings`` describe the batch's items of this side.
         """
-        if self.pool == "batch":
+        if self.candidate_pool == "batch":
             return batch_indices, batch_embeddings
         table = self.embedded if self.learnt is None else self.learnt
         assert table is not None
-        if self.pool == "all" or self.pool >= self.n_items:
+        if self.candidate_pool == "all" or self.candidate_pool >= self.n_items:
             return np.arange(self.n_items), table
-        indices = torch.randperm(self.n_items)[: self.pool]
+        indices = torch.randperm(self.n_items)[: self.candidate_pool]
         return indices.numpy(), table[indices.to(table.device)]
 
 
@@ -237,45 +246,45 @@ class FalseNegativeMasks:
     """Masks of false negatives: candidates that fit a query, although they are not the query's partner in the batch."""
 
     def __init__(self, pairs: Pairs, mask: str) -> None:
-        self._mask, self._image_of, self._text_of = mask, pairs.image_of, pairs.text_of
-        self._captions_of_image = _IndicesByGroup(pairs.image_of, len(pairs.images))
-        self._captions_of_text = _IndicesByGroup(pairs.text_of, int(pairs.text_of.max()) + 1)
+        self._mask_kind, self._image_indices, self._text_indices = mask, pairs.image_indices, pairs.text_indices
+        self._captions_by_image = _IndicesByGroup(pairs.image_indices, len(pairs.images))
+        self._captions_by_text = _IndicesByGroup(pairs.text_indices, int(pairs.text_indices.max()) + 1)
 
-    def mask_captions(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
+    def mask_captions(self, image_indices: Indices, pair_indices: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
         """Return a mask of the false negatives among the captions ``indices``, with images as queries.
 
-        The query of row k is the image ``image_of[k]`` of the pair ``pair_of[k]``.
+        The query of row k is the image ``image_indices[k]`` of the pair ``pair_indices[k]``.
         """
-        rows = [self._captions_of_image[image] for image in image_of.tolist()]
-        if self._mask == "pair":
-            rows = [pair[None] for pair in pair_of]
-        if self._mask == "text":
+        rows = [self._captions_by_image[image] for image in image_indices.tolist()]
+        if self._mask_kind == "pair":
+            rows = [pair[None] for pair in pair_indices]
+        if self._mask_kind == "text":
             rows = [
-                np.concatenate([self._captions_of_text[text] for text in np.unique(self._text_of[row]).tolist()])
+                np.concatenate([self._captions_by_text[text] for text in np.unique(self._text_indices[row]).tolist()])
                 for row in rows
             ]
-        return _membership_mask(rows, indices, len(self._image_of))
+        return _membership_mask(rows, indices, len(self._image_indices))
 
-    def mask_images(self, image_of: Indices, pair_of: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
+    def mask_images(self, image_indices: Indices, pair_indices: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
         """Return a mask of the false negatives among the images ``indices``, with captions as queries.
 
-        The query of row k is the caption of the pair ``pair_of[k]``. The image of this pair is ``image_of[k]``.
+        The query of row k is the caption of the pair ``pair_indices[k]``. The image of this pair is ``image_indices[k]``.
         """
-        rows = [image[None] for image in image_of]
-        if self._mask == "text":
-            rows = [self._image_of[self._captions_of_text[text]] for text in self._text_of[pair_of].tolist()]
-        return _membership_mask(rows, indices, int(self._image_of.max()) + 1)
+        rows = [image[None] for image in image_indices]
+        if self._mask_kind == "text":
+            rows = [self._image_indices[self._captions_by_text[text]] for text in self._text_indices[pair_indices].tolist()]
+        return _membership_mask(rows, indices, int(self._image_indices.max()) + 1)
 
 
 class _IndicesByGroup:
     """Indices of the members of each group: ``members[g]`` holds the indices i with ``group_of[i] == g``."""
 
     def __init__(self, group_of: Indices, n_groups: int) -> None:
-        self._order = np.argsort(group_of, kind="stable")
-        self._starts = np.searchsorted(group_of[self._order], np.arange(n_groups + 1))
+        self._sorted_indices = np.argsort(group_of, kind="stable")
+        self._group_starts = np.searchsorted(group_of[self._sorted_indices], np.arange(n_groups + 1))
 
     def __getitem__(self, group: int) -> Indices:
-        return self._order[self._starts[group] : self._starts[group + 1]]
+        return self._sorted_indices[self._group_starts[group] : self._group_starts[group + 1]]
 
 
 def _membership_mask(rows: list[Indices], indices: Indices, n_items: int) -> Bool[Tensor, "n m"]:

@@ -32,8 +32,8 @@ class Opponent:
     model: Model
     loss: Loss
     pairs: Pairs
-    images: TrainingImages
-    captions: CaptionInputs
+    image_inputs: TrainingImages
+    caption_inputs: CaptionInputs
     batch_size: int
     precision: str
     device: torch.device
@@ -44,27 +44,28 @@ class AdversarialLosses(NamedTuple):
 
     model_cost: Cost
     adversary_loss: Tensor
-    measures: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    A subclass that adds candidates overrides :meth:`add_candidates`. It also overrides :meth:`adversary_loss`, unless the
-    adversary maximises the model's cost. Any other subclass overrides :meth:`compute_losses`.
+    A subclass that adds candidates overrides :meth:`add_candidates`. It also overrides
+    :meth:`compute_adversary_loss`, unless the adversary maximises the model's cost. Any other subclass overrides
+    :meth:`compute_losses`.
     """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         """Return the losses of model and adversary for a batch. ``objective`` computes the cost that the model minimises."""
         harder = self.add_candidates(batch, model)
         cost = objective(harder, seed)
-        return AdversarialLosses(cost, self.adversary_loss(cost, harder), {})
+        return AdversarialLosses(cost, self.compute_adversary_loss(cost, harder), {})
 
     def add_candidates(self, batch: Batch, model: Model) -> Batch:
         """Return the batch with ``extra_negative_images`` and ``extra_negative_captions``. The default adds none."""
         return batch
 
-    def adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
+    def compute_adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
         """Return the loss of the adversary. The default is minus the model's cost."""
         return -cost.value
 
@@ -76,9 +77,9 @@ class ReinforceSettings(AdversarySettings):
     """The settings of an adversary that samples negatives (Bose et al., ViGIL 2018; options as in Bose et al., ACL 2018)."""
 
     architecture: Literal["linear", "mlp", "bilinear"] = Field(
-        "mlp", description="f(q) of the logits f(q) . c: W q + b, or W' relu(W q + b) + b', or W q without b"
+        "mlp", description="network f(q) of the logits f(q) . c: W q + b, or W' relu(W q + b) + b', or W q without b"
     )
-    hidden: PositiveInt = Field(512, description="units of the MLP's hidden layer")
+    hidden: PositiveInt = Field(512, description="number of units of the MLP's hidden layer")
     scale: float = Field(
         0.0,
         ge=0,
@@ -102,14 +103,15 @@ class ReinforceSettings(AdversarySettings):
 class SampledCandidates(NamedTuple):
     """The s candidates sampled for each of n queries, and the likeliest candidate of each query.
 
-    ``has_unmasked`` is False for a query whose candidates are all masked. The samples of this query must not be used.
+    ``has_unmasked_candidate`` is False for a query whose candidates are all masked. The samples of such a query must not be
+    used.
     """
 
     indices: Int[Tensor, "n s"]
     log_probabilities: Float[Tensor, "n s"]
     entropies: Float[Tensor, " n"]
-    likeliest_index: Int[Tensor, " n"]
-    has_unmasked: Bool[Tensor, " n"]
+    likeliest_indices: Int[Tensor, " n"]
+    has_unmasked_candidate: Bool[Tensor, " n"]
 
 
 class DirectionLosses(NamedTuple):
@@ -121,7 +123,7 @@ class DirectionLosses(NamedTuple):
 
     model_cost: Float[Tensor, ""]
     adversary_loss: Float[Tensor, ""]
-    measures: dict[str, Tensor]
+    metrics: dict[str, Tensor]
 
 
 def sampling_metrics(
@@ -132,7 +134,7 @@ def sampling_metrics(
     ``masked_share`` holds these probabilities, and ``scores`` the scores of the sampled negatives. ``harder`` is a score of a
     sampled negative minus the score of the hardest negative of the batch.
     """
-    hardest = query_scores.scores.masked_fill(~query_scores.negatives, -torch.inf).amax(1)
+    hardest = query_scores.scores.masked_fill(~query_scores.negative_mask, -torch.inf).amax(1)
     return {
         "entropy": sample.entropies.mean().detach(),
         "reward": rewards.mean().detach(),
@@ -142,7 +144,7 @@ def sampling_metrics(
 
 
 class CandidateLogits(nn.Module):
-    """The logits f(q) . c + scale q . c of queries q (n, dim) and candidates c (m, dim), with the network f."""
+    """The logits f(q) . c + scale q . c of queries q (n, dim) and candidates c (m, dim). ``layers`` is the network f."""
 
     def __init__(self, dim: int, settings: ReinforceSettings) -> None:
         super().__init__()
@@ -167,16 +169,16 @@ def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] 
 
     Candidates that are ``masked`` for a query are not sampled, unless all candidates are masked for the query.
     """
-    has_unmasked = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    has_unmasked_candidate = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     if masked is not None:
-        has_unmasked = ~masked.all(1)
-        logits = logits.masked_fill(masked & has_unmasked[:, None], -torch.inf)
+        has_unmasked_candidate = ~masked.all(1)
+        logits = logits.masked_fill(masked & has_unmasked_candidate[:, None], -torch.inf)
     log_p = logits.log_softmax(1)
     p = log_p.exp()
     with torch.no_grad():
         indices = find_quantiles(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
-    return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), has_unmasked)
+    return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), has_unmasked_candidate)
 
 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
@@ -191,7 +193,7 @@ def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "
     return torch.searchsorted(cumulative, below, right=True).clamp(max=probabilities.shape[1] - 1)
 
 
-class Baseline(nn.Module):
+class RewardBaseline(nn.Module):
     """The baseline of rewards in REINFORCE.
 
     ``mean`` : the running mean of rewards, which starts at 0.
@@ -208,7 +210,7 @@ class Baseline(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     @torch.no_grad()
-    def subtract_from(
+    def compute_advantages(
         self, rewards: Float[Tensor, "n s"], likeliest_rewards: Float[Tensor, " n"] | None
     ) -> Float[Tensor, "n s"]:
         """Return rewards minus the baseline, and update the running mean with these rewards.
@@ -233,4 +235,4 @@ def reinforce_loss(
     if settings.entropy_weight:
         floor = torch.log(torch.tensor(float(settings.entropy_of)))
         losses = losses + settings.entropy_weight * (floor - sample.entropies).clamp(min=0)
-    return (losses * sample.has_unmasked).sum() / sample.has_unmasked.sum().clamp(min=1)
+    return (losses * sample.has_unmasked_candidate).sum() / sample.has_unmasked_candidate.sum().clamp(min=1)

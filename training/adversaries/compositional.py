@@ -13,16 +13,16 @@ from vse.pipeline.errors import UserError
 from vse.training.adversaries.base import (
     AdversarialLosses,
     Adversary,
-    Baseline,
     CandidateLogits,
     DirectionLosses,
     Opponent,
     ReinforceSettings,
+    RewardBaseline,
     reinforce_loss,
     sample_candidates,
     sampling_metrics,
 )
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.losses.base import Batch, Cost, Objective, QueryScores
 from vse.training.models.build import Model
 
@@ -57,33 +57,37 @@ class CompositionalSettings(ReinforceSettings):
     )
 
     def build(self, opponent: Opponent) -> Adversary:
-        if opponent.model.embedding_kinds != (Kind.SETS, Kind.SETS):
+        if opponent.model.embedding_kinds != (InputKind.SETS, InputKind.SETS):
             name = opponent.model.config.similarity.name
             raise UserError(
                 f"adversary: compositional samples regions, but {name!r} compares single vectors; use the adversary ace"
             )
         if not opponent.loss.is_ranking:
             raise UserError(f"adversary: compositional requires a ranking loss, and {opponent.loss.name} is not one")
-        return Compositional(self, opponent)
+        return CompositionalAdversary(self, opponent)
 
 
-class Compositional(Adversary):
-    """The networks that compose negative images or negative captions, with the baselines of their rewards."""
+class CompositionalAdversary(Adversary):
+    """The networks that compose negative images or negative captions.
+
+    ``inferences`` : network of the logits for each side that is composed.
+    ``baselines`` : baseline of the rewards for each of these sides.
+    """
 
     def __init__(self, settings: CompositionalSettings, opponent: Opponent) -> None:
         super().__init__()
         self.settings, self.loss = settings, opponent.loss
         sides = ("images", "captions") if settings.sides == "both" else (settings.sides,)
         self.inferences = nn.ModuleDict({side: CandidateLogits(opponent.model.dim, settings) for side in sides})
-        self.baselines = nn.ModuleDict({side: Baseline(settings) for side in sides})
-        self._text_of = torch.from_numpy(opponent.pairs.text_of)
+        self.baselines = nn.ModuleDict({side: RewardBaseline(settings) for side in sides})
+        self._text_indices = torch.from_numpy(opponent.pairs.text_indices)
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
         cost = objective(batch, seed)
         assert cost.query_scores is not None
-        with torch.autocast(batch.images[0].device.type, enabled=False):
+        with torch.autocast(batch.image_embeddings[0].device.type, enabled=False):
             directions = [
-                self._direction_losses(batch, model, side, cost.query_scores[1 if side == "images" else 0])
+                self._compute_direction_losses(batch, model, side, cost.query_scores[1 if side == "images" else 0])
                 for side in self.inferences
             ]
         weight, in_batch = self.settings.weight, self.settings.in_batch
@@ -91,17 +95,19 @@ class Compositional(Adversary):
         return AdversarialLosses(
             Cost(
                 in_batch * cost.value + weight * sum(direction.model_cost for direction in directions),
-                in_batch * cost.collapsed + weight * margin * len(batch.image_of) * len(directions),
+                in_batch * cost.collapsed_value + weight * margin * len(batch.image_indices) * len(directions),
                 cost.query_scores,
             ),
             torch.stack([direction.adversary_loss for direction in directions]).sum(),
-            {name: torch.stack([each.measures[name] for each in directions]).mean() for name in directions[0].measures},
+            {name: torch.stack([each.metrics[name] for each in directions]).mean() for name in directions[0].metrics},
         )
 
-    def _direction_losses(self, batch: Batch, model: Model, side: str, query_scores: QueryScores) -> DirectionLosses:
+    def _compute_direction_losses(self, batch: Batch, model: Model, side: str, query_scores: QueryScores) -> DirectionLosses:
         """Compose negatives of ``side`` (images or captions) for all queries of the other side, and return the losses."""
         (parts, part_mask), (queries, query_mask) = (
-            (batch.images, batch.captions) if side == "images" else (batch.captions, batch.images)
+            (batch.image_embeddings, batch.caption_embeddings)
+            if side == "images"
+            else (batch.caption_embeddings, batch.image_embeddings)
         )
         words = queries.detach()[query_mask]  # (n_words, dim), the words of all queries one after the other
         query = query_mask.nonzero()[:, 0]
@@ -116,30 +122,32 @@ class Compositional(Adversary):
                 composed = parts.new_zeros(*query_mask.shape, parts.shape[2])
                 composed[query_mask] = parts.flatten(0, 1)[chosen]
                 sides = (
-                    ((composed, query_mask), batch.captions) if side == "images" else (batch.images, (composed, query_mask))
+                    ((composed, query_mask), batch.caption_embeddings)
+                    if side == "images"
+                    else (batch.image_embeddings, (composed, query_mask))
                 )
                 columns.append(model.similarity.score_pairs(*sides, *[torch.arange(len(query_mask), device=parts.device)] * 2))
             return torch.stack(columns, 1)
 
-        has_unmasked = ~false.new_zeros(len(query_mask)).index_put_((query,), ~sample.has_unmasked)
-        positives = query_scores.scores.gather(1, query_scores.positives[:, None])
+        has_unmasked_candidate = ~false.new_zeros(len(query_mask)).index_put_((query,), ~sample.has_unmasked_candidate)
+        positives = query_scores.scores.gather(1, query_scores.positive_columns[:, None])
         composed = scores(sample.indices)
         rewards, costs = self._rewards(positives, composed), self._costs(positives, composed)
         likeliest_rewards = None
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
-                likeliest_rewards = self._rewards(positives, scores(sample.likeliest_index[:, None]))[:, 0]
+                likeliest_rewards = self._rewards(positives, scores(sample.likeliest_indices[:, None]))[:, 0]
         baseline = self.baselines[side]
-        assert isinstance(baseline, Baseline)
-        advantages = baseline.subtract_from(rewards.detach(), likeliest_rewards)
+        assert isinstance(baseline, RewardBaseline)
+        advantages = baseline.compute_advantages(rewards.detach(), likeliest_rewards)
         query_sample = sample._replace(  # the probability of a composition is the product of those of its samples
             log_probabilities=torch.zeros_like(rewards).index_add(0, query, sample.log_probabilities),
             entropies=rewards.new_zeros(len(query_mask)).index_add(0, query, sample.entropies) / query_mask.sum(1),
-            has_unmasked=has_unmasked,
+            has_unmasked_candidate=has_unmasked_candidate,
         )
         false_share = (logits.detach().flatten(1).softmax(1).view_as(logits).sum(2) * false).sum(1)
         return DirectionLosses(
-            (costs.mean(1) * has_unmasked).sum(),
+            (costs.mean(1) * has_unmasked_candidate).sum(),
             reinforce_loss(query_sample, advantages, self.settings),
             sampling_metrics(sample, rewards, false_share, composed, query_scores),
         )
@@ -153,5 +161,5 @@ class Compositional(Adversary):
 
     def _mask_false_negatives(self, batch: Batch) -> Bool[Tensor, "n n"]:
         """Return a mask (query, pair) that is True where the pair has the same image or the same text as the query."""
-        image_of, text_of = torch.from_numpy(batch.image_of), self._text_of[batch.pair_of]
-        return (image_of[:, None] == image_of) | (text_of[:, None] == text_of)
+        image_indices, text_indices = torch.from_numpy(batch.image_indices), self._text_indices[batch.pair_indices]
+        return (image_indices[:, None] == image_indices) | (text_indices[:, None] == text_indices)

@@ -25,7 +25,7 @@ from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
-from vse.training.kinds import Encoded, Kind, add_full_mask, kind_of_rows
+from vse.training.kinds import BatchVectors, InputKind, add_full_mask, to_input_kind
 from vse.training.settings import ImagesConfig
 
 Indices = NDArray[np.int64]
@@ -51,7 +51,7 @@ class CachedFeatures:
     ----------
     kind : vectors or sets; vectors for a bank of crops
     n_crops : number of crops of each image in a bank; 0 if the cache is not a bank
-    gb_kept : size of the features in memory, in units of 1e9 bytes
+    size_in_memory_gb : size of the features in memory, in units of 1e9 bytes
     """
 
     def __init__(
@@ -59,71 +59,77 @@ class CachedFeatures:
     ) -> None:
         cache = reader.cache
         self._reader = reader
-        self._rows = reader.find_rows(ids)
+        self._cache_rows = reader.find_rows(ids)
         self._device = device
-        self.kind = kind_of_rows(cache.row_kind)
+        self.kind = to_input_kind(cache.row_kind)
         self.n_crops = cache.row_shape[0] if cache.row_kind == "crops" else 0
-        self._mean_is_unit = bool(cache.provenance.get("config", {}).get("normalize"))
+        self._mean_has_unit_length = bool(cache.provenance.get("config", {}).get("normalize"))
         if cache.offsets is not None:
-            self._counts = np.diff(cache.offsets)[self._rows]
+            self._vector_counts = np.diff(cache.offsets)[self._cache_rows]
         else:
-            self._counts = np.full(len(self._rows), int(np.prod(cache.row_shape[:-1])))
-        self._starts = np.cumsum(self._counts) - self._counts
-        needed = int(self._counts.sum()) * cache.dim * cache.dtype.itemsize
-        self._kept = self._load_all() if needed <= count_free_bytes(device, memory_gb, used_gb) else None
-        self.gb_kept = 0.0 if self._kept is None else 1e-9 * needed
+            self._vector_counts = np.full(len(self._cache_rows), int(np.prod(cache.row_shape[:-1])))
+        self._vector_starts = np.cumsum(self._vector_counts) - self._vector_counts
+        needed = int(self._vector_counts.sum()) * cache.dim * cache.dtype.itemsize
+        self._vectors_in_memory = self._load_all_vectors() if needed <= count_free_bytes(device, memory_gb, used_gb) else None
+        self.size_in_memory_gb = 0.0 if self._vectors_in_memory is None else 1e-9 * needed
 
-    def read(self, indices: Indices, crops: Indices | None = None) -> Encoded:
+    def read(self, indices: Indices, crops: Indices | None = None) -> BatchVectors:
         """Return the features at these indices: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
 
         For a bank of crops, ``crops`` (n,) selects the crop of each image. Without ``crops``, return the mean over all crops.
         The mean has unit length if the vectors have unit length.
         """
-        return self._read_sets(indices) if self.kind == Kind.SETS else (self._read_vectors(indices, crops),)
+        return self._read_sets(indices) if self.kind == InputKind.SETS else (self._read_vectors(indices, crops),)
 
     def _read_vectors(self, indices: Indices, crops: Indices | None) -> Tensor:
         if self.n_crops and crops is None:
-            rows = self._rows[indices]
+            rows = self._cache_rows[indices]
             mean = torch.from_numpy(self._reader.rows(rows)).float().mean(1)
             mean = move_tensor(self._check_finite(mean, rows), self._device)
-            return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
+            return torch.nn.functional.normalize(mean, dim=1) if self._mean_has_unit_length else mean
         crops = np.zeros_like(indices) if crops is None else crops
-        if self._kept is not None:
+        if self._vectors_in_memory is not None:
             which = indices * self.n_crops + crops if self.n_crops else indices
-            return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
-        rows = self._rows[indices]
+            return self._vectors_in_memory.index_select(0, torch.from_numpy(which).to(self._device)).float()
+        rows = self._cache_rows[indices]
         vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 
-    def _read_sets(self, indices: Indices) -> Encoded:
-        if self._kept is None:
-            rows = self._rows[indices]
+    def _read_sets(self, indices: Indices) -> BatchVectors:
+        if self._vectors_in_memory is None:
+            rows = self._cache_rows[indices]
             sets = self._reader.sets(rows)
             vectors = move_tensor(self._check_finite(torch.from_numpy(sets.features).float(), rows), self._device)
             mask = torch.from_numpy(sets.mask).to(self._device)
         else:
-            starts, counts = (torch.from_numpy(part[indices]).to(self._device) for part in (self._starts, self._counts))
-            column = torch.arange(int(max(1, self._counts[indices].max(initial=1))), device=self._device)
+            starts, counts = (
+                torch.from_numpy(part[indices]).to(self._device) for part in (self._vector_starts, self._vector_counts)
+            )
+            column = torch.arange(int(max(1, self._vector_counts[indices].max(initial=1))), device=self._device)
             mask = column < counts[:, None]
-            which = (starts[:, None] + column).clamp(max=len(self._kept) - 1)
-            vectors = self._kept.index_select(0, which.flatten()).float().view(*mask.shape, self._kept.shape[1])
+            which = (starts[:, None] + column).clamp(max=len(self._vectors_in_memory) - 1)
+            vectors = (
+                self._vectors_in_memory.index_select(0, which.flatten())
+                .float()
+                .view(*mask.shape, self._vectors_in_memory.shape[1])
+            )
             vectors = vectors * mask[:, :, None]
         mask[:, 0] = True  # an empty set becomes one vector of zeros
         return vectors, mask
 
-    def _load_all(self) -> Tensor:
+    def _load_all_vectors(self) -> Tensor:
         cache = self._reader.cache
         dtype = torch.float16 if cache.dtype == np.float16 else torch.float32
-        n_vectors = int(self._counts.sum())
+        n_vectors = int(self._vector_counts.sum())
         kept = torch.zeros(max(1, n_vectors), cache.dim, dtype=dtype, device=self._device)  # at least one, for padding
-        for start in range(0, len(self._rows), _ROWS_PER_READ):
-            rows = self._rows[start : start + _ROWS_PER_READ]
+        for start in range(0, len(self._cache_rows), _ROWS_PER_READ):
+            rows = self._cache_rows[start : start + _ROWS_PER_READ]
             if cache.offsets is None:
                 vectors = self._reader.rows(rows).reshape(-1, cache.dim)
             else:
                 sets = self._reader.padded_regions(rows)
                 vectors = sets.features[sets.mask]
-            first = self._starts[start]
+            first = self._vector_starts[start]
             kept[first : first + len(vectors)] = self._check_finite(torch.from_numpy(vectors), rows)
         return kept
 
@@ -148,11 +154,12 @@ class TrainingImages(Protocol):
     """The images of pairs, as inputs of a model in training."""
 
     def read_batches(
-        self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+        self, batches: Sequence[Indices], image_indices: Indices, seed: int, epoch: int
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield the images of each batch of pairs, one image for each pair.
 
-        ``batches`` holds the indices of the pairs of each batch. ``image_of`` (n_pairs,) holds the image index of every pair.
+        ``batches`` holds the indices of the pairs of each batch. ``image_indices`` (n_pairs,) holds the
+        index of every pair's image.
         """
 
 
@@ -163,15 +170,15 @@ class EvaluationImages(Protocol):
         """Return the images with these indices."""
 
 
-class CachedImages(CachedFeatures):
+class CachedImageFeatures(CachedFeatures):
     """Cached features of images."""
 
     def read_batches(
-        self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+        self, batches: Sequence[Indices], image_indices: Indices, seed: int, epoch: int
     ) -> Iterator[tuple[Tensor, ...]]:
-        crops = np.random.default_rng([seed, epoch, 1]).integers(max(1, self.n_crops), size=len(image_of))
+        crops = np.random.default_rng([seed, epoch, 1]).integers(max(1, self.n_crops), size=len(image_indices))
         for pairs in batches:
-            yield self.read(image_of[pairs], crops[pairs])
+            yield self.read(image_indices[pairs], crops[pairs])
 
     def read_images(self, images: Indices) -> tuple[Tensor, ...]:
         return self.read(images)
@@ -200,47 +207,47 @@ class PhotoCrops:
     ) -> None:
         config = config or extractor.config
         kind = random_crop or config.random_crop
-        self._random = config.model_copy(update={"crops": "rc_bank", "n_random": 1, "random_crop": kind})
-        self._fixed = config.model_copy(update={"crops": "1c"}) if config.bank else config
+        self._random_crop_config = config.model_copy(update={"crops": "rc_bank", "n_random": 1, "random_crop": kind})
+        self._fixed_crop_config = config.model_copy(update={"crops": "1c"}) if config.bank else config
         self._extractor = extractor
-        self._paths, self._ids = paths, image_ids
+        self._paths, self._image_ids = paths, image_ids
         self._workers = workers
-        self._as_features = as_features
+        self._returns_features = as_features
 
     def read_batches(
-        self, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+        self, batches: Sequence[Indices], image_indices: Indices, seed: int, epoch: int
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield a random crop for each pair of each batch: pixels (n, 1, 3, crop, crop), or features of the CNN."""
         visits = [int(pair) for pairs in batches for pair in pairs]
 
         def load(pair: int) -> Tensor:
-            index = image_of[pair]
+            index = image_indices[pair]
             photo = decode_image(self._paths[index])
-            return cut_crops(photo, self._random, int(self._ids[index]), (seed, epoch, pair))
+            return cut_crops(photo, self._random_crop_config, int(self._image_ids[index]), (seed, epoch, pair))
 
         ahead = max(1, _MAX_BATCHES_AHEAD * max((len(pairs) for pairs in batches), default=1))
         crops = read_ahead(visits, load, self._workers, ahead)
         for pairs in batches:
             pixels = [next(crops) for _ in pairs]
-            nothing = torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
+            nothing = torch.empty(0, 1, 3, self._random_crop_config.crop, self._random_crop_config.crop, dtype=torch.uint8)
             yield self._to_model_inputs(torch.stack(pixels) if pixels else nothing)
 
     def read_images(self, images: Indices) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
         """Return the fixed crops of photos: the centre crop, or ten crops (centre and corners, also mirrored)."""
 
         def load(index: int) -> Tensor:
-            return cut_crops(decode_image(self._paths[index]), self._fixed, int(self._ids[index]))
+            return cut_crops(decode_image(self._paths[index]), self._fixed_crop_config, int(self._image_ids[index]))
 
         return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
 
-    def _to_model_inputs(self, pixels: Tensor) -> Encoded:
-        if not self._as_features:
+    def _to_model_inputs(self, pixels: Tensor) -> BatchVectors:
+        if not self._returns_features:
             return (pixels,)
         parts = [self._extractor.features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]
         return add_full_mask(torch.cat(parts)) if self._extractor.config.positions else (torch.cat(parts).flatten(1),)
 
 
-def photo_crops(
+def build_photo_crops(
     extractor: CnnExtractor,
     dataset: Dataset,
     images: Sequence[Image],

@@ -28,36 +28,36 @@ from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, 
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.training.data.images import EvaluationImages
-from vse.training.kinds import Kind, kind_of_rows
+from vse.training.kinds import InputKind, to_input_kind
 
 log = logging.getLogger(__name__)
-_TEXTS_PER_CALL = 10_000  # texts that are tokenised together
+_TEXTS_PER_TOKENISER_CALL = 10_000  # texts that are tokenised together
 
 
 class CaptionInputs(Protocol):
     """Captions as inputs of a model. The class for cached captions is :class:`vse.training.data.images.CachedFeatures`."""
 
-    kind: Kind
+    kind: InputKind
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        """Return the captions with these indices, as tensors of the captions' :class:`vse.training.kinds.Kind`."""
+        """Return the captions with these indices, as tensors of the captions' :class:`vse.training.kinds.InputKind`."""
 
 
 class CaptionsOnDemand:
     """Captions that are all loaded when the first caption is read."""
 
-    def __init__(self, kind: Kind, read: Callable[[], CaptionInputs]) -> None:
-        self.kind, self._read = kind, read
+    def __init__(self, kind: InputKind, read: Callable[[], CaptionInputs]) -> None:
+        self.kind, self._load_inputs = kind, read
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
         return self.inputs.read(indices)
 
     @cached_property
     def inputs(self) -> CaptionInputs:
-        return self._read()
+        return self._load_inputs()
 
 
-class EncodedCaptions:
+class CaptionsEncodedOnRead:
     """Captions that are encoded on access, by the text encoder that was fitted to the training captions.
 
     ``captions`` : the captions, in the order of their indices.
@@ -70,7 +70,7 @@ class EncodedCaptions:
         self, captions: Sequence[Caption], encoder: TextItemEncoder, cache: FeatureCache, device: torch.device
     ) -> None:
         self._captions, self._encoder, self._cache, self._device = captions, encoder, cache, device
-        self.kind = kind_of_rows(cache.row_kind)
+        self.kind = to_input_kind(cache.row_kind)
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
         captions = [self._captions[index] for index in indices.tolist()]
@@ -98,47 +98,54 @@ class RaggedIndices:
         for indices in lists:
             flat.extend(indices)
             lengths.append(len(indices))
-        self._lengths = np.asarray(lengths, np.int64)
-        self._starts = np.cumsum(self._lengths) - self._lengths
-        self._flat = np.asarray(flat)
+        self._list_lengths = np.asarray(lengths, np.int64)
+        self._list_starts = np.cumsum(self._list_lengths) - self._list_lengths
+        self._flat_indices = np.asarray(flat)
 
     def pad(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the lists at ``rows`` as a matrix (n, longest), filled up with ``padding``, and the lengths (n,)."""
-        lengths = self._lengths[rows]
+        lengths = self._list_lengths[rows]
         column = np.arange(lengths.max(initial=1))
         inside = column < lengths[:, None]
-        padded = np.where(inside, self._flat[np.minimum(self._starts[rows][:, None] + column, len(self._flat) - 1)], padding)
+        padded = np.where(
+            inside,
+            self._flat_indices[np.minimum(self._list_starts[rows][:, None] + column, len(self._flat_indices) - 1)],
+            padding,
+        )
         return padded.astype(np.int64), lengths
 
 
 class WordIndices:
     """Captions as indices of their words in a vocabulary."""
 
-    kind = Kind.WORDS
+    kind = InputKind.WORDS
 
     def __init__(self, captions: Sequence[Caption], vocabulary: Vocabulary, device: torch.device) -> None:
-        self._words = RaggedIndices(vocabulary.encode(caption.tokens) for caption in captions)
+        self._word_lists = RaggedIndices(vocabulary.encode(caption.tokens) for caption in captions)
         self._device = device
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded word indices (n, longest), and the lengths (n,) of the captions on the CPU."""
-        words, lengths = self._words.pad(indices, PAD_ID)
+        words, lengths = self._word_lists.pad(indices, PAD_ID)
         return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 
 
 class TokenIndices:
-    """Captions as indices of the tokens of a transformer. ``n_cut`` is the number of captions that had to be truncated."""
+    """Captions as indices of the tokens of a transformer.
 
-    kind = Kind.TOKENS
+    ``n_truncated_captions`` : number of captions that are longer than the transformer reads.
+    """
+
+    kind = InputKind.TOKENS
 
     def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
-        self.n_cut = 0
+        self.n_truncated_captions = 0
         self._padding, self._device = transformer.pad_index, device
-        self._tokens = RaggedIndices(self._tokenise(texts, transformer))
-        if self.n_cut:
+        self._token_lists = RaggedIndices(self._tokenise(texts, transformer))
+        if self.n_truncated_captions:
             log.warning(
                 "%d of %d captions are longer than the %d tokens that %s reads, and are truncated",
-                self.n_cut,
+                self.n_truncated_captions,
                 len(texts),
                 transformer.max_length or transformer.n_positions,
                 transformer.name,
@@ -146,27 +153,27 @@ class TokenIndices:
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return padded token indices (n, longest), and the mask of the tokens (n, longest)."""
-        tokens, lengths = self._tokens.pad(indices, self._padding)
+        tokens, lengths = self._token_lists.pad(indices, self._padding)
         mask = np.arange(tokens.shape[1]) < lengths[:, None]
         return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
 
     def _tokenise(self, texts: Sequence[str], transformer: Transformer) -> Iterator[list[int]]:
-        for start in range(0, len(texts), _TEXTS_PER_CALL):
-            for encoding in transformer.tokenizer.encode_batch(list(texts[start : start + _TEXTS_PER_CALL])):
-                self.n_cut += bool(encoding.overflowing)
+        for start in range(0, len(texts), _TEXTS_PER_TOKENISER_CALL):
+            for encoding in transformer.tokenizer.encode_batch(list(texts[start : start + _TEXTS_PER_TOKENISER_CALL])):
+                self.n_truncated_captions += bool(encoding.overflowing)
                 yield encoding.ids
 
 
 class Pairs:
-    """All image-caption pairs of some images. Pair k consists of caption k and its image, whose index is ``image_of[k]``."""
+    """All image-caption pairs of some images. Pair k is caption k and its image, whose index is ``image_indices[k]``."""
 
     def __init__(self, images: Sequence[Image]) -> None:
         self.images = images
         self.image_ids = image_ids(images)
-        self.image_of = np.repeat(np.arange(len(images)), caption_counts(images))
+        self.image_indices = np.repeat(np.arange(len(images)), caption_counts(images))
 
     def __len__(self) -> int:
-        return len(self.image_of)
+        return len(self.image_indices)
 
     @cached_property
     def captions(self) -> list[Caption]:
@@ -175,7 +182,7 @@ class Pairs:
 
     @property
     def caption_image_ids(self) -> NDArray[np.int64]:
-        return self.image_ids[self.image_of]
+        return self.image_ids[self.image_indices]
 
     @property
     def caption_ids(self) -> NDArray[np.int64]:
@@ -187,28 +194,30 @@ class Pairs:
         return coco_ids(self.images)
 
     @cached_property
-    def text_of(self) -> NDArray[np.int64]:
+    def text_indices(self) -> NDArray[np.int64]:
         """The index of each caption's text (n_pairs,); captions with the same words have the same index."""
         indices: dict[tuple[str, ...], int] = {}
         return np.asarray([indices.setdefault(tuple(c.tokens), len(indices)) for c in self.captions], np.int64)
 
 
 @dataclass(frozen=True)
-class Split:
+class RetrievalSplit:
     """The pairs of a split, and the images and captions of these pairs as inputs of a model."""
 
     pairs: Pairs
-    images: EvaluationImages
-    captions: CaptionInputs
+    image_inputs: EvaluationImages
+    caption_inputs: CaptionInputs
 
-    def first(self, n_images: int) -> Split:
+    def select_first_images(self, n_images: int) -> RetrievalSplit:
         """Return a split of the first ``n_images`` images and all captions of these images."""
         if n_images >= len(self.pairs.images):
             return self
-        return Split(Pairs(self.pairs.images[:n_images]), self.images, self.captions)
+        return RetrievalSplit(Pairs(self.pairs.images[:n_images]), self.image_inputs, self.caption_inputs)
 
 
-def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> Sequence[Image]:
+def select_images_with_features(
+    dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False
+) -> Sequence[Image]:
     """Return the images of ``splits`` that have features in ``cache`` and, with ``captioned``, also have captions.
 
     A warning states the number of images that are left out. Raises UserError if no image remains.

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from vse.pipeline.presets.parts import Registry
 from vse.training.losses.base import Loss
-from vse.training.losses.ranking import loss_of_function
+from vse.training.losses.ranking import build_function_loss
 
 LOSSES: Registry[Loss] = Registry(
     "loss",
     base=Loss,
-    from_function=loss_of_function,
+    from_function=build_function_loss,
     lazy={
         "max": "vse.training.losses.hinges:MaxOfHinges",
         "sum": "vse.training.losses.hinges:SumOfHinges",
         "top": "vse.training.losses.hinges:TopOfHinges",
         "spectrum": "vse.training.losses.hinges:SpectrumOfHinges",
-        "infonce": "vse.training.losses.contrastive:InfoNce",
-        "sigmoid": "vse.training.losses.contrastive:Sigmoid",
-        "logistic": "vse.training.losses.pair_loss:Logistic",
+        "infonce": "vse.training.losses.contrastive:InfoNceLoss",
+        "sigmoid": "vse.training.losses.contrastive:SigmoidLoss",
+        "logistic": "vse.training.losses.pair_loss:LogisticLoss",
     },
 )

@@ -16,28 +16,28 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from vse.pipeline.presets.schema import Settings
-from vse.training.kinds import Encoded
+from vse.training.kinds import BatchVectors
 from vse.training.models.similarities.base import Similarity, SimilaritySettings
 
 Indices = NDArray[np.int64]
 ScoreMatrix = Float[Tensor, "n m"]  # scores of n queries (rows) with m candidates (columns)
 Mask = Bool[Tensor, "n m"]
-Positives = Int[Tensor, " n"]  # for each query, the column of its positive
+PositiveColumns = Int[Tensor, " n"]  # for each query, the column of its positive
 Scalar = Float[Tensor, ""]
 
 
-def hinge_costs(scores: ScoreMatrix, positives: Positives, negatives: Mask, margin: float) -> ScoreMatrix:
+def hinge_costs(scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask, margin: float) -> ScoreMatrix:
     """Return [margin - s(q, positive) + s(q, c)]+ for every query q (row) and negative c (column), and 0 elsewhere."""
     return (margin + scores - scores.gather(1, positives[:, None])).clamp(min=0) * negatives
 
 
-def reduce_highest(costs: ScoreMatrix, loss: Loss) -> Scalar:
+def reduce_highest_costs(costs: ScoreMatrix, loss: Loss) -> Scalar:
     """Select the ``loss.k`` highest costs of each row, and return the sum or the mean (``mean_topk``) over all rows."""
     top = costs if loss.k is None else costs.topk(min(loss.k, costs.shape[1]), sorted=False).values
     return top.mean() if loss.reduction == "mean_topk" else top.sum()
 
 
-def in_full_precision(scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def upcast_to_float32(scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return scores of 16 bits as float32, and scores of another type unchanged."""
     return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
 
@@ -59,7 +59,7 @@ class LearnedScale(nn.Module):
         self._max_log_scale = math.inf if min_temperature is None else -math.log(min_temperature)
 
     def forward(self, scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        logits = in_full_precision(scores) * self.log_scale.exp()
+        logits = upcast_to_float32(scores) * self.log_scale.exp()
         return logits if self.bias is None else logits + self.bias
 
     @torch.no_grad()
@@ -77,44 +77,44 @@ class LearnedScale(nn.Module):
 class Batch:
     """The n pairs of a batch.
 
-    ``images``, ``captions`` : embeddings of the pairs, see :mod:`vse.training.kinds`.
-    ``image_of``, ``text_of`` : (n,) index of the image and of the text of each pair.
+    ``image_embeddings``, ``caption_embeddings`` : embeddings of the pairs, see :mod:`vse.training.kinds`.
+    ``image_indices``, ``text_indices`` : (n,) index of the image and of the text of each pair.
     ``extra_negative_images``, ``extra_negative_captions`` : embeddings of further candidates, negatives of every query.
-    ``pair_of`` : (n,) index of each pair among all training pairs, for adversaries.
+    ``pair_indices`` : (n,) index of each pair among all training pairs, for adversaries.
     """
 
-    images: Encoded
-    captions: Encoded
-    image_of: Indices
-    text_of: Indices
-    extra_negative_images: Encoded | None = None
-    extra_negative_captions: Encoded | None = None
-    pair_of: Indices | None = None
+    image_embeddings: BatchVectors
+    caption_embeddings: BatchVectors
+    image_indices: Indices
+    text_indices: Indices
+    extra_negative_images: BatchVectors | None = None
+    extra_negative_captions: BatchVectors | None = None
+    pair_indices: Indices | None = None
 
 
 class QueryScores(NamedTuple):
     """The scores of all queries of one direction (images or captions) with all candidates.
 
     ``scores`` : score of each query (row) with each candidate (column).
-    ``positives`` : column of each query's positive.
-    ``negatives`` : mask of the negatives of each query.
+    ``positive_columns`` : column of each query's positive.
+    ``negative_mask`` : mask of the negatives of each query.
     """
 
     scores: ScoreMatrix
-    positives: Positives
-    negatives: Mask
+    positive_columns: PositiveColumns
+    negative_mask: Mask
 
 
 class Cost(NamedTuple):
     """The cost of a batch by a loss.
 
     ``value`` : the number that training minimises.
-    ``collapsed`` : the value of a model whose embeddings are all equal.
+    ``collapsed_value`` : the value of a model whose embeddings are all equal.
     ``query_scores`` : the scores with images and with captions as queries; None for a loss that keeps no scores.
     """
 
     value: Scalar
-    collapsed: Scalar
+    collapsed_value: Scalar
     query_scores: tuple[QueryScores, QueryScores] | None = None
 
 
@@ -123,7 +123,7 @@ Objective = Callable[[Batch, int], Cost]
 
 
 @dataclass(frozen=True)
-class LossUse:
+class LossContext:
     """The parts of a training that a loss must fit.
 
     ``similarity`` : settings of the similarity.
@@ -186,7 +186,7 @@ class Loss(Settings, ABC):
         """True if the cost of a batch contains ``query_scores``, from which the hardest negatives can be listed."""
         return self.is_ranking
 
-    def check_use(self, use: LossUse) -> None:
+    def check_context(self, use: LossContext) -> None:
         """Raise ValueError if the loss cannot be combined with these parts of a training."""
 
     @property
@@ -199,7 +199,7 @@ class Loss(Settings, ABC):
         return None
 
     @abstractmethod
-    def objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
+    def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         """Return the function that training minimises. ``compiled`` requests compilation by torch.compile, if possible.
 
         ``scale`` is the network that :meth:`build_scale` returned. Without ``scale``, temperature and bias come from settings.

@@ -18,16 +18,16 @@ from vse.training.losses.base import (
     Batch,
     Cost,
     LearnedScale,
-    LossUse,
+    LossContext,
     Mask,
     Objective,
-    Positives,
+    PositiveColumns,
     QueryScores,
     Scalar,
     ScoreMatrix,
-    in_full_precision,
+    upcast_to_float32,
 )
-from vse.training.losses.ranking import BlockResult, RankingLoss, compute_by_blocks
+from vse.training.losses.ranking import BlockResult, RankingLoss, compute_cost_in_blocks
 from vse.training.models.similarities.base import Similarity
 
 _MASKED_LOGIT = -1e30  # its exponential is 0; minus infinity would risk NaN
@@ -38,19 +38,19 @@ class LogitBlock(NamedTuple):
     """The logits of b images of a batch with all n captions of the batch.
 
     ``paired_columns`` : column of the caption with which each image is paired.
-    ``is_same_image`` : True where a caption belongs to the image, paired with it or not.
+    ``same_image_mask`` : True where a caption belongs to the image, paired with it or not.
     """
 
     logits: Float[Tensor, "b n"]
     paired_columns: Int[Tensor, " b"]
-    is_same_image: Bool[Tensor, "b n"]
+    same_image_mask: Bool[Tensor, "b n"]
 
 
 class ContrastiveLoss(RankingLoss):
     """A loss of scores that are divided by a fixed or learned temperature."""
 
     allows_several_positives: ClassVar = True
-    temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")
+    temperature: float = Field(0.1, ge=1e-6, description="divisor of the scores; the first value of a learned temperature")
     learned: bool = Field(False, description="whether the temperature is learned")
     learning_rate: float | None = Field(
         None,
@@ -67,7 +67,7 @@ class ContrastiveLoss(RankingLoss):
     def has_query_scores(self) -> bool:
         return self.block is None
 
-    def check_use(self, use: LossUse) -> None:
+    def check_context(self, use: LossContext) -> None:
         required = {"learned: false": not self.learned, "block: null": self.block is None}
         required["same_image: mask"] = self.same_image != "positive"
         for setting, is_set in required.items():
@@ -75,7 +75,7 @@ class ContrastiveLoss(RankingLoss):
                 raise ValueError(f"with phrases the loss {self.name} requires {setting}")
         if self.block is None:
             return
-        if use.similarity.ranked_by is None:
+        if use.similarity.ranking_similarity is None:
             raise ValueError(f"loss.block compares single vectors, not by {use.similarity.name}, which scores pair by pair")
         conflicts = {"an adversary": use.has_adversary, "train.compile": use.is_compiled}
         conflicts["lambda3 and lambda4"] = bool(self.lambda3 or self.lambda4)
@@ -93,7 +93,7 @@ class ContrastiveLoss(RankingLoss):
         return None
 
     @property
-    def temperature_floor(self) -> float | None:
+    def min_temperature(self) -> float | None:
         """Lower bound of a learned temperature; None: no bound."""
         return None
 
@@ -102,16 +102,16 @@ class ContrastiveLoss(RankingLoss):
         return self.learning_rate
 
     def build_scale(self) -> LearnedScale | None:
-        return LearnedScale(self.temperature, self.initial_bias, self.temperature_floor) if self.learned else None
+        return LearnedScale(self.temperature, self.initial_bias, self.min_temperature) if self.learned else None
 
     def logits(self, scores: ScoreMatrix, scale: nn.Module | None = None) -> ScoreMatrix:
         """Return the scores divided by the learned temperature or, without ``scale``, by ``temperature``; plus the bias."""
         if scale is not None:
             learned: Tensor = scale(scores)
             return learned
-        return in_full_precision(scores) / self.temperature + (self.initial_bias or 0)
+        return upcast_to_float32(scores) / self.temperature + (self.initial_bias or 0)
 
-    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
         return self.direction_cost(QueryScores(scores, positives, negatives))
 
     def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
@@ -127,11 +127,11 @@ class ContrastiveLoss(RankingLoss):
     def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         """Return the cost of a block of images and, for each caption, an intermediate result over these images.
 
-        :meth:`combine_blocks` combines the intermediate results of all blocks.
+        :meth:`combine_block_results` combines the intermediate results of all blocks.
         """
 
     @abstractmethod
-    def combine_blocks(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
+    def combine_block_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
         """Return the part of the cost that needs all images at once.
 
         Row k of ``caption_results`` holds the intermediate results of the k-th block, see :meth:`block_cost`.
@@ -144,34 +144,36 @@ class ContrastiveLoss(RankingLoss):
         ``n_same`` (n,) is the number of pairs of the batch with the same image as each pair.
         """
 
-    def objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
+    def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         if self.block is None:
-            return super().objective(similarity, compiled, scale)
+            return super().build_objective(similarity, compiled, scale)
         size = self.block
-        return lambda batch, seed: self._cost_by_blocks(batch, similarity, scale, size)
+        return lambda batch, seed: self._compute_cost_in_blocks(batch, similarity, scale, size)
 
-    def _cost_by_blocks(self, batch: Batch, similarity: Similarity, scale: nn.Module | None, size: int) -> Cost:
-        image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
+    def _compute_cost_in_blocks(self, batch: Batch, similarity: Similarity, scale: nn.Module | None, size: int) -> Cost:
+        image_indices = torch.from_numpy(batch.image_indices).to(batch.image_embeddings[0].device)
 
         def compute_block(images: Tensor, captions: Tensor, start: int) -> BlockResult:
             scores = similarity((images,), (captions,))
             assert isinstance(scores, Tensor)
-            paired_columns = torch.arange(start, start + len(images), device=image_of.device)
-            logit_block = LogitBlock(self.logits(scores, scale), paired_columns, image_of[paired_columns][:, None] == image_of)
+            paired_columns = torch.arange(start, start + len(images), device=image_indices.device)
+            logit_block = LogitBlock(
+                self.logits(scores, scale), paired_columns, image_indices[paired_columns][:, None] == image_indices
+            )
             return *self.block_cost(logit_block), scores.detach().sum()
 
         parameters = () if scale is None else scale.parameters()
-        cost, caption_results, score_sum = compute_by_blocks(
-            compute_block, size, batch.images[0], batch.captions[0], *parameters
+        cost, caption_results, score_sum = compute_cost_in_blocks(
+            compute_block, size, batch.image_embeddings[0], batch.caption_embeddings[0], *parameters
         )
-        _, which, counts = torch.unique(image_of, return_inverse=True, return_counts=True)
+        _, which, counts = torch.unique(image_indices, return_inverse=True, return_counts=True)
         with torch.no_grad():
-            mean = self.logits(score_sum[None, None] / len(image_of) ** 2, scale)[0, 0]
+            mean = self.logits(score_sum[None, None] / len(image_indices) ** 2, scale)[0, 0]
             collapsed = self.cost_of_equal_logits(counts[which], mean)
-        return Cost(cost + self.combine_blocks(caption_results), collapsed)
+        return Cost(cost + self.combine_block_results(caption_results), collapsed)
 
 
-class InfoNce(ContrastiveLoss):
+class InfoNceLoss(ContrastiveLoss):
     """Cross entropy of each query's positive among the negatives (van den Oord et al., 2018), in both directions.
 
     A learned temperature starts at 0.07 unless another value is set (CLIP: Radford et al., 2021, section 2.3). With
@@ -184,7 +186,7 @@ class InfoNce(ContrastiveLoss):
 
     @model_validator(mode="before")
     @classmethod
-    def _start_as_clip(cls, content: Any) -> Any:
+    def _default_to_clip_temperature(cls, content: Any) -> Any:
         if isinstance(content, dict) and content.get("learned") is True and "temperature" not in content:
             return {**content, "temperature": _CLIP_TEMPERATURE}
         return content
@@ -196,7 +198,7 @@ class InfoNce(ContrastiveLoss):
         return self
 
     @property
-    def temperature_floor(self) -> float:
+    def min_temperature(self) -> float:
         return self.least_temperature
 
     def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
@@ -214,7 +216,7 @@ class InfoNce(ContrastiveLoss):
         both = (self.lambda1 + self.lambda2) * positives.sum()
         return self.lambda1 * logits.logsumexp(1).sum() - both, logits.logsumexp(0)
 
-    def combine_blocks(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
+    def combine_block_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
         return self.lambda2 * caption_results.logsumexp(0).sum()
 
     def cost_of_equal_logits(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
@@ -222,7 +224,7 @@ class InfoNce(ContrastiveLoss):
         return (self.lambda1 + self.lambda2) * (len(n_same) - left_out).log().sum()
 
 
-class Sigmoid(ContrastiveLoss):
+class SigmoidLoss(ContrastiveLoss):
     """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
 
     z is +1 for positive pairs and -1 for negative pairs. Each pair counts half in either direction. A pair of an image and
@@ -232,7 +234,7 @@ class Sigmoid(ContrastiveLoss):
 
     name: Literal["sigmoid"] = "sigmoid"
     learned: bool = Field(True, description="whether the temperature and the bias are learned")
-    bias: float = Field(-10.0, description="added to the logits; the first value of a learned bias")
+    bias: float = Field(-10.0, description="number added to the logits; the first value of a learned bias")
     lambda1: float = Field(0.5, ge=0, description="weight of the terms with an image as the query")
     lambda2: float = Field(0.5, ge=0, description="weight of the terms with a caption as the query")
 
@@ -255,7 +257,7 @@ class Sigmoid(ContrastiveLoss):
         negatives = ~paired if self.same_image == "keep" else ~is_same_image
         return (self.lambda1 + self.lambda2) * self.logit_cost(logits, positives, negatives), logits.new_empty(0)
 
-    def combine_blocks(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
+    def combine_block_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
         return caption_results.sum()
 
     def cost_of_equal_logits(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from vse.training.losses.base import Mask, Positives, Scalar, ScoreMatrix, hinge_costs, reduce_highest
+from vse.training.losses.base import Mask, PositiveColumns, Scalar, ScoreMatrix, hinge_costs, reduce_highest_costs
 from vse.training.losses.ranking import RankingLoss
 
 
@@ -24,7 +24,7 @@ class MaxOfHinges(RankingLoss):
         "margin - 2 s. The code of DSVE-loc does this: it subtracts twice the diagonal instead of leaving the diagonal out",
     )
 
-    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
         costs = hinge_costs(scores, positives, negatives, self.margin)
         if self.mirrored_positive:
             mirrored = (self.margin - 2 * scores.gather(1, positives[:, None])).clamp(min=0)
@@ -37,7 +37,7 @@ class SumOfHinges(RankingLoss):
 
     name: Literal["sum"] = "sum"
 
-    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
         return hinge_costs(scores, positives, negatives, self.margin).sum()
 
 
@@ -50,14 +50,14 @@ class TopOfHinges(RankingLoss):
     """
 
     name: Literal["top"] = "top"
-    distinct_candidates: ClassVar = True
+    has_distinct_candidates: ClassVar = True
 
     @property
     def is_mean_over_queries(self) -> bool:
         return self.reduction == "mean_topk"
 
-    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
-        return reduce_highest(hinge_costs(scores, positives, negatives, self.margin), self)
+    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
+        return reduce_highest_costs(hinge_costs(scores, positives, negatives, self.margin), self)
 
 
 class SpectrumOfHinges(RankingLoss):
@@ -70,7 +70,7 @@ class SpectrumOfHinges(RankingLoss):
     name: Literal["spectrum"] = "spectrum"
     temperature: float = Field(0.1, ge=1e-6, description="near 0: the max of hinges; very high: the sum of hinges")
 
-    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
         hinges = hinge_costs(scores, positives, negatives, self.margin)
         below = (hinges - hinges.amax(1, keepdim=True)).detach()
         return ((below / self.temperature).exp() * hinges).sum()

@@ -13,18 +13,18 @@ from pydantic import create_model
 from torch import Tensor, nn
 
 from vse.pipeline.errors import UserError
-from vse.training.kinds import Encoded, select
+from vse.training.kinds import BatchVectors, select_rows
 from vse.training.losses.base import (
     Batch,
     Cost,
     Loss,
     Mask,
     Objective,
-    Positives,
+    PositiveColumns,
     QueryScores,
     Scalar,
     ScoreMatrix,
-    reduce_highest,
+    reduce_highest_costs,
 )
 from vse.training.models.similarities.base import Scores, Similarity
 
@@ -36,7 +36,7 @@ _COST_ARGUMENTS = ("scores", "positives", "negatives")  # the first arguments of
 
 
 class BlockwiseCost(NamedTuple):
-    """The results of :func:`compute_by_blocks`.
+    """The results of :func:`compute_cost_in_blocks`.
 
     ``cost`` : sum of the costs of all blocks.
     ``caption_results`` : intermediate result of each block (row) for each caption (column).
@@ -48,7 +48,7 @@ class BlockwiseCost(NamedTuple):
     score_sum: Scalar
 
 
-def compute_by_blocks(
+def compute_cost_in_blocks(
     compute_block: BlockFunction,
     size: int,
     images: Float[Tensor, "n dim"],
@@ -59,10 +59,10 @@ def compute_by_blocks(
 
     ``compute_block`` may use no tensors with gradients except the embeddings and ``parameters``.
     """
-    return BlockwiseCost(*_RecomputedBlocks.apply(compute_block, size, images, captions, *parameters))
+    return BlockwiseCost(*_RecomputedBlockCosts.apply(compute_block, size, images, captions, *parameters))
 
 
-class _RecomputedBlocks(torch.autograd.Function):
+class _RecomputedBlockCosts(torch.autograd.Function):
     """Costs of blocks. Memory for the results of all blocks is allocated once, to avoid fragmentation."""
 
     @staticmethod
@@ -105,14 +105,14 @@ class _RecomputedBlocks(torch.autograd.Function):
 class RankingLoss(Loss):
     """A loss of the scores of queries with candidates.
 
-    With ``distinct_candidates``, an image that occurs several times in a batch is a candidate only once, in its first row.
+    With ``has_distinct_candidates``, an image that occurs several times in a batch is a candidate only once, in its first row.
     """
 
     is_ranking: ClassVar = True
-    distinct_candidates: ClassVar[bool] = False
+    has_distinct_candidates: ClassVar[bool] = False
 
     @abstractmethod
-    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
         """Return the sum of the costs of the queries of one direction. ``negatives`` marks the negatives of each query."""
 
     def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
@@ -135,19 +135,19 @@ class RankingLoss(Loss):
         """
         return torch.zeros_like(scores)
 
-    def objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
+    def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         """Return the function that adds the costs of both directions and of the neighbourhood constraints of a batch."""
         total_cost = torch.compile(self.total_cost) if compiled else self.total_cost
 
         def cost(batch: Batch, seed: int) -> Cost:
-            query_scores = score_queries(batch, similarity, self.same_image != "keep", self.distinct_candidates)
+            query_scores = score_queries(batch, similarity, self.same_image != "keep", self.has_distinct_candidates)
             value = total_cost(*query_scores, scale)
             with torch.no_grad():
                 collapsed = total_cost(*self.with_collapsed_scores(*query_scores), scale)
             total = Cost(value, collapsed, query_scores)
             for weight, side, own, others in _neighbourhood_constraints(self, batch):
                 first, neighbours, outside = find_neighbours(own, others)
-                total = add_neighbourhood_cost(total, weight, select(side, first), neighbours, outside, similarity, self)
+                total = add_neighbourhood_cost(total, weight, select_rows(side, first), neighbours, outside, similarity, self)
             return total
 
         return cost
@@ -158,28 +158,28 @@ def score_queries(
 ) -> tuple[QueryScores, QueryScores]:
     """Return the scores of a batch with images as queries, and with captions as queries.
 
-    ``mask_same_image`` : whether only pairs of different images are negatives, see :func:`negative_pairs`.
+    ``mask_same_image`` : whether only pairs of different images are negatives, see :func:`mask_negative_pairs`.
     ``distinct`` : whether an image that occurs several times is a candidate only once.
     """
-    image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
-    negatives = negative_pairs(image_of, mask_same_image)
-    positives = torch.arange(len(image_of), device=image_of.device)
-    i2t, t2i = _both_directions(similarity(batch.images, batch.captions))
+    image_indices = torch.from_numpy(batch.image_indices).to(batch.image_embeddings[0].device)
+    negatives = mask_negative_pairs(image_indices, mask_same_image)
+    positives = torch.arange(len(image_indices), device=image_indices.device)
+    i2t, t2i = _split_directions(similarity(batch.image_embeddings, batch.caption_embeddings))
     negative_images = negatives.T
     if distinct:
         negative_images = negative_images & ~(~negatives).tril(-1).any(1)
     extra_caption_scores = extra_image_scores = None
     if batch.extra_negative_captions is not None:
-        extra_caption_scores = _both_directions(similarity(batch.images, batch.extra_negative_captions))[0]
+        extra_caption_scores = _split_directions(similarity(batch.image_embeddings, batch.extra_negative_captions))[0]
     if batch.extra_negative_images is not None:
-        extra_image_scores = _both_directions(similarity(batch.extra_negative_images, batch.captions))[1].T
+        extra_image_scores = _split_directions(similarity(batch.extra_negative_images, batch.caption_embeddings))[1].T
     return (
         _append_negatives(QueryScores(i2t, positives, negatives), extra_caption_scores),
         _append_negatives(QueryScores(t2i.T, positives, negative_images), extra_image_scores),
     )
 
 
-def negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
+def mask_negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
     """Return a mask of the pairs (i, j) of a batch with i != j and, with ``mask_same_image``, with different images.
 
     A batch can hold two captions of one image. Without masking, as in the VSE++ paper and its code, each of these captions
@@ -198,11 +198,11 @@ def _append_negatives(query_scores: QueryScores, more_scores: Tensor | None) -> 
     return QueryScores(torch.cat([scores, more_scores], 1), positives, torch.cat([negatives, more_negatives], 1))
 
 
-def _both_directions(scores: Scores) -> tuple[Tensor, Tensor]:
+def _split_directions(scores: Scores) -> tuple[Tensor, Tensor]:
     return scores if isinstance(scores, tuple) else (scores, scores)
 
 
-def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, Encoded, Tensor, Tensor]]:
+def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, BatchVectors, Tensor, Tensor]]:
     """Return a tuple for each side (images, captions) that has neighbourhood constraints in the loss.
 
     The tuple holds the weight of the constraints, the embeddings of the side, and two indices for each pair of the batch: the
@@ -210,11 +210,13 @@ def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, En
     """
     if not loss.lambda3 and not loss.lambda4:
         return []
-    device = batch.images[0].device
-    image_of, text_of = (torch.from_numpy(indices).to(device) for indices in (batch.image_of, batch.text_of))
+    device = batch.image_embeddings[0].device
+    image_indices, text_indices = (
+        torch.from_numpy(indices).to(device) for indices in (batch.image_indices, batch.text_indices)
+    )
     sides = [
-        (loss.lambda3, batch.images, image_of, text_of),
-        (loss.lambda4, batch.captions, torch.arange(len(image_of), device=device), image_of),
+        (loss.lambda3, batch.image_embeddings, image_indices, text_indices),
+        (loss.lambda4, batch.caption_embeddings, torch.arange(len(image_indices), device=device), image_indices),
     ]
     return [side for side in sides if side[0]]
 
@@ -231,7 +233,7 @@ def neighbourhood_cost(
     if loss.reduction == "mean_topk":
         itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
         farthest = scores.masked_fill(~(neighbours | itself), torch.inf).amin(1, keepdim=True)
-        return reduce_highest((loss.margin - farthest + scores).clamp(min=0) * outside, loss)
+        return reduce_highest_costs((loss.margin - farthest + scores).clamp(min=0) * outside, loss)
     k = len(scores) if loss.k is None else min(loss.k, len(scores))
     nearest = scores.masked_fill(~outside, -torch.inf).topk(k, sorted=False).values
     query, neighbour = neighbours.nonzero(as_tuple=True)
@@ -241,7 +243,7 @@ def neighbourhood_cost(
 def add_neighbourhood_cost(
     cost: Cost,
     weight: float,
-    items: Encoded,
+    items: BatchVectors,
     neighbours: Bool[Tensor, "n n"],
     outside: Bool[Tensor, "n n"],
     similarity: Similarity,
@@ -252,7 +254,7 @@ def add_neighbourhood_cost(
     added = weight * neighbourhood_cost(scores, neighbours, outside, loss)
     with torch.no_grad():
         collapsed = weight * neighbourhood_cost(torch.zeros_like(scores), neighbours, outside, loss)
-    return cost._replace(value=cost.value + added, collapsed=cost.collapsed + collapsed)
+    return cost._replace(value=cost.value + added, collapsed_value=cost.collapsed_value + collapsed)
 
 
 def find_neighbours(
@@ -283,12 +285,12 @@ class FunctionLoss(RankingLoss):
     function: ClassVar[Callable[..., Tensor]]
     setting_names: ClassVar[tuple[str, ...]]
 
-    def cost(self, scores: ScoreMatrix, positives: Positives, negatives: Mask) -> Scalar:
+    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
         settings = {name: getattr(self, name) for name in self.setting_names}
         return type(self).function(scores, positives, negatives, **settings)
 
 
-def loss_of_function(function: Callable[..., Any]) -> type[Loss]:
+def build_function_loss(function: Callable[..., Any]) -> type[Loss]:
     """Return the class of a loss whose :meth:`RankingLoss.cost` is ``function(scores, positives, negatives, ...)``.
 
     Each further parameter receives the setting of the same name. A parameter with a default defines this setting. A parameter

@@ -13,15 +13,15 @@ from vse.features.backbones.transformer import Transformer
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.schema import Settings
-from vse.training.kinds import Encoded, Kind, add_full_mask
+from vse.training.kinds import BatchVectors, InputKind, add_full_mask
 from vse.training.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
-from vse.training.models.encoders.base import EncoderSettings, EncoderSpec, unit_length
+from vse.training.models.encoders.base import EncoderSettings, EncoderSpec, l2_normalize
 from vse.training.models.encoders.linear import LinearSettings
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities.base import Scores, SimilaritySettings
 from vse.training.models.similarities.vectors import CosineSettings
 
-PARTS = ("image_encoder", "caption_encoder", "similarity", "cnn")
+MODEL_PARTS = ("image_encoder", "caption_encoder", "similarity", "cnn")
 
 
 class ModelConfig(Settings):
@@ -45,7 +45,7 @@ class ModelConfig(Settings):
             raise ValueError(f"similarity: {self.similarity.name} takes unit vectors, so normalize_image: true")
         return self
 
-    def with_caption_encoder(self, kind: Kind) -> ModelConfig:
+    def with_caption_encoder(self, kind: InputKind) -> ModelConfig:
         """Return settings with a caption encoder: the encoder of these settings, or the default for a kind of captions."""
         if self.caption_encoder is not None:
             return self
@@ -53,32 +53,34 @@ class ModelConfig(Settings):
 
 
 @dataclass(frozen=True)
-class Input:
+class InputSpec:
     """The input of images or of captions to a model.
 
     ``kind`` : vectors, sets, words or tokens.
-    ``size`` : length of a vector, or of the vocabulary.
-    ``name`` : name of the input in messages.
+    ``input_dim`` : length of a vector, or of the vocabulary.
+    ``description`` : name of the input in messages.
     ``transformer`` : the transformer whose tokens the input has; None for other inputs.
     """
 
-    kind: Kind
-    size: int
-    name: str
+    kind: InputKind
+    input_dim: int
+    description: str
     transformer: Transformer | None = None
 
 
 class Model(nn.Module):
     """Encoders of images and captions into a joint space, a similarity that scores embeddings, and optionally a CNN."""
 
-    def __init__(self, config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, image_input: InputSpec, caption_input: InputSpec, cnn: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.config = config = config.with_caption_encoder(caption_input.kind)
         check_compatibility(config, image_input, caption_input)
         image_settings, caption_settings = config.image_encoder, config.caption_encoder
         assert caption_settings is not None
         image_spec, caption_spec = (
-            EncoderSpec(side.kind, side.size, config.dim, config.word_dim, side.transformer)
+            EncoderSpec(side.kind, side.input_dim, config.dim, config.word_dim, side.transformer)
             for side in (image_input, caption_input)
         )
         self.image_encoder = image_settings.build(image_spec)
@@ -92,24 +94,24 @@ class Model(nn.Module):
         self.similarity = config.similarity.build(self.image_encoder.dim)
         self._frozen_parts: tuple[str, ...] = ()
         self._frozen_modules: tuple[str, ...] = ()
-        self._module_parameters: tuple[nn.Parameter, ...] = ()
+        self._frozen_module_parameters: tuple[nn.Parameter, ...] = ()
 
     @property
     def dim(self) -> int:
         return self.image_encoder.dim
 
     @property
-    def pairwise(self) -> bool:
+    def scores_every_pair(self) -> bool:
         """True if the similarity must score every pair by itself, False if ranks follow from single vectors."""
-        return self.config.similarity.ranked_by is None
+        return self.config.similarity.ranking_similarity is None
 
     @property
-    def embedding_kinds(self) -> tuple[Kind, Kind]:
+    def embedding_kinds(self) -> tuple[InputKind, InputKind]:
         """Kinds of the image and caption embeddings: vectors or sets."""
-        return self.config.similarity.images, self.config.similarity.captions
+        return self.config.similarity.image_kind, self.config.similarity.caption_kind
 
     def freeze(self, *parts: str) -> None:
-        """Stop training some of :data:`PARTS`. These parts get no gradients and stay in evaluation mode."""
+        """Stop training some of :data:`MODEL_PARTS`. These parts get no gradients and stay in evaluation mode."""
         self._frozen_parts = parts
         for part in parts:
             getattr(self, part).requires_grad_(False)
@@ -120,12 +122,12 @@ class Model(nn.Module):
 
         Parts that :meth:`freeze` has frozen stay frozen.
         """
-        for weight in self._module_parameters:
+        for weight in self._frozen_module_parameters:
             weight.requires_grad_(True)
         self._frozen_modules = modules
         weights = [weight for name in modules for weight in self.get_submodule(name).parameters()]
-        self._module_parameters = tuple(weight for weight in weights if weight.requires_grad)
-        for weight in self._module_parameters:
+        self._frozen_module_parameters = tuple(weight for weight in weights if weight.requires_grad)
+        for weight in self._frozen_module_parameters:
             weight.requires_grad_(False)
         self.train(self.training)
 
@@ -136,21 +138,21 @@ class Model(nn.Module):
             self.get_submodule(name).train(False)
         return self
 
-    def embed_images(self, *images: Tensor) -> Encoded:
+    def embed_images(self, *images: Tensor) -> BatchVectors:
         """Return embeddings of image inputs or, with a CNN, of crops (n, n_crops, 3, side, side) with pixels 0-255."""
         if self.cnn is not None:
             features = self.cnn(*images)
             images = add_full_mask(features) if features.ndim == 3 else (features,)
         vectors, *mask = self.image_encoder(*images)
-        vectors = unit_length(vectors) if self.config.normalize_image else vectors
-        return self._finish_embeddings(vectors), *mask
+        vectors = l2_normalize(vectors) if self.config.normalize_image else vectors
+        return self._postprocess_embeddings(vectors), *mask
 
-    def embed_captions(self, *captions: Tensor) -> Encoded:
+    def embed_captions(self, *captions: Tensor) -> BatchVectors:
         vectors, *mask = self.caption_encoder(*captions)
-        return self._finish_embeddings(unit_length(vectors)), *mask
+        return self._postprocess_embeddings(l2_normalize(vectors)), *mask
 
     def score_pairs(
-        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+        self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         """Return the score of each image at ``rows`` with the caption at the same position in ``columns``."""
         return self.similarity.score_pairs(images, captions, rows, columns)
@@ -160,32 +162,34 @@ class Model(nn.Module):
         scores: Scores = self.similarity(self.embed_images(*images), self.embed_captions(*captions))
         return scores
 
-    def _finish_embeddings(self, vectors: Tensor) -> Tensor:
+    def _postprocess_embeddings(self, vectors: Tensor) -> Tensor:
         """Return the vectors, or their absolute values if the settings require ``absolute``, in float32."""
         return (vectors.abs() if self.config.absolute else vectors).float()
 
 
-def build_model(config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> Model:
+def build_model(config: ModelConfig, image_input: InputSpec, caption_input: InputSpec, cnn: nn.Module | None = None) -> Model:
     """Build the model of an experiment. Raises UserError if its parts do not fit each other or the inputs."""
     return Model(config, image_input, caption_input, cnn)
 
 
-def check_compatibility(config: ModelConfig, image_input: Input, caption_input: Input) -> None:
+def check_compatibility(config: ModelConfig, image_input: InputSpec, caption_input: InputSpec) -> None:
     """Raise UserError if an encoder cannot read its input, or if the similarity cannot compare the embeddings."""
     similarity, captions = config.similarity, config.with_caption_encoder(caption_input.kind).caption_encoder
     assert captions is not None
-    _check_side("image", config.image_encoder, image_input, similarity, similarity.images)
-    _check_side("caption", captions, caption_input, similarity, similarity.captions)
+    _check_encoder("image", config.image_encoder, image_input, similarity, similarity.image_kind)
+    _check_encoder("caption", captions, caption_input, similarity, similarity.caption_kind)
 
 
-def _check_side(
-    side: str, settings: EncoderSettings, encoder_input: Input, similarity: SimilaritySettings, compared_kind: Kind
+def _check_encoder(
+    side: str, settings: EncoderSettings, encoder_input: InputSpec, similarity: SimilaritySettings, compared_kind: InputKind
 ) -> None:
-    kind, name = encoder_input.kind, encoder_input.name
-    if kind not in settings.takes:
-        raise UserError(f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, not the {kind} of {name}")
-    if settings.gives(kind) != compared_kind:
+    kind, name = encoder_input.kind, encoder_input.description
+    if kind not in settings.input_kinds:
+        raise UserError(
+            f"the {side} encoder {settings.name!r} reads {' or '.join(settings.input_kinds)}, not the {kind} of {name}"
+        )
+    if settings.embedding_kind(kind) != compared_kind:
         raise UserError(
             f"the similarity {similarity.name!r} compares {compared_kind} of {side}s, and the {side} encoder "
-            f"{settings.name!r} makes {settings.gives(kind)} of {name}"
+            f"{settings.name!r} makes {settings.embedding_kind(kind)} of {name}"
         )

@@ -15,14 +15,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-_STEP_MULTIPLE, _TOTAL_MULTIPLE = 16, 256  # multiples for the number of rows of one step, and of all steps
+_STEP_ROW_MULTIPLE, _TOTAL_ROW_MULTIPLE = 16, 256  # multiples for the number of rows of one step, and of all steps
 
 
-def last_states(
+def compute_last_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence
 ) -> Float[Tensor, "n dim"]:
     """Return the state of a one-layer ``network`` after the last word of each caption. ``table`` has the word vectors."""
-    return select_last_states(packed_states(network, table, words), words)
+    return select_last_states(compute_packed_states(network, table, words), words)
 
 
 def select_last_states(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
@@ -30,12 +30,12 @@ def select_last_states(states: Float[Tensor, "n_packed dim"], words: PackedSeque
 
     Captions are in the order before packing.
     """
-    starts, lengths = _starts_and_lengths(words)
+    starts, lengths = _find_step_starts_and_lengths(words)
     last = states[(starts[lengths - 1] + torch.arange(len(lengths))).to(states.device)]
     return last if words.unsorted_indices is None else last[words.unsorted_indices]
 
 
-def packed_states(
+def compute_packed_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence, backwards: bool = False
 ) -> Float[Tensor, "n_packed dim"]:
     """Return the state of a one-layer ``network`` after each packed word. ``table`` has the word vectors.
@@ -44,23 +44,23 @@ def packed_states(
     """
     data, mirror = words.data, None
     if backwards:
-        starts, lengths = _starts_and_lengths(words)
+        starts, lengths = _find_step_starts_and_lengths(words)
         step = torch.repeat_interleave(torch.arange(len(starts)), words.batch_sizes)
         caption = torch.arange(len(data)) - starts[step]
         mirror = starts[lengths[caption] - 1 - step] + caption
         data = data[mirror]
     distinct, which = torch.unique(data, return_inverse=True)
-    distinct = nn.functional.pad(distinct, (0, -len(distinct) % _TOTAL_MULTIPLE))
+    distinct = nn.functional.pad(distinct, (0, -len(distinct) % _TOTAL_ROW_MULTIPLE))
     input_weight, state_weight, input_bias, state_bias = network.all_weights[int(backwards)]
     projected = nn.functional.linear(table[distinct], input_weight, input_bias)
     inputs = nn.functional.embedding(which, projected)
     product_dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else table.dtype
-    recurrence = _Gru if isinstance(network, nn.GRU) else _Lstm
+    recurrence = _GruRecurrence if isinstance(network, nn.GRU) else _LstmRecurrence
     states: Tensor = recurrence.apply(inputs, state_weight, state_bias, words.batch_sizes.tolist(), product_dtype)
     return states if mirror is None else states[mirror]
 
 
-def _starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
+def _find_step_starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
     """Return the index of the first packed word of each step, and the lengths of captions in descending order."""
     sizes = words.batch_sizes
     return sizes.cumsum(0) - sizes, (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
@@ -75,17 +75,17 @@ class _StepProducts:
     """
 
     def __init__(self, n: int, max_step_rows: int, weight: Float[Tensor, "n_in n_out"]) -> None:
-        self.rows = weight.new_zeros(_round_up(n, _TOTAL_MULTIPLE) + _STEP_MULTIPLE, len(weight))
-        self._weight, self._product = weight, weight.new_empty(_round_up(max_step_rows, _STEP_MULTIPLE), weight.shape[1])
+        self.rows = weight.new_zeros(_round_up(n, _TOTAL_ROW_MULTIPLE) + _STEP_ROW_MULTIPLE, len(weight))
+        self._weight, self._product = weight, weight.new_empty(_round_up(max_step_rows, _STEP_ROW_MULTIPLE), weight.shape[1])
 
     def multiply(self, step: slice) -> Float[Tensor, "size n_out"]:
         """Return the product of the rows of a step and the weight. The next call overwrites the result."""
         size = step.stop - step.start
-        rows = _round_up(size, _STEP_MULTIPLE)
+        rows = _round_up(size, _STEP_ROW_MULTIPLE)
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
 
-class _Gru(torch.autograd.Function):
+class _GruRecurrence(torch.autograd.Function):
     """The states h' = (1 - z) n + z h of a GRU, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)).
 
     Gates are in the order r, z, n. ``inputs`` are x, the word vectors times the input weights. Captions are sorted by length,
@@ -111,7 +111,7 @@ class _Gru(torch.autograd.Function):
             candidate = torch.mul(reset, recurrent, out=candidates[step])
             candidate.add_(inputs[step, 2 * dim :]).tanh_()
             state = torch.lerp(candidate, state, update, out=after[step])
-        ctx.save_for_backward(low_weight, gates, candidates, states_before.rows[: _round_up(n, _TOTAL_MULTIPLE)])
+        ctx.save_for_backward(low_weight, gates, candidates, states_before.rows[: _round_up(n, _TOTAL_ROW_MULTIPLE)])
         ctx.batch_sizes, ctx.inputs_dtype = batch_sizes, inputs.dtype
         return after
 
@@ -145,11 +145,11 @@ class _Gru(torch.autograd.Function):
         return of_inputs.to(ctx.inputs_dtype), of_weight, of_bias, None, None
 
 
-class _Lstm(torch.autograd.Function):
+class _LstmRecurrence(torch.autograd.Function):
     """The states h' = o tanh(c') of an LSTM, with c' = f c + i g.
 
     The gates are i, f, o = sigmoid(x + W h + b) and g = tanh(x + W h + b), in the order i, f, g, o. Arguments are those of
-    :class:`_Gru`.
+    :class:`_GruRecurrence`.
     """
 
     @staticmethod
@@ -174,7 +174,7 @@ class _Lstm(torch.autograd.Function):
             cells[step] = cell
             cell.mul_(forget).addcmul_(entering, candidate)
             state = torch.mul(out, torch.tanh(cell, out=squashed[step]), out=after[step])
-        ctx.save_for_backward(low_weight, gates, cells, squashed, states_before.rows[: _round_up(n, _TOTAL_MULTIPLE)])
+        ctx.save_for_backward(low_weight, gates, cells, squashed, states_before.rows[: _round_up(n, _TOTAL_ROW_MULTIPLE)])
         ctx.batch_sizes, ctx.inputs_dtype = batch_sizes, inputs.dtype
         return after
 

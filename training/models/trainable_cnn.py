@@ -39,13 +39,13 @@ class TrainableCnn(nn.Module):
         self.network.requires_grad_(True)
         self._drop_unused_modules(extractor.device)
         # Methods, because a module kept under a second name would be saved twice.
-        self._run = torch.compile(self.network.forward) if compiled else self.network.__call__
+        self._run_network = torch.compile(self.network.forward) if compiled else self.network.__call__
         self.train(False)
 
     def forward(self, pixels: UInt8[Tensor, "n n_crops 3 side side"]) -> Float[Tensor, "n *positions dim"]:
         images = normalize_pixels(pixels.flatten(0, 1), self.config.mean, self.config.std, pixels.device)
         keep = not self.checkpointing or not torch.is_grad_enabled()
-        output = self._run(images) if keep else checkpoint(self._run, images, use_reentrant=False)
+        output = self._run_network(images) if keep else checkpoint(self._run_network, images, use_reentrant=False)
         vectors = output.float().unflatten(0, pixels.shape[:2]).mean(1)
         return nn.functional.normalize(vectors, dim=-1) if self.config.normalize else vectors
 

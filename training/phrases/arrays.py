@@ -54,7 +54,7 @@ def sample_mask_per_row(
     return rank < most
 
 
-def padded_lists(
+def pad_lists(
     rows: Int[np.ndarray, " total"], values: Int[np.ndarray, " total"], n_rows: int
 ) -> tuple[Int[np.ndarray, "n_rows longest"], Bool[np.ndarray, "n_rows longest"]]:
     """Return a matrix with the ``values`` of each row, padded with 0, and its mask.
@@ -75,26 +75,26 @@ class KeyedSets:
     """
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
-        self._size = int(values.max(initial=0)) + 1
-        self._pairs = np.unique(keys * self._size + values)
-        self._counts = np.bincount(self._pairs // self._size, minlength=int(keys.max(initial=0)) + 1)
+        self._value_bound = int(values.max(initial=0)) + 1
+        self._pair_codes = np.unique(keys * self._value_bound + values)
+        self._counts = np.bincount(self._pair_codes // self._value_bound, minlength=int(keys.max(initial=0)) + 1)
         self._starts = np.cumsum(self._counts) - self._counts
 
-    def have(self, keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def contain(self, keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each key has the value. Keys and values are broadcast against each other."""
-        wanted = keys * self._size + values
-        places = np.searchsorted(self._pairs, wanted).clip(max=len(self._pairs) - 1)
-        is_there: NDArray[np.bool_] = (self._pairs[places] == wanted) & (values < self._size)
+        wanted = keys * self._value_bound + values
+        places = np.searchsorted(self._pair_codes, wanted).clip(max=len(self._pair_codes) - 1)
+        is_there: NDArray[np.bool_] = (self._pair_codes[places] == wanted) & (values < self._value_bound)
         return is_there
 
-    def sample_another(
+    def sample_other_values(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
         """Return a random value of each key, except the one in ``values``; -1 if the key has no other value."""
         counts, starts = self._counts[keys], self._starts[keys]
-        own = np.searchsorted(self._pairs, keys * self._size + values) - starts
+        own = np.searchsorted(self._pair_codes, keys * self._value_bound + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
-        others = self._pairs[starts + (own + steps) % counts] % self._size
+        others = self._pair_codes[starts + (own + steps) % counts] % self._value_bound
         return np.where(counts > 1, others, -1)
 
 
@@ -104,34 +104,34 @@ class PhraseArrays:
 
     ``image_ids`` : ids of the images.
     ``phrase_ids``, ``caption_ids`` : id of each phrase, and id of its caption.
-    ``image_of`` : index of each phrase's image in ``image_ids``.
-    ``text_of`` : index of each phrase's text among the ``n_texts`` different texts of the data set.
-    ``chain_of`` : index of each phrase's coreference chain (the phrases of an image that mention one object).
-    ``truths`` : ground-truth box of each phrase in float32, or NaN for a phrase without a box.
-    ``types`` : types of each phrase, joined by ``/``.
+    ``image_indices`` : index of each phrase's image in ``image_ids``.
+    ``text_indices`` : index of each phrase's text among the ``n_texts`` different texts of the data set.
+    ``chain_indices`` : index of each phrase's coreference chain (the phrases of an image that mention one object).
+    ``truth_boxes`` : ground-truth box of each phrase in float32, or NaN for a phrase without a box.
+    ``phrase_types`` : types of each phrase, joined by ``/``.
     """
 
     image_ids: Indices
     phrase_ids: Int[np.ndarray, " n"]
     caption_ids: Int[np.ndarray, " n"]
-    image_of: Int[np.ndarray, " n"]
-    text_of: Int[np.ndarray, " n"]
-    chain_of: Int[np.ndarray, " n"]
-    truths: Float[np.ndarray, "n 4"]
-    types: list[str]
+    image_indices: Int[np.ndarray, " n"]
+    text_indices: Int[np.ndarray, " n"]
+    chain_indices: Int[np.ndarray, " n"]
+    truth_boxes: Float[np.ndarray, "n 4"]
+    phrase_types: list[str]
     n_texts: int
 
     def __len__(self) -> int:
         return len(self.phrase_ids)
 
     @property
-    def has_box(self) -> NDArray[np.bool_]:
+    def has_box_mask(self) -> NDArray[np.bool_]:
         """The mask of phrases with a ground-truth box."""
-        located: NDArray[np.bool_] = ~np.isnan(self.truths[:, 0])
+        located: NDArray[np.bool_] = ~np.isnan(self.truth_boxes[:, 0])
         return located
 
 
-def phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhraseArrays:
+def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhraseArrays:
     """Return the phrases of some images, or with ``located`` only phrases with a box. Raises UserError if there are none."""
     number_of = {image.imgid: number for number, image in enumerate(images)}
     text_ids = {text: number for number, text in enumerate(list_phrase_texts(dataset))}
@@ -149,32 +149,33 @@ def phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = Fal
     found = [mention for _, mention, _, _ in rows]
     return PhraseArrays(
         image_ids=np.asarray([image.imgid for image in images], np.int64),
-        phrase_ids=_integers(mention.phrase_id for mention in found),
-        caption_ids=_integers(mention.caption.sentid for mention in found),
-        image_of=_integers(image for image, _, _, _ in rows),
-        text_of=_integers(text for _, _, text, _ in rows),
-        chain_of=_integers(chain for _, _, _, chain in rows),
-        truths=np.asarray([mention.phrase.truth_box or _NO_BOX for mention in found], np.float32),
-        types=["/".join(mention.phrase.types) for mention in found],
+        phrase_ids=_to_int64_array(mention.phrase_id for mention in found),
+        caption_ids=_to_int64_array(mention.caption.sentid for mention in found),
+        image_indices=_to_int64_array(image for image, _, _, _ in rows),
+        text_indices=_to_int64_array(text for _, _, text, _ in rows),
+        chain_indices=_to_int64_array(chain for _, _, _, chain in rows),
+        truth_boxes=np.asarray([mention.phrase.truth_box or _NO_BOX for mention in found], np.float32),
+        phrase_types=["/".join(mention.phrase.types) for mention in found],
         n_texts=len(text_ids),
     )
 
 
-def truth_regions(phrases: PhraseArrays, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
+def find_truth_regions(phrases: PhraseArrays, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
     """Return the index in ``truths`` of each phrase's ground-truth region.
 
     Raises UserError if the cache ``name`` lacks the box of a phrase.
     """
-    keys = zip(truths.image_of.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
+    keys = zip(truths.image_indices.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     number_of = {key: number for number, key in enumerate(keys)}
-    wanted = zip(phrases.image_of.tolist(), map(bytes, phrases.truths + np.float32(0)), strict=True)
+    wanted = zip(phrases.image_indices.tolist(), map(bytes, phrases.truth_boxes + np.float32(0)), strict=True)
     indices = [number_of.get(key, -1) for key in wanted]
     if -1 in indices:
         first = indices.index(-1)
-        box = ", ".join(f"{side:g}" for side in phrases.truths[first].tolist())
+        box = ", ".join(f"{side:g}" for side in phrases.truth_boxes[first].tolist())
         raise UserError(
             f"{name}: {indices.count(-1)} of {len(indices)} ground-truth boxes have no features, the first is ({box}) of "
-            f"image {phrases.image_ids[phrases.image_of[first]]}; extract it with boxes: phrases, of this very dataset.json"
+            f"image {phrases.image_ids[phrases.image_indices[first]]}; extract it with boxes: phrases, of this very "
+            "dataset.json"
         )
     return np.asarray(indices, np.int64)
 
@@ -190,5 +191,5 @@ def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
         raise UserError(f"{cache.path}: not the phrases of {dataset.path}, the first is {texts[wrong[0]]!r}; extract it again")
 
 
-def _integers(values: Iterable[int]) -> Indices:
+def _to_int64_array(values: Iterable[int]) -> Indices:
     return np.fromiter(values, np.int64)

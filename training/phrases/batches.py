@@ -22,33 +22,34 @@ from vse.training.phrases.arrays import (
     KeyedSets,
     PhraseArrays,
     flatten_ranges,
-    padded_lists,
+    pad_lists,
     sample_mask_per_row,
     sample_one_per_row,
 )
 from vse.training.phrases.regions import BoxFeatures
 
 
-class PositiveSettings(Settings):
+class PositiveRegionSettings(Settings):
     """The settings that define positive regions of a phrase (two-branch paper, section 4.1)."""
 
     positives: Literal["truth", "augmented"] = Field(
-        "augmented", description="truth: the ground-truth region only; augmented: also candidates that overlap it"
+        "augmented",
+        description="positive regions of a phrase: truth, the ground-truth region; augmented, also candidates that overlap it",
     )
-    positive_iou: float = Field(0.7, gt=0, le=1, description="augmented: least IoU of a positive candidate with the truth")
+    positive_iou: float = Field(0.7, gt=0, le=1, description="least IoU of a positive candidate with the truth, for augmented")
 
 
-class SamplingSettings(PositiveSettings):
+class SamplingSettings(PositiveRegionSettings):
     """The settings of Algorithm 1 of the two-branch paper."""
 
-    negative_iou: float = Field(0.3, gt=0, le=1, description="candidates below this IoU with the truth are negatives")
+    negative_iou: float = Field(0.3, gt=0, le=1, description="IoU with the truth below which candidates are negatives")
     neighbours: bool = Field(
         False,
         description="neighbourhood sampling, for losses of triplets: add a second phrase for a region that has one in the "
         "batch, and a second region for a phrase that has one",
     )
     negatives: Literal["balanced", "all"] = Field(
-        "balanced", description="for losses of pairs: one negative pair for each positive one, or every negative candidate"
+        "balanced", description="negatives for losses of pairs: one for each positive pair, or every negative candidate"
     )
     candidates: PositiveInt | None = Field(
         None,
@@ -61,11 +62,11 @@ class BatchCandidates:
     """Candidate regions for the pairs of a batch, either all positive or all negative.
 
     ``pair_rows`` : (n,) rows of pairs in the batch, in ascending order.
-    ``regions`` : (n,) indices of the candidates of these pairs.
+    ``region_indices`` : (n,) indices of the candidates of these pairs.
     """
 
     pair_rows: Int[np.ndarray, " n"]
-    regions: Int[np.ndarray, " n"]
+    region_indices: Int[np.ndarray, " n"]
 
 
 class CandidateSampler:
@@ -73,28 +74,34 @@ class CandidateSampler:
 
     ``pairs`` : all training phrases, each with a box.
     ``candidates`` : candidate boxes of the training images.
-    ``truth_of`` : (n_pairs,) index of each pair's ground-truth region among all regions.
+    ``truth_indices`` : (n_pairs,) index of each pair's ground-truth region among all regions.
     ``settings`` : settings of Algorithm 1.
     """
 
     def __init__(
-        self, pairs: PhraseArrays, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
+        self,
+        pairs: PhraseArrays,
+        candidates: BoxFeatures,
+        truth_indices: Int[np.ndarray, " n_pairs"],
+        settings: SamplingSettings,
     ) -> None:
-        self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
+        self.pairs, self.candidates, self.truth_indices, self.settings = pairs, candidates, truth_indices, settings
 
-    def positives_and_negatives(self, batch: Indices, rng: np.random.Generator) -> tuple[BatchCandidates, BatchCandidates]:
+    def find_positives_and_negatives(
+        self, batch: Indices, rng: np.random.Generator
+    ) -> tuple[BatchCandidates, BatchCandidates]:
         """Return all positive candidates of a batch of pairs, and sampled negative candidates.
 
         A candidate is positive or negative by its IoU with the true box of the pair.
         """
-        images = self.pairs.image_of[batch]
-        rows, regions = flatten_ranges(self.candidates.starts[images], self.candidates.counts[images])
-        overlaps = rowwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
+        images = self.pairs.image_indices[batch]
+        rows, regions = flatten_ranges(self.candidates.region_starts[images], self.candidates.region_counts[images])
+        overlaps = rowwise_iou(self.pairs.truth_boxes[batch][rows], self.candidates.boxes[regions])
         positive = overlaps >= self.settings.positive_iou
-        negative = (overlaps < self.settings.negative_iou) & self._sample_candidates(images, rows, regions, rng)
+        negative = (overlaps < self.settings.negative_iou) & self._sample_candidate_mask(images, rows, regions, rng)
         return BatchCandidates(rows[positive], regions[positive]), BatchCandidates(rows[negative], regions[negative])
 
-    def _sample_candidates(
+    def _sample_candidate_mask(
         self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator
     ) -> Bool[np.ndarray, " n"]:
         """Return a mask of randomly sampled candidates. All pairs of an image share one sample.
@@ -104,7 +111,7 @@ class CandidateSampler:
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
         visited = np.unique(images)
-        visits, every = flatten_ranges(self.candidates.starts[visited], self.candidates.counts[visited])
+        visits, every = flatten_ranges(self.candidates.region_starts[visited], self.candidates.region_counts[visited])
         return np.isin(regions, every[sample_mask_per_row(visits, self.settings.candidates, rng)])
 
 
@@ -112,19 +119,20 @@ class CandidateSampler:
 class TripletBatch:
     """Regions and texts to embed, and the triplets among them.
 
-    ``regions`` and ``texts`` hold indices in the data set, each once. Triplets and pairs hold positions in these two arrays.
+    ``region_indices`` and ``text_indices`` hold indices in the data set, each once. Triplets and pairs hold positions in these
+    two arrays.
 
     ``query_regions``, ``positive_texts`` : positive pairs (x, y) with the region as the query.
     ``negative_text_mask`` : mask of the texts y' that are negatives for each query region.
     ``query_texts``, ``positive_regions`` : positive pairs with the text as the query.
     ``negative_regions`` : negatives x' for each query text, from the same image, padded to one length.
     ``negative_region_mask`` : mask of ``negative_regions``, False at the padding.
-    ``region_of_pair``, ``text_of_pair`` : all positive pairs.
-    ``truth_of_pair`` : index in the data set of each pair's ground-truth region.
+    ``pair_regions``, ``pair_texts`` : all positive pairs.
+    ``pair_truths`` : index in the data set of each pair's ground-truth region.
     """
 
-    regions: Int[np.ndarray, " n_regions"]
-    texts: Int[np.ndarray, " n_texts"]
+    region_indices: Int[np.ndarray, " n_regions"]
+    text_indices: Int[np.ndarray, " n_texts"]
     query_regions: Int[np.ndarray, " n_queries"]
     positive_texts: Int[np.ndarray, " n_queries"]
     negative_text_mask: Bool[np.ndarray, "n_queries n_texts"]
@@ -132,9 +140,9 @@ class TripletBatch:
     positive_regions: Int[np.ndarray, " m_queries"]
     negative_regions: Int[np.ndarray, "m_queries longest"]
     negative_region_mask: Bool[np.ndarray, "m_queries longest"]
-    region_of_pair: Int[np.ndarray, " n_pairs"]
-    text_of_pair: Int[np.ndarray, " n_pairs"]
-    truth_of_pair: Int[np.ndarray, " n_pairs"]
+    pair_regions: Int[np.ndarray, " n_pairs"]
+    pair_texts: Int[np.ndarray, " n_pairs"]
+    pair_truths: Int[np.ndarray, " n_pairs"]
 
     @property
     def n_triplets(self) -> int:
@@ -150,50 +158,56 @@ class TripletSampler(CandidateSampler):
     """
 
     def __init__(
-        self, pairs: PhraseArrays, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
+        self,
+        pairs: PhraseArrays,
+        candidates: BoxFeatures,
+        truth_indices: Int[np.ndarray, " n_pairs"],
+        settings: SamplingSettings,
     ) -> None:
-        super().__init__(pairs, candidates, truth_of, settings)
-        self._texts_of_chain = KeyedSets(pairs.chain_of, pairs.text_of)
-        self._truths = np.unique(truth_of, return_inverse=True)[1]
-        self._texts_of_truth = KeyedSets(self._truths, pairs.text_of)
+        super().__init__(pairs, candidates, truth_indices, settings)
+        self._texts_by_chain = KeyedSets(pairs.chain_indices, pairs.text_indices)
+        self._truth_numbers = np.unique(truth_indices, return_inverse=True)[1]
+        self._texts_by_truth = KeyedSets(self._truth_numbers, pairs.text_indices)
 
     def sample(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
-        positive, negative = self.positives_and_negatives(batch, rng)
-        text_of, truth_of = self.pairs.text_of[batch], self.truth_of[batch]
+        positive, negative = self.find_positives_and_negatives(batch, rng)
+        text_indices, truth_indices = self.pairs.text_indices[batch], self.truth_indices[batch]
         every = np.arange(len(batch))
-        regions = self._positive_regions(truth_of, positive, rng)
+        regions = self._choose_positive_regions(truth_indices, positive, rng)
         nothing = np.empty(0, np.int64)
         (of_region, second_texts), (of_phrase, second_regions) = (nothing, nothing), (nothing, nothing)
         if self.settings.neighbours:
             of_region, second_texts = self._sample_second_texts(batch, regions, rng)
-            of_phrase, second_regions = self._sample_second_regions(text_of, regions, truth_of, positive, rng)
+            of_phrase, second_regions = self._sample_second_regions(text_indices, regions, truth_indices, positive, rng)
         as_region, as_phrase = np.concatenate([every, of_region]), np.concatenate([every, of_phrase])
-        asked_regions, their_texts = regions[as_region], np.concatenate([text_of, second_texts])
-        asked_texts, their_regions = text_of[as_phrase], np.concatenate([regions, second_regions])
-        texts, embedded = np.unique(their_texts), np.unique(np.concatenate([their_regions, negative.regions]))
-        negatives = np.searchsorted(embedded, negative.regions)
-        negative_regions, negative_region_mask = padded_lists(negative.pair_rows, negatives, len(batch))
+        asked_regions, their_texts = regions[as_region], np.concatenate([text_indices, second_texts])
+        asked_texts, their_regions = text_indices[as_phrase], np.concatenate([regions, second_regions])
+        texts, embedded = np.unique(their_texts), np.unique(np.concatenate([their_regions, negative.region_indices]))
+        negatives = np.searchsorted(embedded, negative.region_indices)
+        negative_regions, negative_region_mask = pad_lists(negative.pair_rows, negatives, len(batch))
         return TripletBatch(
-            regions=embedded,
-            texts=texts,
+            region_indices=embedded,
+            text_indices=texts,
             query_regions=np.searchsorted(embedded, asked_regions),
             positive_texts=np.searchsorted(texts, their_texts),
-            negative_text_mask=self._negative_texts(batch[as_region], texts),
+            negative_text_mask=self._mask_negative_texts(batch[as_region], texts),
             query_texts=np.searchsorted(texts, asked_texts),
             positive_regions=np.searchsorted(embedded, their_regions),
             negative_regions=negative_regions[as_phrase],
             negative_region_mask=negative_region_mask[as_phrase],
-            region_of_pair=np.searchsorted(embedded, np.concatenate([asked_regions, second_regions])),
-            text_of_pair=np.searchsorted(texts, np.concatenate([their_texts, text_of[of_phrase]])),
-            truth_of_pair=truth_of[np.concatenate([as_region, of_phrase])],
+            pair_regions=np.searchsorted(embedded, np.concatenate([asked_regions, second_regions])),
+            pair_texts=np.searchsorted(texts, np.concatenate([their_texts, text_indices[of_phrase]])),
+            pair_truths=truth_indices[np.concatenate([as_region, of_phrase])],
         )
 
-    def _positive_regions(self, truth_of: Indices, positive: BatchCandidates, rng: np.random.Generator) -> Indices:
+    def _choose_positive_regions(self, truth_indices: Indices, positive: BatchCandidates, rng: np.random.Generator) -> Indices:
         """Return a positive region for each pair (Algorithm 1, step 2): the ground truth or, if augmented, a random one."""
         if self.settings.positives == "truth":
-            return truth_of
-        rows = np.concatenate([np.arange(len(truth_of)), positive.pair_rows])
-        chosen: Indices = np.concatenate([truth_of, positive.regions])[sample_one_per_row(rows, len(truth_of), rng)]
+            return truth_indices
+        rows = np.concatenate([np.arange(len(truth_indices)), positive.pair_rows])
+        chosen: Indices = np.concatenate([truth_indices, positive.region_indices])[
+            sample_one_per_row(rows, len(truth_indices), rng)
+        ]
         return chosen
 
     def _sample_second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
@@ -202,31 +216,40 @@ class TripletSampler(CandidateSampler):
         The text is another one of the same coreference chain. Returns for each such region the row of its first pair in the
         batch, and the second text. Regions without another text are left out.
         """
-        alone = _first_rows_with_one_partner(regions, self.pairs.text_of[batch])
-        others = self._texts_of_chain.sample_another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
+        alone = _first_rows_with_one_partner(regions, self.pairs.text_indices[batch])
+        others = self._texts_by_chain.sample_other_values(
+            self.pairs.chain_indices[batch[alone]], self.pairs.text_indices[batch[alone]], rng
+        )
         return alone[others >= 0], others[others >= 0]
 
     def _sample_second_regions(
-        self, text_of: Indices, regions: Indices, truth_of: Indices, positive: BatchCandidates, rng: np.random.Generator
+        self,
+        text_indices: Indices,
+        regions: Indices,
+        truth_indices: Indices,
+        positive: BatchCandidates,
+        rng: np.random.Generator,
     ) -> tuple[Indices, Indices]:
         """Sample a second positive region for each text of the batch that has a single region (Algorithm 1, step 3c ii).
 
         Returns for each such text the row of its first pair in the batch, and the second region.
         """
-        alone = _first_rows_with_one_partner(text_of, regions)
+        alone = _first_rows_with_one_partner(text_indices, regions)
         if self.settings.positives == "truth":
             return alone[:0], alone[:0]
-        rows = np.concatenate([np.arange(len(truth_of)), positive.pair_rows])
-        every = np.concatenate([truth_of, positive.regions])
+        rows = np.concatenate([np.arange(len(truth_indices)), positive.pair_rows])
+        every = np.concatenate([truth_indices, positive.region_indices])
         other = every != regions[rows]
         rows, every = rows[other], every[other]
-        chosen = sample_one_per_row(rows, len(truth_of), rng)[alone]
+        chosen = sample_one_per_row(rows, len(truth_indices), rng)[alone]
         return alone[chosen >= 0], every[chosen[chosen >= 0]]
 
-    def _negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:
+    def _mask_negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:
         """Return a mask of the texts that are negatives for the region of each pair (Algorithm 1, step 3a)."""
-        own = self._texts_of_chain.have(self.pairs.chain_of[pairs][:, None], texts[None])
-        negatives: Bool[np.ndarray, "n m"] = ~(own | self._texts_of_truth.have(self._truths[pairs][:, None], texts[None]))
+        own = self._texts_by_chain.contain(self.pairs.chain_indices[pairs][:, None], texts[None])
+        negatives: Bool[np.ndarray, "n m"] = ~(
+            own | self._texts_by_truth.contain(self._truth_numbers[pairs][:, None], texts[None])
+        )
         return negatives
 
 
@@ -248,7 +271,7 @@ def triplet_cost(
     with torch.no_grad():
         cost = Cost(total, loss.total_cost(*loss.with_collapsed_scores(*query_scores)), query_scores)
     of_region, of_text, of_truth = (
-        torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
+        torch.from_numpy(indices).to(device) for indices in (batch.pair_regions, batch.pair_texts, batch.pair_truths)
     )
     for weight, side, own, others in ((loss.lambda3, regions, of_region, of_text), (loss.lambda4, phrases, of_text, of_truth)):
         if not weight:
@@ -287,15 +310,15 @@ def _first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
 class LabelledBatch:
     """Regions and phrases to embed, and labelled pairs of them.
 
-    ``regions``, ``texts`` : indices of regions and of texts in the data set, each once.
-    ``region_of_pair``, ``text_of_pair`` : positions of each pair in ``regions`` and ``texts``.
+    ``region_indices``, ``text_indices`` : indices of regions and of texts in the data set, each once.
+    ``pair_regions``, ``pair_texts`` : positions of each pair in ``region_indices`` and ``text_indices``.
     ``labels`` : 1 for a positive pair, -1 for a negative pair.
     """
 
-    regions: Int[np.ndarray, " n_regions"]
-    texts: Int[np.ndarray, " n_texts"]
-    region_of_pair: Int[np.ndarray, " n_pairs"]
-    text_of_pair: Int[np.ndarray, " n_pairs"]
+    region_indices: Int[np.ndarray, " n_regions"]
+    text_indices: Int[np.ndarray, " n_texts"]
+    pair_regions: Int[np.ndarray, " n_pairs"]
+    pair_texts: Int[np.ndarray, " n_pairs"]
     labels: Int[np.ndarray, " n_pairs"]
 
 
@@ -303,15 +326,15 @@ class PairSampler(CandidateSampler):
     """A sampler of positive and negative pairs (Algorithm 1, steps 2 and 3, for the similarity network)."""
 
     def sample(self, batch: Indices, rng: np.random.Generator) -> LabelledBatch:
-        positive, negative = self.positives_and_negatives(batch, rng)
-        rows, regions = np.arange(len(batch)), self.truth_of[batch]
+        positive, negative = self.find_positives_and_negatives(batch, rng)
+        rows, regions = np.arange(len(batch)), self.truth_indices[batch]
         if self.settings.positives == "augmented":
-            rows, regions = np.concatenate([rows, positive.pair_rows]), np.concatenate([regions, positive.regions])
+            rows, regions = np.concatenate([rows, positive.pair_rows]), np.concatenate([regions, positive.region_indices])
         wrong = (
             negative if self.settings.negatives == "all" else _sample_negative_per_positive(rows, negative, len(batch), rng)
         )
-        embedded, of_region = np.unique(np.concatenate([regions, wrong.regions]), return_inverse=True)
-        of_pair = self.pairs.text_of[batch][np.concatenate([rows, wrong.pair_rows])]
+        embedded, of_region = np.unique(np.concatenate([regions, wrong.region_indices]), return_inverse=True)
+        of_pair = self.pairs.text_indices[batch][np.concatenate([rows, wrong.pair_rows])]
         texts, of_text = np.unique(of_pair, return_inverse=True)
         return LabelledBatch(embedded, texts, of_region, of_text, np.repeat([1, -1], [len(rows), len(wrong.pair_rows)]))
 
@@ -330,7 +353,7 @@ def _sample_negative_per_positive(
     asked = np.where(np.isin(rows, having), rows, others)
     starts = np.searchsorted(negative.pair_rows, asked)
     counts = np.bincount(negative.pair_rows, minlength=n_rows)[asked]
-    return BatchCandidates(asked, negative.regions[starts + rng.integers(0, counts)])
+    return BatchCandidates(asked, negative.region_indices[starts + rng.integers(0, counts)])
 
 
 def pair_cost(
@@ -343,7 +366,7 @@ def pair_cost(
     """Return the loss of a batch of labelled pairs (two-branch paper, Eq. 7), and its loss if all scores were 0."""
     device = regions.device
     rows, columns, labels = (
-        torch.from_numpy(indices).to(device) for indices in (batch.region_of_pair, batch.text_of_pair, batch.labels)
+        torch.from_numpy(indices).to(device) for indices in (batch.pair_regions, batch.pair_texts, batch.labels)
     )
     scores = similarity.score_pairs((regions,), (phrases,), rows, columns)
     with torch.no_grad():

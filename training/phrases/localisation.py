@@ -19,13 +19,13 @@ from vse.training.models.build import Model
 from vse.training.phrases.arrays import PhraseArrays, flatten_ranges
 from vse.training.phrases.regions import RegionInputs
 
-_BLOCK_IMAGES = 32  # images whose regions are embedded at once
-_BLOCK_PAIRS = 2**15  # pairs that are scored at once
-_BLOCK_SCORED_IMAGES = 8  # images whose regions are embedded and scored with all texts at once
-_BLOCK_TEXTS = 2048  # texts that are embedded at once
+_IMAGES_PER_BLOCK = 32  # images whose regions are embedded at once
+_PAIRS_PER_BLOCK = 2**15  # pairs that are scored at once
+_SCORED_IMAGES_PER_BLOCK = 8  # images whose regions are embedded and scored with all texts at once
+_TEXTS_PER_BLOCK = 2048  # texts that are embedded at once
 
 
-class PhraseVectors(Protocol):
+class PhraseInputs(Protocol):
     """Vectors of phrases, as inputs of a model. One implementation is :class:`vse.training.data.images.CachedFeatures`."""
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
@@ -37,74 +37,76 @@ class PhraseSplit:
     """The phrases of a split, with the model's inputs for their texts and for the regions of their images."""
 
     phrases: PhraseArrays
-    regions: RegionInputs
-    texts: PhraseVectors
+    region_inputs: RegionInputs
+    text_inputs: PhraseInputs
 
     @property
-    def offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
+    def score_offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
         """The offsets of the scores: ``offsets[k]:offsets[k + 1]`` are the scores of phrase k with its image's candidates."""
-        counts = self.regions.candidates.counts[self.phrases.image_of]
+        counts = self.region_inputs.candidates.region_counts[self.phrases.image_indices]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     @property
-    def candidates(self) -> Int[np.ndarray, " n"]:
+    def candidate_indices(self) -> Int[np.ndarray, " n"]:
         """The index of each score's candidate box among the candidates of all images."""
-        candidates, images = self.regions.candidates, self.phrases.image_of
-        return flatten_ranges(candidates.starts[images], candidates.counts[images])[1]
+        candidates, images = self.region_inputs.candidates, self.phrases.image_indices
+        return flatten_ranges(candidates.region_starts[images], candidates.region_counts[images])[1]
 
     def rank_candidates(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
         """Return the rank of the best right candidate for each phrase with a box.
 
         A candidate is right if its IoU with the true box is at least ``iou``. The order of ``scores`` is that of
-        :attr:`offsets`.
+        :attr:`score_offsets`.
         """
-        located = self.phrases.has_box
-        rows = np.repeat(located, np.diff(self.offsets))
-        counts = np.diff(self.offsets)[located]
+        located = self.phrases.has_box_mask
+        rows = np.repeat(located, np.diff(self.score_offsets))
+        counts = np.diff(self.score_offsets)[located]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        boxes = self.regions.candidates.boxes[self.candidates[rows]]
-        return phrase_ranks(scores[rows], boxes, offsets, self.phrases.truths[located], iou)
+        boxes = self.region_inputs.candidates.boxes[self.candidate_indices[rows]]
+        return phrase_ranks(scores[rows], boxes, offsets, self.phrases.truth_boxes[located], iou)
 
     def recall_bound(self) -> float:
         """Return the upper bound of R@K: the percentage of phrases with a box that have a right candidate."""
-        ranks = self.rank_candidates(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        ranks = self.rank_candidates(np.zeros(int(self.score_offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED).mean())
 
-    def expected_rsum(self) -> float:
-        """Return the expected ``rsum`` of random scores (see :func:`recalls`). The top k count as k independent draws."""
-        candidates = np.diff(self.offsets)[self.phrases.has_box]
-        ranks = self.rank_candidates(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+    def expected_random_rsum(self) -> float:
+        """Return the expected ``rsum`` of random scores (:func:`compute_recalls`). The top k count as k independent draws."""
+        candidates = np.diff(self.score_offsets)[self.phrases.has_box_mask]
+        ranks = self.rank_candidates(np.zeros(int(self.score_offsets[-1]), np.float32)).ranks
         right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
         share = right / np.maximum(candidates, 1)
         return float(sum(100 * (1 - (1 - share) ** k).mean() for k in DEFAULT_KS))
 
 
-def recalls(outcome: PhraseRanks) -> dict[str, float]:
+def compute_recalls(outcome: PhraseRanks) -> dict[str, float]:
     """Return R@1, R@5 and R@10 of phrases, in percent, and their sum ``rsum``."""
     found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in DEFAULT_KS}
     return {**found, "rsum": sum(found.values())}
 
 
 def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
-    """Return the scores of every phrase with the candidates of its image, in the order of :attr:`PhraseSplit.offsets`."""
+    """Return the scores of each phrase with the candidates of its image, in the order of :attr:`PhraseSplit.score_offsets`."""
     model.eval()
     parts = [np.empty(0, np.float32)]
     with torch.inference_mode():
-        for images, phrases in _image_blocks(split.phrases):
-            candidates = split.regions.candidates
-            regions = flatten_ranges(candidates.starts[images], candidates.counts[images])[1]
+        for images, phrases in _iterate_image_blocks(split.phrases):
+            candidates = split.region_inputs.candidates
+            regions = flatten_ranges(candidates.region_starts[images], candidates.region_counts[images])[1]
             if not len(regions):
                 continue
-            texts, text_of = np.unique(split.phrases.text_of[phrases], return_inverse=True)
-            of_phrases = split.phrases.image_of[phrases]
-            rows, columns = flatten_ranges(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
-            embedded = model.embed_images(split.regions.read(regions))[0]
-            embedded_texts = model.embed_captions(*split.texts.read(texts))[0]
-            parts.append(scores_of_pairs(model, embedded, embedded_texts, columns, text_of[rows]))
+            texts, text_indices = np.unique(split.phrases.text_indices[phrases], return_inverse=True)
+            of_phrases = split.phrases.image_indices[phrases]
+            rows, columns = flatten_ranges(
+                candidates.region_starts[of_phrases] - regions[0], candidates.region_counts[of_phrases]
+            )
+            embedded = model.embed_images(split.region_inputs.read(regions))[0]
+            embedded_texts = model.embed_captions(*split.text_inputs.read(texts))[0]
+            parts.append(score_embedded_pairs(model, embedded, embedded_texts, columns, text_indices[rows]))
     return np.concatenate(parts)
 
 
-def scores_of_pairs(
+def score_embedded_pairs(
     model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
     """Return the scores of pairs of embedded regions and phrases; pair k is ``rows[k]`` and ``columns[k]``.
@@ -112,9 +114,9 @@ def scores_of_pairs(
     The scores are cosines if the model compares single vectors.
     """
     parts = [np.empty(0, np.float32)]
-    for start in range(0, len(rows), _BLOCK_PAIRS):
-        some = (torch.from_numpy(indices[start : start + _BLOCK_PAIRS]).to(regions.device) for indices in (rows, columns))
-        if model.pairwise:
+    for start in range(0, len(rows), _PAIRS_PER_BLOCK):
+        some = (torch.from_numpy(indices[start : start + _PAIRS_PER_BLOCK]).to(regions.device) for indices in (rows, columns))
+        if model.scores_every_pair:
             scores = model.score_pairs((regions,), (phrases,), *some)
         else:
             scores = torch.linalg.vecdot(*(side[where] for side, where in zip((regions, phrases), some, strict=True)))
@@ -122,62 +124,64 @@ def scores_of_pairs(
     return np.concatenate(parts)
 
 
-def _image_blocks(phrases: PhraseArrays) -> Iterator[tuple[Indices, slice]]:
+def _iterate_image_blocks(phrases: PhraseArrays) -> Iterator[tuple[Indices, slice]]:
     """Yield the indices of consecutive images, and the slice of their phrases."""
-    for start in range(0, len(phrases.image_ids), _BLOCK_IMAGES):
-        stop = min(start + _BLOCK_IMAGES, len(phrases.image_ids))
-        first, end = np.searchsorted(phrases.image_of, [start, stop])
+    for start in range(0, len(phrases.image_ids), _IMAGES_PER_BLOCK):
+        stop = min(start + _IMAGES_PER_BLOCK, len(phrases.image_ids))
+        first, end = np.searchsorted(phrases.image_indices, [start, stop])
         if first < end:
             yield np.arange(start, stop), slice(int(first), int(end))
 
 
-def sentence_scores(
-    model: Model, split: PhraseSplit, caption_of: Int[np.ndarray, " n_phrases"], n_captions: int
+def compute_sentence_scores(
+    model: Model, split: PhraseSplit, caption_indices: Int[np.ndarray, " n_phrases"], n_captions: int
 ) -> Float[np.ndarray, "n_images n_captions"]:
     """Return the scores of all images of a split with all captions (two-branch paper, section 5.6, Eq. 8).
 
     For an image with regions R and a caption with phrases P, the score is the mean over p in P of the maximum over r in R of
     s(r, p). If the model compares single vectors, s(r, p) = -||r - p||; otherwise s is the model's score. An image without a
-    region, and a caption without a phrase, get the lowest score. ``caption_of`` is the index of each phrase's caption.
+    region, and a caption without a phrase, get the lowest score. ``caption_indices`` is the index of each phrase's caption.
     """
     model.eval()
-    used, text_of = np.unique(split.phrases.text_of, return_inverse=True)
-    n_phrases = torch.from_numpy(np.bincount(caption_of, minlength=n_captions))
+    used, text_indices = np.unique(split.phrases.text_indices, return_inverse=True)
+    n_phrases = torch.from_numpy(np.bincount(caption_indices, minlength=n_captions))
     means = torch.zeros(len(split.phrases.image_ids), n_captions)
     with torch.inference_mode(), progress_bar(total=len(means), desc="sentences", unit="image") as bar:
-        parts = np.split(used, range(_BLOCK_TEXTS, len(used), _BLOCK_TEXTS))
-        texts = torch.cat([model.embed_captions(*split.texts.read(part))[0] for part in parts])
-        for rows, best in _best_scores(model, split, texts):
-            means[rows].index_add_(1, torch.from_numpy(caption_of), best[:, text_of])
+        parts = np.split(used, range(_TEXTS_PER_BLOCK, len(used), _TEXTS_PER_BLOCK))
+        texts = torch.cat([model.embed_captions(*split.text_inputs.read(part))[0] for part in parts])
+        for rows, best in _iterate_best_scores(model, split, texts):
+            means[rows].index_add_(1, torch.from_numpy(caption_indices), best[:, text_indices])
             bar.update(len(best))
     means /= n_phrases.clamp(min=1)
-    fits = torch.from_numpy(split.regions.candidates.counts > 0)[:, None] & (n_phrases > 0)
+    fits = torch.from_numpy(split.region_inputs.candidates.region_counts > 0)[:, None] & (n_phrases > 0)
     means[~fits] = means[fits].min() if fits.any() else 0.0
     return means.numpy()
 
 
-def _best_scores(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
+def _iterate_best_scores(
+    model: Model, split: PhraseSplit, texts: Tensor
+) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
     """Yield the highest score of each image's regions with each text, in blocks of consecutive images.
 
     An image without regions gets zeros, as placeholders.
     """
-    candidates = split.regions.candidates
-    for start in range(0, len(candidates.starts), _BLOCK_SCORED_IMAGES):
-        rows = slice(start, min(start + _BLOCK_SCORED_IMAGES, len(candidates.starts)))
-        counts = candidates.counts[rows].tolist()
-        first = int(candidates.starts[start])
+    candidates = split.region_inputs.candidates
+    for start in range(0, len(candidates.region_starts), _SCORED_IMAGES_PER_BLOCK):
+        rows = slice(start, min(start + _SCORED_IMAGES_PER_BLOCK, len(candidates.region_starts)))
+        counts = candidates.region_counts[rows].tolist()
+        first = int(candidates.region_starts[start])
         regions = np.arange(first, first + sum(counts))
         best = torch.zeros(len(counts), len(texts))
         if len(regions):
-            scores = _region_scores(model, model.embed_images(split.regions.read(regions))[0], texts)
+            scores = _score_regions(model, model.embed_images(split.region_inputs.read(regions))[0], texts)
             for row, of_image in enumerate(torch.split(scores, counts)):
                 if len(of_image):
                     best[row] = of_image.amax(0)
         yield rows, best
 
 
-def _region_scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
-    if model.pairwise:
+def _score_regions(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
+    if model.scores_every_pair:
         scores: Tensor = model.similarity((regions,), (texts,))
         return scores.float().cpu()
     squares = regions.square().sum(1, keepdim=True) + texts.square().sum(1) - 2 * (regions @ texts.T)

@@ -15,7 +15,7 @@ from vse.features.cache.reader import FeatureReader, RegionBoxes
 from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedFeatures, Indices
 
-Coordinates = Literal["none", "appended", "alone"]
+CoordinateUse = Literal["none", "appended", "alone"]
 N_COORDINATES = 5
 
 
@@ -26,10 +26,10 @@ class BoxFeatures(CachedFeatures):
     regions with boxes.
 
     ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
-    ``image_of`` : (n_regions,) index of each region's image.
-    ``starts`` : (n_images,) index of each image's first region.
-    ``counts`` : (n_images,) number of regions of each image.
-    ``sizes`` : (n_images, 2) width and height of each image in pixels.
+    ``image_indices`` : (n_regions,) index of each region's image.
+    ``region_starts`` : (n_images,) index of each image's first region.
+    ``region_counts`` : (n_images,) number of regions of each image.
+    ``image_sizes`` : (n_images, 2) width and height of each image in pixels.
     """
 
     def __init__(
@@ -39,31 +39,31 @@ class BoxFeatures(CachedFeatures):
             raise UserError(f"{cache.path} holds {cache.describe()}; regions with boxes are needed (vse-extract boxes)")
         super().__init__(FeatureReader(cache, 0, mapped=False), image_ids, device, memory_gb, used_gb)
         self.dim = cache.dim
-        self.starts, self.counts = self._starts, self._counts
-        self.image_of = np.repeat(np.arange(len(image_ids)), self._counts)
-        within = np.arange(len(self.image_of)) - self._starts[self.image_of]
+        self.region_starts, self.region_counts = self._vector_starts, self._vector_counts
+        self.image_indices = np.repeat(np.arange(len(image_ids)), self._vector_counts)
+        within = np.arange(len(self.image_indices)) - self._vector_starts[self.image_indices]
         every = RegionBoxes(cache)
-        self.boxes = every.boxes[every.offsets[self._rows][self.image_of] + within]
-        self.sizes = every.image_size[self._rows]
+        self.boxes = every.boxes[every.offsets[self._cache_rows][self.image_indices] + within]
+        self.image_sizes = every.image_size[self._cache_rows]
         if not np.isfinite(self.boxes).all():
             raise UserError(f"{cache.path}: has boxes that are not finite (NaN); extract it again")
 
     def __len__(self) -> int:
-        return len(self.image_of)
+        return len(self.image_indices)
 
-    def vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
+    def read_vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
         """Return the vectors of some regions. A read from the cache reads each image once."""
-        if self._kept is not None:
-            return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
-        images, which = np.unique(self.image_of[regions], return_inverse=True)
-        rows = self._rows[images]
+        if self._vectors_in_memory is not None:
+            return self._vectors_in_memory.index_select(0, torch.from_numpy(regions).to(self._device)).float()
+        images, which = np.unique(self.image_indices[regions], return_inverse=True)
+        rows = self._cache_rows[images]
         sets = self._reader.padded_regions(rows).features
-        vectors = sets[which, regions - self.starts[images][which]].reshape(-1, self.dim)
+        vectors = sets[which, regions - self.region_starts[images][which]].reshape(-1, self.dim)
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 
-    def coordinates(self, regions: Indices) -> Float[np.ndarray, "n 5"]:
+    def compute_coordinates(self, regions: Indices) -> Float[np.ndarray, "n 5"]:
         """Return x1, y1, x2, y2 and the area of some regions, relative to the size of the image."""
-        sides = np.tile(self.sizes[self.image_of[regions]], 2).clip(min=1)
+        sides = np.tile(self.image_sizes[self.image_indices[regions]], 2).clip(min=1)
         relative = self.boxes[regions].astype(np.float64) / sides
         area = (relative[:, 2:] - relative[:, :2]).prod(1, keepdims=True)
         return np.concatenate([relative, area], 1)
@@ -76,7 +76,7 @@ class RegionInputs:
     """
 
     def __init__(
-        self, candidates: BoxFeatures, truths: BoxFeatures | None, coordinates: Coordinates, device: torch.device
+        self, candidates: BoxFeatures, truths: BoxFeatures | None, coordinates: CoordinateUse, device: torch.device
     ) -> None:
         if truths is not None and truths.dim != candidates.dim:
             raise UserError(
@@ -86,7 +86,7 @@ class RegionInputs:
 
     @property
     def dim(self) -> int:
-        return input_length(self.candidates.dim, self._coordinates)
+        return region_input_dim(self.candidates.dim, self._coordinates)
 
     def read(self, regions: Indices) -> Float[Tensor, "n dim"]:
         is_truth = regions >= len(self.candidates)
@@ -99,11 +99,11 @@ class RegionInputs:
 
     def _read_from(self, source: BoxFeatures, regions: Indices) -> Tensor:
         if self._coordinates == "none":
-            return source.vectors(regions)
-        coordinates = move_tensor(torch.from_numpy(source.coordinates(regions)).float(), self._device)
-        return coordinates if self._coordinates == "alone" else torch.cat([source.vectors(regions), coordinates], 1)
+            return source.read_vectors(regions)
+        coordinates = move_tensor(torch.from_numpy(source.compute_coordinates(regions)).float(), self._device)
+        return coordinates if self._coordinates == "alone" else torch.cat([source.read_vectors(regions), coordinates], 1)
 
 
-def input_length(dim: int, coordinates: Coordinates) -> int:
+def region_input_dim(dim: int, coordinates: CoordinateUse) -> int:
     """Return the length of a model's input for a region whose cached vector has ``dim`` numbers."""
     return {"none": dim, "appended": dim + N_COORDINATES, "alone": N_COORDINATES}[coordinates]

@@ -27,16 +27,16 @@ from vse.training.phrases.batches import (
     triplet_cost,
 )
 from vse.training.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
-from vse.training.solvers.base import Solver, Task
-from vse.training.solvers.cca import Cca, CcaFields, PairBlock
+from vse.training.solvers.base import Solver, TrainingTask
+from vse.training.solvers.cca import CcaSolver, CommonCcaSettings, PairBlock
 from vse.training.solvers.epochs import GradientSolver
 
-_CHANCE_MARGIN = 1.05  # a model counts as no better than chance up to this factor times the rsum of random scores
-_OUT_OF_MEMORY = (
+_CHANCE_FACTOR = 1.05  # a model counts as no better than chance up to this factor times the rsum of random scores
+_OUT_OF_MEMORY_ADVICE = (
     "--set solver.candidates=50 uses fewer negatives of an image, train.sampling=by_image fewer images in a batch; or lower "
     "train.batch_size, or --set train.features_in_memory=false"
 )
-_BLOCK_IMAGES = 32  # images whose pairs are in memory at once
+_IMAGES_PER_BLOCK = 32  # images whose pairs are in memory at once
 
 
 class PhraseGradientSettings(PhraseSettings, SamplingSettings):
@@ -48,7 +48,7 @@ class PhraseGradientSettings(PhraseSettings, SamplingSettings):
 
     name: Literal["phrases"] = "phrases"
 
-    def build(self, task: Task) -> Solver:
+    def build(self, task: TrainingTask) -> Solver:
         assert isinstance(task, PhraseTask)
         return PhraseTrainer(task, self)
 
@@ -57,7 +57,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
     """A solver that trains a model by gradients on batches of region-phrase pairs."""
 
     task: PhraseTask
-    out_of_memory_advice = _OUT_OF_MEMORY
+    out_of_memory_advice = _OUT_OF_MEMORY_ADVICE
 
     def __init__(self, task: PhraseTask, settings: PhraseGradientSettings) -> None:
         if settings.neighbours and not task.loss.is_ranking:
@@ -65,19 +65,19 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         if (task.loss.lambda3 or task.loss.lambda4) and not settings.neighbours:
             raise UserError("loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true")
         super().__init__(task)
-        sampled = task.train.phrases, task.train.regions.candidates, task.truth_of, settings
-        self._triplets, self._pairs = TripletSampler(*sampled), PairSampler(*sampled)
+        sampled = task.train_split.phrases, task.train_split.region_inputs.candidates, task.truth_indices, settings
+        self._triplet_sampler, self._pair_sampler = TripletSampler(*sampled), PairSampler(*sampled)
 
     @property
     def chance_rsum(self) -> float:
-        return _CHANCE_MARGIN * self.task.val.expected_rsum()
+        return _CHANCE_FACTOR * self.task.val_split.expected_random_rsum()
 
     def batches(self, epoch: int) -> Sequence[Indices]:
-        settings, pairs = self.settings, self.task.train.phrases
-        return settings.sampling.batches_of_epoch(pairs.image_of, settings.batch_size, self.task.seed, epoch)
+        settings, pairs = self.settings, self.task.train_split.phrases
+        return settings.sampling.build_epoch_batches(pairs.image_indices, settings.batch_size, self.task.seed, epoch)
 
     def train_batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
-        loss = self.task.loss_of(self.progress.epoch)
+        loss = self.task.select_loss(self.progress.epoch)
         for batch in batches:
             yield self.step(batch, loss)
 
@@ -87,13 +87,13 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         torch.manual_seed(self.step_seed(1))
         self.start_step()
         triplets = isinstance(loss, RankingLoss)
-        samples = self._triplets.sample(batch, rng) if triplets else self._pairs.sample(batch, rng)
-        train, similarity = self.task.train, self.model.similarity
+        samples = self._triplet_sampler.sample(batch, rng) if triplets else self._pair_sampler.sample(batch, rng)
+        train, similarity = self.task.train_split, self.model.similarity
         with autocast(self.settings.precision, self.device):
-            regions = self.model.embed_images(train.regions.read(samples.regions))[0]
-            phrases = self.model.embed_captions(*train.texts.read(samples.texts))[0]
+            regions = self.model.embed_images(train.region_inputs.read(samples.region_indices))[0]
+            phrases = self.model.embed_captions(*train.text_inputs.read(samples.text_indices))[0]
         # distances are computed in float32, the scores of a similarity network in the precision of the step
-        with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
+        with autocast(self.settings.precision, self.device) if self.model.scores_every_pair else nullcontext():
             if isinstance(samples, TripletBatch):
                 assert isinstance(loss, RankingLoss)
                 cost = triplet_cost(samples, regions, phrases, similarity, loss)
@@ -103,21 +103,21 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         self.scale_cost(cost.value, loss).backward()  # type: ignore[no-untyped-call]
         if self.ends_update():
             self.take_step()
-        return cost.value.detach().double(), cost.collapsed.double()
+        return cost.value.detach().double(), cost.collapsed_value.double()
 
 
-class PhraseCcaSettings(PhraseSettings, CcaFields):
+class PhraseCcaSettings(PhraseSettings, CommonCcaSettings):
     """Canonical correlation analysis of positive region-phrase pairs, see the solver ``cca``."""
 
     name: Literal["phrases_cca"] = "phrases_cca"
     uses_loss: ClassVar = False
 
-    def build(self, task: Task) -> Solver:
+    def build(self, task: TrainingTask) -> Solver:
         assert isinstance(task, PhraseTask)
-        return PhraseCca(task, self)
+        return PhraseCcaSolver(task, self)
 
 
-class PhraseCca(Cca, PhraseSolver):
+class PhraseCcaSolver(CcaSolver, PhraseSolver):
     """CCA of each phrase with its ground-truth region and, for ``positives: augmented``, with candidates that overlap it."""
 
     task: PhraseTask
@@ -125,21 +125,26 @@ class PhraseCca(Cca, PhraseSolver):
     def __init__(self, task: PhraseTask, settings: PhraseCcaSettings) -> None:
         super().__init__(task, settings)
         chosen = SamplingSettings(positives=settings.positives, positive_iou=settings.positive_iou)
-        self._candidates = CandidateSampler(task.train.phrases, task.train.regions.candidates, task.truth_of, chosen)
+        self._candidate_sampler = CandidateSampler(
+            task.train_split.phrases, task.train_split.region_inputs.candidates, task.truth_indices, chosen
+        )
 
-    def blocks(self) -> Iterator[PairBlock]:
-        train, rng = self.task.train, np.random.default_rng(0)  # positives are not sampled
+    def pair_blocks(self) -> Iterator[PairBlock]:
+        train, rng = self.task.train_split, np.random.default_rng(0)  # positives are not sampled
         n_images = len(train.phrases.image_ids)
         with progress_bar(total=n_images, desc="covariances", unit="image") as bar:
-            for start in range(0, n_images, _BLOCK_IMAGES):
-                stop = min(start + _BLOCK_IMAGES, n_images)
-                pairs = np.arange(*np.searchsorted(train.phrases.image_of, [start, stop]))
-                rows, positives = np.arange(len(pairs)), self.task.truth_of[pairs]
-                if self._candidates.settings.positives == "augmented":
-                    positive, _ = self._candidates.positives_and_negatives(pairs, rng)
-                    rows, positives = np.concatenate([rows, positive.pair_rows]), np.concatenate([positives, positive.regions])
+            for start in range(0, n_images, _IMAGES_PER_BLOCK):
+                stop = min(start + _IMAGES_PER_BLOCK, n_images)
+                pairs = np.arange(*np.searchsorted(train.phrases.image_indices, [start, stop]))
+                rows, positives = np.arange(len(pairs)), self.task.truth_indices[pairs]
+                if self._candidate_sampler.settings.positives == "augmented":
+                    positive, _ = self._candidate_sampler.find_positives_and_negatives(pairs, rng)
+                    rows, positives = (
+                        np.concatenate([rows, positive.pair_rows]),
+                        np.concatenate([positives, positive.region_indices]),
+                    )
                 regions, region_of = np.unique(positives, return_inverse=True)
                 if len(pairs):
-                    (phrases,) = train.texts.read(train.phrases.text_of[pairs][rows])
-                    yield train.regions.read(regions).cpu().float(), phrases.cpu().float(), region_of
+                    (phrases,) = train.text_inputs.read(train.phrases.text_indices[pairs][rows])
+                    yield train.region_inputs.read(regions).cpu().float(), phrases.cpu().float(), region_of
                 bar.update(stop - start)

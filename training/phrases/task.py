@@ -17,27 +17,27 @@ from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedFeatures
-from vse.training.data.pairs import images_of
-from vse.training.kinds import Kind
+from vse.training.data.pairs import select_images_with_features
+from vse.training.kinds import InputKind
 from vse.training.model_inputs import describe_cache_input
-from vse.training.models.build import Input, Model, ModelConfig, build_model
-from vse.training.phrases.arrays import check_phrase_cache, phrase_arrays, truth_regions
-from vse.training.phrases.batches import PositiveSettings
-from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, recalls, score_candidates
-from vse.training.phrases.regions import BoxFeatures, Coordinates, RegionInputs, input_length
-from vse.training.run.inputs import Inputs
+from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
+from vse.training.phrases.arrays import build_phrase_arrays, check_phrase_cache, find_truth_regions
+from vse.training.phrases.batches import PositiveRegionSettings
+from vse.training.phrases.localisation import PhraseInputs, PhraseSplit, compute_recalls, score_candidates
+from vse.training.phrases.regions import BoxFeatures, CoordinateUse, RegionInputs, region_input_dim
+from vse.training.run.inputs import RunInputs
 from vse.training.settings import SolverSettings, TrainConfig
-from vse.training.solvers.base import Solver, Task
+from vse.training.solvers.base import Solver, TrainingTask
 
 log = logging.getLogger(__name__)
 
 
-class PhraseSettings(SolverSettings, PositiveSettings):
+class PhraseSettings(SolverSettings, PositiveRegionSettings):
     """The settings that all solvers for phrases share: the positive regions, and the inputs for a region."""
 
     accepts_words: ClassVar = False
     reads_phrases: ClassVar = True
-    coordinates: Coordinates = Field(
+    coordinates: CoordinateUse = Field(
         "none",
         description="x1, y1, x2, y2 and the area of a box, relative to its image: appended to the vector of its region, or "
         "read alone, a control that does not use the image",
@@ -45,12 +45,15 @@ class PhraseSettings(SolverSettings, PositiveSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhraseTask(Task):
-    """The input of a solver for phrases. ``truth_of`` is the index of each training phrase's true region in ``train``."""
+class PhraseTask(TrainingTask):
+    """The input of a solver for phrases.
 
-    train: PhraseSplit
-    truth_of: Int[np.ndarray, " n_pairs"]
-    val: PhraseSplit
+    ``truth_indices`` : (n_pairs,) index of each training phrase's true region in ``train_split``.
+    """
+
+    train_split: PhraseSplit
+    truth_indices: Int[np.ndarray, " n_pairs"]
+    val_split: PhraseSplit
 
 
 class PhraseSolver(Solver):
@@ -64,60 +67,67 @@ class PhraseSolver(Solver):
         if task.settings.validate_fold is not None:
             raise UserError("train.validate_fold: candidates are ranked within their image, not within a fold")
         super().__init__(task)
-        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val.recall_bound())
+        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val_split.recall_bound())
 
     @property
     def n_pairs(self) -> int:
-        return len(self.task.train.phrases)
+        return len(self.task.train_split.phrases)
 
     def validate(self) -> dict[str, float]:
-        val = self.task.val
-        return recalls(val.rank_candidates(score_candidates(self.model, val)))
+        val = self.task.val_split
+        return compute_recalls(val.rank_candidates(score_candidates(self.model, val)))
 
 
-def training_split(
-    inputs: Inputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device
+def build_training_split(
+    inputs: RunInputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device
 ) -> tuple[PhraseSplit, Int[np.ndarray, " n_pairs"]]:
     """Return the training phrases that have a box, and the index of each phrase's true region."""
     assert inputs.truth_cache is not None
     splits = ["train", "restval"] if train.restval else ["train"]
-    images = _images_with_regions(inputs.dataset, splits, inputs.cache, inputs.truth_cache)
-    phrases = phrase_arrays(inputs.dataset, images, located=True)
+    images = _images_with_regions(inputs.dataset, splits, inputs.image_cache, inputs.truth_cache)
+    phrases = build_phrase_arrays(inputs.dataset, images, located=True)
     room = train.memory_gb if train.features_in_memory and phrase_settings.coordinates != "alone" else 0.0
     truths = BoxFeatures(inputs.truth_cache, phrases.image_ids, device, room)
-    candidates = BoxFeatures(inputs.cache, phrases.image_ids, device, room, truths.gb_kept)
+    candidates = BoxFeatures(inputs.image_cache, phrases.image_ids, device, room, truths.size_in_memory_gb)
     regions = RegionInputs(candidates, truths, phrase_settings.coordinates, device)
-    truth_of = len(candidates) + truth_regions(phrases, truths, str(inputs.truth_cache.path))
-    taken = truths.gb_kept + candidates.gb_kept
-    return PhraseSplit(phrases, regions, cached_phrases(inputs.captions, device, room, taken)), truth_of
+    truth_indices = len(candidates) + find_truth_regions(phrases, truths, str(inputs.truth_cache.path))
+    taken = truths.size_in_memory_gb + candidates.size_in_memory_gb
+    return PhraseSplit(phrases, regions, open_phrase_features(inputs.caption_cache, device, room, taken)), truth_indices
 
 
-def evaluation_split(
+def build_evaluation_split(
     dataset: Dataset,
     images: Sequence[Image],
     cache: FeatureCache,
-    texts: PhraseVectors,
+    texts: PhraseInputs,
     phrase_settings: PhraseSettings,
     device: torch.device,
 ) -> PhraseSplit:
     """Return all phrases of some images, with the candidate boxes in ``cache``."""
-    phrases = phrase_arrays(dataset, images)
+    phrases = build_phrase_arrays(dataset, images)
     candidates = BoxFeatures(cache, phrases.image_ids, device)
     return PhraseSplit(phrases, RegionInputs(candidates, None, phrase_settings.coordinates, device), texts)
 
 
-def validation_split(inputs: Inputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device) -> PhraseSplit:
+def build_validation_split(
+    inputs: RunInputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device
+) -> PhraseSplit:
     """Return the phrases of the validation split. Raises :class:`UserError` if no phrase has a box."""
-    images = images_of(inputs.dataset, ["val"], inputs.eval_cache)[: train.validate_images]
-    split = evaluation_split(
-        inputs.dataset, images, inputs.eval_cache, cached_phrases(inputs.captions, device), phrase_settings, device
+    images = select_images_with_features(inputs.dataset, ["val"], inputs.eval_image_cache)[: train.validate_images]
+    split = build_evaluation_split(
+        inputs.dataset,
+        images,
+        inputs.eval_image_cache,
+        open_phrase_features(inputs.caption_cache, device),
+        phrase_settings,
+        device,
     )
-    if not split.phrases.has_box.any():
+    if not split.phrases.has_box_mask.any():
         raise UserError(f"{inputs.dataset.path}: no phrase of the split 'val' has a box, so nothing can be validated")
     return split
 
 
-def cached_phrases(
+def open_phrase_features(
     cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, used_gb: float = 0
 ) -> CachedFeatures:
     """Return the vectors in a cache of phrases. For memory see :class:`vse.training.data.images.CachedFeatures`."""
@@ -125,27 +135,27 @@ def cached_phrases(
     return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, used_gb)
 
 
-def check_phrase_inputs(inputs: Inputs) -> None:
+def check_phrase_inputs(inputs: RunInputs) -> None:
     """Raise :class:`UserError` if the caches do not hold the regions and phrases of the data set."""
-    assert inputs.captions is not None
-    check_phrase_cache(inputs.captions, inputs.dataset)
+    assert inputs.caption_cache is not None
+    check_phrase_cache(inputs.caption_cache, inputs.dataset)
     if inputs.truth_cache is None:
         raise UserError("solver: phrases requires ground-truth regions: name their feature (--set truth_feature=boxes_truth)")
 
 
 def _images_with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
-    images = images_of(dataset, splits, cache)
+    images = select_images_with_features(dataset, splits, cache)
     kept = [image for image in images if image.imgid not in truths.skipped]
     if len(kept) < len(images):
         log.warning("%d images without ground-truth regions (skipped by the extraction) are left out", len(images) - len(kept))
     return kept
 
 
-def phrase_model(
+def build_phrase_model(
     config: ModelConfig, phrase_settings: PhraseSettings, candidates: FeatureCache, phrases: FeatureCache | None
 ) -> Model:
     """Return the model that scores regions with phrases."""
     assert phrases is not None, "words are refused before"
-    dim = input_length(candidates.dim, phrase_settings.coordinates)
-    regions = Input(Kind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
+    dim = region_input_dim(candidates.dim, phrase_settings.coordinates)
+    regions = InputSpec(InputKind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
     return build_model(config, regions, describe_cache_input(phrases))

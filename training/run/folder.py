@@ -29,9 +29,9 @@ from vse.pipeline.presets.preset_files import read_yaml
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
 
-_RECORD = json_kind("the record of a run", "features", "versions", "state")
-_CONFIG = OutputKind("the settings of a run", lambda path: {"model", "loss", "train", "solver"} <= set(read_yaml(path)))
-_CHECKPOINT = text_kind("a checkpoint of a run", "PK", within=2)
+_RECORD_KIND = json_kind("the record of a run", "features", "versions", "state")
+_CONFIG_KIND = OutputKind("the settings of a run", lambda path: {"model", "loss", "train", "solver"} <= set(read_yaml(path)))
+_CHECKPOINT_KIND = text_kind("a checkpoint of a run", "PK", within=2)
 
 
 class RunFolder:
@@ -45,8 +45,8 @@ class RunFolder:
         self.transformer_file = path / "transformer.json"  # name, longest input and configuration of the transformer
         self.metrics_file = path / "metrics.csv"
         self.negatives_file = path / "negatives.csv"
-        self.best_file = path / "best.safetensors"
-        self.next_best_file = (
+        self.best_weights_file = path / "best.safetensors"
+        self.next_best_weights_file = (
             path / "best.next.safetensors"
         )  # new best weights, until the checkpoint of their epoch is written
         self.checkpoint_file = path / "last.ckpt"  # the state for a bit-exact resume
@@ -54,13 +54,13 @@ class RunFolder:
         self.code_folder = path / "code"  # copies of a user's own code that the settings name
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def output_files(self) -> tuple[Path, ...]:
         """All files that a training may write. Some of these files may not exist."""
         texts = (self.vocabulary_file, self.tokenizer_file, self.transformer_file)
-        weights = (self.best_file, self.next_best_file, self.checkpoint_file)
+        weights = (self.best_weights_file, self.next_best_weights_file, self.checkpoint_file)
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
-    def settings(self, schema: type[_Schema]) -> _Schema:
+    def read_settings(self, schema: type[_Schema]) -> _Schema:
         """Return the settings of the run. Raises CodeNotAllowed if user code in the settings has changed or is not allowed."""
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
@@ -74,7 +74,7 @@ class RunFolder:
                 f"{self.config_file}: not the settings of a run of this version of vse; --overwrite trains again"
             ) from None
 
-    def record(self) -> dict[str, Any]:
+    def read_record(self) -> dict[str, Any]:
         """Return the content of ``run.json``. Raises :class:`UserError` if the content is not the record of a run."""
         record: dict[str, Any] = read_json(self.record_file)
         if not isinstance(record, dict):
@@ -94,17 +94,17 @@ class RunFolder:
                 raise UserError(f"{self.record_file}: not the record of a run: {name} is missing or invalid; train again")
         return record
 
-    def read_with_sha256(self, file: Path) -> tuple[bytes, str]:
+    def read_file_with_sha256(self, file: Path) -> tuple[bytes, str]:
         """Return the bytes of a file and their SHA-256. Raises UserError if ``run.json`` records another SHA-256."""
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
 
-    def vocabulary(self) -> Vocabulary:
+    def read_vocabulary(self) -> Vocabulary:
         return self.read_vocabulary_with_sha256()[0]
 
     def read_vocabulary_with_sha256(self) -> tuple[Vocabulary, str]:
         """Return the vocabulary, and the SHA-256 of its file."""
-        content, sha256 = self.read_with_sha256(self.vocabulary_file)
+        content, sha256 = self.read_file_with_sha256(self.vocabulary_file)
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
@@ -112,37 +112,41 @@ class RunFolder:
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
-        saved = parse_json(self.transformer_file, self.read_with_sha256(self.transformer_file)[0])
-        tokenizer = self.read_with_sha256(self.tokenizer_file)[0]
+        saved = parse_json(self.transformer_file, self.read_file_with_sha256(self.transformer_file)[0])
+        tokenizer = self.read_file_with_sha256(self.tokenizer_file)[0]
         with wrap_read_errors(self.transformer_file, "the transformer of a run"):
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
-    def eval_cache_record(self) -> dict[str, Any]:
+    def read_eval_cache_record(self) -> dict[str, Any]:
         """Return the name, the key and the path of the image cache on which the run is validated and tested."""
-        record = self.record()
+        record = self.read_record()
         eval_cache: dict[str, Any] = record.get("eval_features", record["features"])
         return eval_cache
 
-    def feature_file(self) -> Path:
-        return self.path / str(self.eval_cache_record()["path"])
+    def image_cache_file(self) -> Path:
+        return self.path / str(self.read_eval_cache_record()["path"])
 
-    def caption_feature_file(self) -> Path | None:
+    def caption_cache_file(self) -> Path | None:
         """Return the path of the cache of captions, or None if the run reads words."""
-        cache = self.record().get("caption_features")
+        cache = self.read_record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
 
     def check_output_folder(self, inputs: Sequence[Path]) -> None:
         """Raise UserError if a training in this folder would replace an input, or a file that belongs to no run."""
-        is_run = _RECORD.is_at(self.record_file) or _CONFIG.is_at(self.config_file) or _CHECKPOINT.is_at(self.checkpoint_file)
+        is_run = (
+            _RECORD_KIND.is_at(self.record_file)
+            or _CONFIG_KIND.is_at(self.config_file)
+            or _CHECKPOINT_KIND.is_at(self.checkpoint_file)
+        )
         kind = OutputKind("a file of a run", lambda _: is_run)
-        for file in self.files:
+        for file in self.output_files:
             check_output(file, kind, inputs)
 
     def write_initial_files(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
         """Delete the files of an earlier run. Write the settings, copies of the user code in the settings, and the record."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
-        for old in (*(file for file in self.files if file != self.config_file), *events, *codes):
+        for old in (*(file for file in self.output_files if file != self.config_file), *events, *codes):
             old.unlink(missing_ok=True)
         for code in find_own_code(settings):
             write_bytes(self.code_folder / code.copy_name, code.source)
@@ -170,46 +174,46 @@ class RunFolder:
         table.writerows(rows)
         write_text(self.metrics_file, text.getvalue())
 
-    def save_next_best(self, weights: Mapping[str, Tensor]) -> str:
+    def save_next_best_weights(self, weights: Mapping[str, Tensor]) -> str:
         """Write new best weights to a separate file, and return its SHA-256.
 
-        After the checkpoint of the same epoch is written, :meth:`promote_next_best` must replace the old best weights.
+        After the checkpoint of the same epoch is written, :meth:`promote_next_best_weights` must replace the old best weights.
         """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
-        write_bytes(self.next_best_file, content)
+        write_bytes(self.next_best_weights_file, content)
         return hashlib.sha256(content).hexdigest()
 
-    def promote_next_best(self) -> None:
-        os.replace(self.next_best_file, self.best_file)
+    def promote_next_best_weights(self) -> None:
+        os.replace(self.next_best_weights_file, self.best_weights_file)
 
-    def recover_best(self, sha256: str | None) -> bool:
-        """Finish or undo an interrupted replacement of the best weights, and return whether ``best_file`` is valid.
+    def recover_best_weights(self, sha256: str | None) -> bool:
+        """Finish or undo an interrupted replacement of the best weights, and return whether ``best_weights_file`` is valid.
 
         ``sha256`` is the SHA-256 of the best weights that the last checkpoint records. New best weights with this SHA-256
         replace the old ones; other new weights are deleted.
         """
-        if sha256 is not None and self.next_best_file.is_file() and sha256_file(self.next_best_file) == sha256:
-            self.promote_next_best()
-        self.next_best_file.unlink(missing_ok=True)
-        return self.has_best(sha256)
+        if sha256 is not None and self.next_best_weights_file.is_file() and sha256_file(self.next_best_weights_file) == sha256:
+            self.promote_next_best_weights()
+        self.next_best_weights_file.unlink(missing_ok=True)
+        return self.has_best_weights(sha256)
 
-    def has_best(self, sha256: str | None) -> bool:
+    def has_best_weights(self, sha256: str | None) -> bool:
         """Return whether the best weights exist and have this SHA-256. None accepts any SHA-256."""
-        return self.best_file.is_file() and sha256 in (None, sha256_file(self.best_file))
+        return self.best_weights_file.is_file() and sha256 in (None, sha256_file(self.best_weights_file))
 
-    def best_weights(self) -> dict[str, Tensor]:
-        return self.read_best_with_sha256()[0]
+    def read_best_weights(self) -> dict[str, Tensor]:
+        return self.read_best_weights_with_sha256()[0]
 
-    def read_best_with_sha256(self) -> tuple[dict[str, Tensor], str]:
+    def read_best_weights_with_sha256(self) -> tuple[dict[str, Tensor], str]:
         """Return the best weights and the SHA-256 of their file. Raises UserError if weights are missing or not finite."""
-        if not self.best_file.is_file():
+        if not self.best_weights_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
-        content, sha256 = self.read_with_sha256(self.best_file)
-        with wrap_read_errors(self.best_file, "readable weights"):
+        content, sha256 = self.read_file_with_sha256(self.best_weights_file)
+        with wrap_read_errors(self.best_weights_file, "readable weights"):
             weights = safetensors.torch.load(content)
         bad = next((name for name, weight in weights.items() if not torch.isfinite(weight).all()), None)
         if bad is not None:
-            raise UserError(f"{self.best_file}: the weights {bad} are not finite (NaN or infinite); train again")
+            raise UserError(f"{self.best_weights_file}: the weights {bad} are not finite (NaN or infinite); train again")
         return weights, sha256
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
@@ -221,7 +225,7 @@ class RunFolder:
             stream.write(content)
             stream.write(_hash_line(content))
 
-    def checkpoint(self) -> dict[str, Any]:
+    def read_checkpoint(self) -> dict[str, Any]:
         """Load the last checkpoint, which holds only tensors and plain values. Raises UserError if the file is damaged."""
         content = InputFile(self.checkpoint_file).read()
         try:

@@ -25,7 +25,7 @@ from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.presets.schema import ExperimentOutline
-from vse.training.kinds import Kind, kind_of_rows
+from vse.training.kinds import InputKind, to_input_kind
 from vse.training.models.build import Model
 from vse.training.models.encoders.base import EncoderSettings
 from vse.training.models.encoders.word_reader import WordReader
@@ -63,52 +63,52 @@ def initialise_word_embeddings(model: Model, vocabulary: Vocabulary, file: Path)
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RunInputs:
     """The files that a run reads, opened and checked.
 
-    ``cache``, ``eval_cache`` : caches of images, for training and for validation.
-    ``captions`` : cache of captions, or of phrases for training on phrases; None for captions as tokens or words.
+    ``image_cache``, ``eval_image_cache`` : caches of images, for training and for validation.
+    ``caption_cache`` : cache of captions, or of phrases for training on phrases; None for captions as tokens or words.
     ``transformer`` : transformer whose tokens the model reads; None for captions as words.
-    ``base``, ``base_sha256`` : run whose weights to start from, and the SHA-256 of these weights.
-    ``word_vector_file``, ``words_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256.
+    ``start_run``, ``start_weights_sha256`` : run whose weights to start from, and the SHA-256 of these weights.
+    ``word_vector_file``, ``word_vectors_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256.
     ``truth_cache`` : cache of the ground-truth regions of phrases.
     """
 
-    cache: FeatureCache
-    eval_cache: FeatureCache
-    captions: FeatureCache | None
+    image_cache: FeatureCache
+    eval_image_cache: FeatureCache
+    caption_cache: FeatureCache | None
     transformer: Transformer | None
     dataset: Dataset
-    base: RunFolder | None
-    base_sha256: str
+    start_run: RunFolder | None
+    start_weights_sha256: str
     weights_dir: Path | None
     word_vector_file: Path | None = None
-    words_sha256: str | None = None
+    word_vectors_sha256: str | None = None
     truth_cache: FeatureCache | None = None
 
     @property
-    def caption_input_kind(self) -> Kind:
-        if self.captions is not None:
-            return kind_of_rows(self.captions.row_kind)
-        return Kind.WORDS if self.transformer is None else Kind.TOKENS
+    def caption_input_kind(self) -> InputKind:
+        if self.caption_cache is not None:
+            return to_input_kind(self.caption_cache.row_kind)
+        return InputKind.WORDS if self.transformer is None else InputKind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
         """Return the seed, and the keys and checksums by which a resume recognises the same inputs."""
         optional = {
-            "eval_feature_key": None if self.eval_cache is self.cache else self.eval_cache.key,
-            "caption_feature_key": None if self.captions is None else self.captions.key,
+            "eval_feature_key": None if self.eval_image_cache is self.image_cache else self.eval_image_cache.key,
+            "caption_feature_key": None if self.caption_cache is None else self.caption_cache.key,
             "truth_feature_key": None if self.truth_cache is None else self.truth_cache.key,
             "tokenizer_sha256": None if self.transformer is None else self.transformer.tokenizer_sha256,
             "transformer_sha256": None if self.transformer is None else self.transformer.weights_sha256,
-            "start_from_sha256": None if self.base is None else self.base_sha256,
+            "start_from_sha256": None if self.start_run is None else self.start_weights_sha256,
         }
         return {
             "dataset": self.dataset.name,
             "captions_sha256": self.dataset.sha256,
             "seed": seed,
-            "feature": self.cache.feature,
-            "feature_key": self.cache.key,
-            "words_sha256": self.words_sha256,
+            "feature": self.image_cache.feature,
+            "feature_key": self.image_cache.key,
+            "words_sha256": self.word_vectors_sha256,
             **{name: value for name, value in optional.items() if value is not None},
         }
 
@@ -120,21 +120,21 @@ class Inputs:
             return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor_identity)}
 
         caches = {
-            "eval_features": None if self.eval_cache is self.cache else self.eval_cache,
-            "caption_features": self.captions,
+            "eval_features": None if self.eval_image_cache is self.image_cache else self.eval_image_cache,
+            "caption_features": self.caption_cache,
             "truth_features": self.truth_cache,
         }
         optional = {
             **{name: None if cache is None else describe(cache) for name, cache in caches.items()},
-            "start_from": None if self.base is None else relative_path(self.base.path, folder),
+            "start_from": None if self.start_run is None else relative_path(self.start_run.path, folder),
             "transformer_commit": None if self.transformer is None else self.transformer.commit,
             "words": None if self.word_vector_file is None else relative_path(self.word_vector_file, folder),
         }
         return {
-            "features": describe(self.cache),
+            "features": describe(self.image_cache),
             "captions": relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
-            "data": compute_data_checksums(self.eval_cache, self.dataset).model_dump(),
+            "data": compute_data_checksums(self.eval_image_cache, self.dataset).model_dump(),
             **{name: value for name, value in optional.items() if value is not None},
         }
 
@@ -148,7 +148,7 @@ def open_inputs(
     paths: TrainInputs,
     caption_encoder: EncoderSettings | None = None,
     texts: TextRows = "captions",
-) -> Inputs:
+) -> RunInputs:
     """Find, open and check all inputs of an experiment.
 
     ``cache``, ``dataset`` : training features, and their data set.
@@ -166,7 +166,7 @@ def open_inputs(
         check_belongs_to_dataset(images, dataset)
         if images.kind != "image":
             raise UserError(f"{images.path} holds {images.describe()}; features of images are needed")
-    base = _find_base(experiment, dataset.name, seed, folder, paths.start_from)
+    base = _find_start_run(experiment, dataset.name, seed, folder, paths.start_from)
     caption_file = paths.caption_features
     if caption_file is None and experiment.backbone is not None and read_backbone(cache) is not None:
         caption_file = captions_cache_path(cache.path)
@@ -188,11 +188,11 @@ def open_inputs(
         def words() -> Iterator[str]:
             return (word for image in dataset.split("train") for caption in image.captions for word in caption.tokens)
 
-        transformer = caption_encoder.transformer(paths.weights_dir, words)
-    base_sha256 = "" if base is None else InputFile(base.best_file).sha256
+        transformer = caption_encoder.load_transformer(paths.weights_dir, words)
+    base_sha256 = "" if base is None else InputFile(base.best_weights_file).sha256
     words_sha256 = None if paths.words is None else hash_word_file(paths.words)
     read = cache, eval_cache, captions, transformer, dataset, base, base_sha256
-    return Inputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
+    return RunInputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
 
 
 def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache | None:
@@ -223,13 +223,13 @@ def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
     check_same_photos(cache, other)
 
 
-def _find_base(
+def _find_start_run(
     experiment: ExperimentOutline, dataset: str, seed: int, folder: RunFolder, path: Path | None
 ) -> RunFolder | None:
     if experiment.start_from is None and path is None:
         return None
     base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")
-    if not base.best_file.is_file():
+    if not base.best_weights_file.is_file():
         raise UserError(
             f"{base.path}: no trained run to start from, but {experiment.name} starts from {experiment.start_from!r}; train "
             "that one first, or name its run folder with --start-from"

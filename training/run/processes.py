@@ -26,9 +26,9 @@ from torch import Tensor, distributed, nn
 
 from vse.features.backbones.device import pick_device
 from vse.pipeline.errors import UserError
-from vse.training.kinds import Encoded, pad_sets
+from vse.training.kinds import BatchVectors, pad_sets
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CPU = torch.device("cpu")
 _VALIDATION_TIMEOUT = timedelta(hours=6)  # of the other processes, while the first one validates
 
@@ -53,7 +53,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self._at_once = False
+        self._raises_on_signal = False
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
@@ -61,7 +61,7 @@ class Interruption:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        before = {number: signal.signal(number, self._handle_signal) for number in STOP_SIGNALS}
         try:
             yield
         finally:
@@ -71,24 +71,24 @@ class Interruption:
     @contextmanager
     def raise_on_signal(self) -> Iterator[None]:
         """Raise :class:`StopNow` in this block as soon as a signal arrives."""
-        self._at_once = True
+        self._raises_on_signal = True
         try:
             if self.signal is not None:
                 raise StopNow
             yield
         finally:
-            self._at_once = False
+            self._raises_on_signal = False
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
-        if self._at_once:
+        if self._raises_on_signal:
             raise StopNow
 
 
 @dataclass(frozen=True)
-class Processes:
+class ProcessGroup:
     """The rank of this process among ``size`` processes, and its device."""
 
     rank: int = 0
@@ -104,17 +104,17 @@ class Processes:
         """Return this process's share of a batch, which may be empty; the sizes of shares differ by one at most."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
-    def gather(self, embeddings: Encoded, n_pairs: int) -> Encoded:
+    def gather_embeddings(self, embeddings: BatchVectors, n_pairs: int) -> BatchVectors:
         """Return the embeddings of the complete batch, in order. Gradients reach only the share of this process."""
         if self.size == 1:
             return embeddings
         if len(embeddings) == 1:
-            return (_Gather.apply(embeddings[0], self, n_pairs),)
+            return (_GatheredShares.apply(embeddings[0], self, n_pairs),)
         longest = torch.tensor([embeddings[1].shape[1]])
         distributed.all_reduce(longest, distributed.ReduceOp.MAX)
         vectors, mask = pad_sets(embeddings, int(longest.item()))
-        rows = _Gather.apply(vectors.flatten(1), self, n_pairs)
-        return rows.view(n_pairs, *vectors.shape[1:]), _Gather.apply(mask.to(torch.uint8), self, n_pairs).bool()
+        rows = _GatheredShares.apply(vectors.flatten(1), self, n_pairs)
+        return rows.view(n_pairs, *vectors.shape[1:]), _GatheredShares.apply(mask.to(torch.uint8), self, n_pairs).bool()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: Iterable[nn.Parameter] = ()) -> None:
         """Sum the gradients of ``parameters`` over processes, except parameters that are also in ``complete``.
@@ -155,16 +155,16 @@ class Processes:
             distributed.destroy_process_group()
 
 
-def join_processes(device: str) -> Processes:
+def join_processes(device: str) -> ProcessGroup:
     """Join the processes that ``torchrun`` started, each with its own GPU if there are GPUs. Without torchrun, join none."""
     if not distributed.is_torchelastic_launched():
-        return Processes(device=pick_device(device))
-    where = device_of_process(device)
+        return ProcessGroup(device=pick_device(device))
+    where = choose_process_device(device)
     distributed.init_process_group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timeout=_VALIDATION_TIMEOUT)
-    return Processes(distributed.get_rank(), distributed.get_world_size(), where)
+    return ProcessGroup(distributed.get_rank(), distributed.get_world_size(), where)
 
 
-def device_of_process(device: str) -> torch.device:
+def choose_process_device(device: str) -> torch.device:
     """Return the GPU with the local rank of this process, or the CPU. Raises UserError if there are too few GPUs."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")
@@ -183,11 +183,11 @@ def device_of_process(device: str) -> torch.device:
     return pick_device(name if number else f"cuda:{rank}")
 
 
-class _Gather(torch.autograd.Function):
+class _GatheredShares(torch.autograd.Function):
     """Concatenation of the shares of all processes. The gradient is that of this process's share."""
 
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, processes: Processes, n_pairs: int) -> Tensor:
+    def forward(ctx: Any, embeddings: Tensor, processes: ProcessGroup, n_pairs: int) -> Tensor:
         lengths = [len(part) for part in np.array_split(np.empty(n_pairs), processes.size)]
         padded = embeddings.new_zeros(max(lengths), embeddings.shape[1])
         padded[: len(embeddings)] = embeddings

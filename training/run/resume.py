@@ -28,15 +28,18 @@ def choose_action(
     Raises :class:`UserError` if the training would replace another run without permission, or continue a run with other
     settings or inputs.
 
-    ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.Inputs.identity`.
+    ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.identity`.
     ``precision`` : requested precision; ``auto`` accepts a finished run of any precision.
     """
 
     def compare() -> str:
-        record = _existing_record(folder, options)
-        saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
+        record = _read_existing_record(folder, options)
+        saved = folder.read_checkpoint() if not record and folder.checkpoint_file.is_file() else {}
         old_identity, finished = record or saved.get("identity", identity), record.get("state") == "finished"
-        before = {**folder.settings(type(experiment)).weight_settings(), **{key: old_identity.get(key) for key in identity}}
+        before = {
+            **folder.read_settings(type(experiment)).weight_settings(),
+            **{key: old_identity.get(key) for key in identity},
+        }
         read_run_file(folder.config_file, record or saved)
         after = {**experiment.weight_settings(), **identity}
         changes = list_setting_changes(before, after)
@@ -80,10 +83,10 @@ def choose_action(
         return "start"
 
 
-def _existing_record(folder: RunFolder, options: TrainOptions) -> dict[str, Any]:
+def _read_existing_record(folder: RunFolder, options: TrainOptions) -> dict[str, Any]:
     """Return the content of ``run.json``, or an empty dict if the file is missing, or is damaged and may be replaced."""
     try:
-        return folder.record() if folder.record_file.is_file() else {}
+        return folder.read_record() if folder.record_file.is_file() else {}
     except UserError as refusal:
         if not (options.resume and options.overwrite):
             raise

@@ -22,7 +22,7 @@ from vse.pipeline.files.images import MAX_PIXELS, BadImage, count_pixels, decode
 from vse.training.options import RunFileOptions
 from vse.training.use.model import TrainedRun
 from vse.training.use.queries import Query
-from vse.training.use.search import Searcher, SearchOptions, load_for_search
+from vse.training.use.search import Searcher, SearchOptions, load_run_for_search
 
 LARGE_PHOTO_PIXELS = 10_000_000  # photos with more pixels are decoded one at a time
 LARGE_PHOTO_LOCK = Lock()
@@ -57,13 +57,13 @@ def read_upload(content: bytes, max_pixels: int) -> Image.Image:
         _large_photo_slots.release()
 
 
-def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> dict[str, Any]:
+def build_answer_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> dict[str, Any]:
     """Return the answer of ``/search?as=json``, see ``docs/serve.md``."""
     asked = {"query": query} if isinstance(query, str) else {"photo": {"width": query.width, "height": query.height}}
-    return {**asked, "dataset": served.dataset.name, "split": served.split, "runs": [_run_json(one) for one in answers]}
+    return {**asked, "dataset": served.dataset.name, "split": served.split, "runs": [_build_run_json(one) for one in answers]}
 
 
-def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) -> list[dict[str, Any]]:
+def build_page_columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) -> list[dict[str, Any]]:
     """Return a column of the page for each run, with the hits of the run and their ranks in the other columns."""
     ranks = [{_hit_id(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
     built = []
@@ -91,7 +91,7 @@ def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) ->
     return built
 
 
-def _run_json(answer: RunAnswer) -> dict[str, Any]:
+def _build_run_json(answer: RunAnswer) -> dict[str, Any]:
     hits = [
         {
             "rank": rank,
@@ -173,15 +173,17 @@ class ServedRuns:
         searchers = [run.searcher for run in self.runs]
         self.dataset: Dataset = searchers[0].trained.dataset
         images = [image for searcher in searchers for image in searcher.trained.split.pairs.images]
-        self._photo_files = {image.imgid: self.dataset.image_path(image) for image in images if self.dataset.has_image_files}
+        self._photo_files_by_image_id = {
+            image.imgid: self.dataset.image_path(image) for image in images if self.dataset.has_image_files
+        }
         self.n_images = len({image.imgid for image in images})
-        self.small_photo = lru_cache(_MAX_CACHED_PHOTOS)(self._small_photo)
+        self.read_small_photo = lru_cache(_MAX_CACHED_PHOTOS)(self._decode_small_photo)
 
     @property
     def reads_photos(self) -> bool:
         return any(run.reads_photos for run in self.runs)
 
-    def answers(self, query: Query, k: int) -> list[RunAnswer]:
+    def answer_query(self, query: Query, k: int) -> list[RunAnswer]:
         """Return the answer of each run: the ``k`` best images for a text, or the ``k`` best captions for a photo."""
         return [_answer_query(run, query, k) for run in self.runs]
 
@@ -206,8 +208,8 @@ class ServedRuns:
             raise UserError("its photo cannot be read, or it is not known where on it the regions are")
         return attention
 
-    def _small_photo(self, image_id: int) -> bytes:
-        file = self._photo_files.get(image_id)
+    def _decode_small_photo(self, image_id: int) -> bytes:
+        file = self._photo_files_by_image_id.get(image_id)
         if file is None:
             raise UnknownId(f"the split {self.split!r} has no photo {image_id}")
         try:
@@ -221,17 +223,19 @@ def _load_runs(
     runs: Sequence[Path], split: str, files: Sequence[RunFileOptions], options: SearchOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
-    opened = [load_for_search(run, split, run_files, device) for run, run_files in zip(runs, files, strict=True)]
-    names = [_name(trained) for trained in opened]
+    opened = [load_run_for_search(run, split, run_files, device) for run, run_files in zip(runs, files, strict=True)]
+    names = [_build_run_name(trained) for trained in opened]
     for run, run_files, trained in zip(runs, files, opened, strict=True):
         if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:
             first = served[0].searcher.trained.dataset.path
             raise UserError(f"{run} searches {trained.dataset.path}, and {runs[0]} {first}; all runs must search one file")
         searcher = Searcher(trained, split, run_files.weights_dir, options)
-        texts, photos = (_loading_error(searcher, by_photo) for by_photo in (False, True))
+        texts, photos = (_try_load_networks(searcher, by_photo) for by_photo in (False, True))
         if texts and photos:
             raise UserError(texts)
-        name = _name(trained) if names.count(_name(trained)) == 1 else f"{_name(trained)} ({run})"
+        name = (
+            _build_run_name(trained) if names.count(_build_run_name(trained)) == 1 else f"{_build_run_name(trained)} ({run})"
+        )
         for what, error in (("texts", texts), ("photos", photos)):
             if error:
                 log.warning("%s reads no %s: %s", name, what, error)
@@ -240,11 +244,11 @@ def _load_runs(
     return served
 
 
-def _name(trained: TrainedRun) -> str:
+def _build_run_name(trained: TrainedRun) -> str:
     return f"{trained.experiment.name}, seed {trained.record['seed']}"
 
 
-def _loading_error(searcher: Searcher, by_photo: bool) -> str:
+def _try_load_networks(searcher: Searcher, by_photo: bool) -> str:
     """Load the networks for photos or texts. Return the error message, or an empty string."""
     try:
         searcher.load(by_photo)
@@ -257,7 +261,7 @@ def _can_attend(searcher: Searcher) -> bool:
     if searcher.trained.experiment.model.similarity.attention_direction is None:
         return False
     try:
-        searcher.attention("", searcher.encode(searcher.some_text()), [])
+        searcher.attention("", searcher.encode(searcher.choose_sample_text()), [])
     except UserError as error:
         log.info("%s; so the page does not show where it looked", error)
         return False
@@ -266,7 +270,7 @@ def _can_attend(searcher: Searcher) -> bool:
 
 def _answer_query(run: ServedRun, query: Query, k: int) -> RunAnswer:
     by_photo = not isinstance(query, str)
-    searched = run.searcher.size(by_photo)
+    searched = run.searcher.count_items(by_photo)
     if not run.reads(query):
         what = "photos" if by_photo else "texts"
         return RunAnswer(run.name, 0.0, searched, error=f"It reads no {what} here; the terminal of vse-serve says why.")

@@ -22,8 +22,8 @@ from vse.training.serve.answers import (
     ServedRuns,
     TooManyLargePhotos,
     UnknownId,
-    as_json,
-    columns,
+    build_answer_json,
+    build_page_columns,
     read_upload,
 )
 from vse.training.serve.server import REFUSAL_KEY
@@ -31,8 +31,8 @@ from vse.training.use.queries import Query
 
 MAX_RESULTS = 100  # of a query
 MAX_TEXT_LENGTH = 1000  # characters
-_SCRIPT = Path(__file__).with_name("page.js")
-_HEADERS = {
+_SCRIPT_FILE = Path(__file__).with_name("page.js")
+_RESPONSE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; script-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -47,14 +47,14 @@ _HEADERS = {
 class PageSettings:
     """The settings of the application.
 
-    ``k`` : default number of results.
-    ``upload_bytes``, ``max_pixels`` : limits on an uploaded photo.
-    ``hosts`` : host names of the server, in lower case and without a port; None accepts any host name.
+    ``n_results`` : default number of results.
+    ``max_upload_bytes``, ``max_pixels`` : limits on an uploaded photo.
+    ``allowed_hosts`` : host names of the server, in lower case and without a port; None accepts any host name.
     """
 
-    k: int = 10
-    upload_bytes: int = 20 * 2**20
-    hosts: Sequence[str] | None = None
+    n_results: int = 10
+    max_upload_bytes: int = 20 * 2**20
+    allowed_hosts: Sequence[str] | None = None
     max_pixels: int = 25_000_000
 
 
@@ -78,14 +78,14 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
     app = flask.Flask("vse-serve", static_folder=None)
     app.request_class = _InMemoryRequest
     app.config.update(
-        MAX_CONTENT_LENGTH=settings.upload_bytes + 4096,  # the form around the photo
+        MAX_CONTENT_LENGTH=settings.max_upload_bytes + 4096,  # the form around the photo
         PROPAGATE_EXCEPTIONS=False,
     )
-    script = _SCRIPT.read_bytes()
+    script = _SCRIPT_FILE.read_bytes()
 
     @app.before_request
     def check_host() -> None:
-        if settings.hosts is not None and _host() not in settings.hosts:
+        if settings.allowed_hosts is not None and _read_host_name() not in settings.allowed_hosts:
             raise SecurityError
 
     @app.before_request
@@ -96,7 +96,7 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
 
     @app.get("/", provide_automatic_options=False)
     def page() -> str:
-        return _page(served, settings)
+        return _render_page(served, settings)
 
     @app.route("/search", methods=["GET", "POST"], provide_automatic_options=False)
     def search() -> flask.Response | str:
@@ -104,7 +104,7 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
 
     @app.get("/photo/<int:image_id>", provide_automatic_options=False)
     def photo(image_id: int) -> flask.Response:
-        answer = flask.Response(served.small_photo(image_id), mimetype="image/jpeg")
+        answer = flask.Response(served.read_small_photo(image_id), mimetype="image/jpeg")
         answer.headers["Cache-Control"] = "private, max-age=3600"
         return answer
 
@@ -114,7 +114,7 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
 
     @app.after_request
     def add_headers(answer: flask.Response) -> flask.Response:
-        for name, value in _HEADERS.items():
+        for name, value in _RESPONSE_HEADERS.items():
             answer.headers.setdefault(name, value)
         return answer
 
@@ -125,7 +125,7 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
 
     @app.errorhandler(HTTPException)
     def answer_http_error(error: HTTPException) -> tuple[flask.Response | str, int]:
-        return _error_response(served, settings, _reason(error, settings), error.code or 500)
+        return _error_response(served, settings, _build_error_message(error, settings), error.code or 500)
 
     return app
 
@@ -133,29 +133,33 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
 def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
     """Answer a text (GET, ``q``) or a photo (POST, ``photo``). With ``run`` and ``hit``, return the attention of a hit."""
     arguments = flask.request.args
-    k = _number("k", settings.k, 1, MAX_RESULTS)
-    query = _uploaded_photo(settings) if flask.request.method == "POST" else _query_text()
+    k = _read_number_argument("k", settings.n_results, 1, MAX_RESULTS)
+    query = _read_uploaded_photo(settings) if flask.request.method == "POST" else _read_query_text()
     if "run" in arguments or "hit" in arguments:
-        index, hit_id = _number("run", None, 0, 2**31), _number("hit", None, -(2**63), 2**63 - 1)
+        index, hit_id = _read_number_argument("run", None, 0, 2**31), _read_number_argument("hit", None, -(2**63), 2**63 - 1)
         attention = served.attention(index, query, hit_id)
         if _answer_format() == "json":
-            return flask.jsonify(attention_json(attention))
+            return flask.jsonify(build_attention_json(attention))
         drawing = _attention_fields(query, attention, index, hit_id)
         if _answer_format() == "part":
             return render_page("serve_look.html", **drawing)
-        return _page(served, settings, query, attention={**drawing, "name": served.runs[index].name})
-    answers = served.answers(query, k)
+        return _render_page(served, settings, query, attention={**drawing, "name": served.runs[index].name})
+    answers = served.answer_query(query, k)
     if _answer_format() == "json":
-        return flask.jsonify(as_json(served, query, answers))
-    values = {"query": _query_fields(query), "columns": columns(served, answers, not isinstance(query, str)), "k": k}
+        return flask.jsonify(build_answer_json(served, query, answers))
+    values = {
+        "query": _query_fields(query),
+        "columns": build_page_columns(served, answers, not isinstance(query, str)),
+        "k": k,
+    }
     return (
         render_page("serve_part.html", **values)
         if _answer_format() == "part"
-        else _page(served, settings, query, results=values)
+        else _render_page(served, settings, query, results=values)
     )
 
 
-def attention_json(attention: Attention) -> dict[str, Any]:
+def build_attention_json(attention: Attention) -> dict[str, Any]:
     """Return attention as JSON fields, see ``docs/serve.md``."""
     return {
         "side": attention.direction,
@@ -167,7 +171,7 @@ def attention_json(attention: Attention) -> dict[str, Any]:
     }
 
 
-def _host() -> str:
+def _read_host_name() -> str:
     """Return the host name in the request without the port, or an empty string. Werkzeug's own check lacks IPv6."""
     match = re.fullmatch(r"(\[[0-9a-f:]+\]|[^:]+)(?::\d{1,5})?", flask.request.environ.get("HTTP_HOST", "").lower())
     return match[1] if match else ""
@@ -179,7 +183,7 @@ def _answer_format() -> str:
     return form if form in ("part", "json") else "page"
 
 
-def _number(name: str, default: int | None, least: int, most: int) -> int:
+def _read_number_argument(name: str, default: int | None, least: int, most: int) -> int:
     given = flask.request.args.get(name)
     if given is None and default is not None:
         return default
@@ -192,7 +196,7 @@ def _number(name: str, default: int | None, least: int, most: int) -> int:
     return number
 
 
-def _query_text() -> str:
+def _read_query_text() -> str:
     text = flask.request.args.get("q", "").strip()
     if not text:
         raise BadRequest("Type a caption, or choose a photograph.")
@@ -201,12 +205,12 @@ def _query_text() -> str:
     return text
 
 
-def _uploaded_photo(settings: PageSettings) -> Query:
+def _read_uploaded_photo(settings: PageSettings) -> Query:
     photo: FileStorage | None = flask.request.files.get("photo")
     content = photo.read() if photo else b""
     if not content:
         raise BadRequest("Choose a photograph first.")
-    if len(content) > settings.upload_bytes:
+    if len(content) > settings.max_upload_bytes:
         raise RequestEntityTooLarge
     return read_upload(content, settings.max_pixels)
 
@@ -229,7 +233,7 @@ def _query_fields(query: Query) -> dict[str, str]:
     return {"text": "", "photo": jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))}
 
 
-def _page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
+def _render_page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
     """Return the complete page.
 
     ``values`` are the contents of the page: the ``results`` of a query, the ``attention`` of a hit, or an ``error``.
@@ -245,26 +249,26 @@ def _page_fields(served: ServedRuns, settings: PageSettings) -> dict[str, Any]:
         "n_images": served.n_images,
         "names": [run.name for run in served.runs],
         "photos": served.reads_photos,
-        "k": _k(settings),
+        "k": _read_n_results(settings),
         "most": MAX_RESULTS,
         "longest": MAX_TEXT_LENGTH,
-        "upload_bytes": settings.upload_bytes,
-        "upload_mb": f"{settings.upload_bytes / 2**20:g}",
+        "upload_bytes": settings.max_upload_bytes,
+        "upload_mb": f"{settings.max_upload_bytes / 2**20:g}",
     }
 
 
-def _k(settings: PageSettings) -> int:
+def _read_n_results(settings: PageSettings) -> int:
     try:
-        return _number("k", settings.k, 1, MAX_RESULTS)
+        return _read_number_argument("k", settings.n_results, 1, MAX_RESULTS)
     except BadRequest:
-        return settings.k
+        return settings.n_results
 
 
-def _reason(error: HTTPException, settings: PageSettings) -> str:
+def _build_error_message(error: HTTPException, settings: PageSettings) -> str:
     if isinstance(error, SecurityError):
         return "The server is not called by this name; call it as its terminal says."
     if isinstance(error, RequestEntityTooLarge):
-        return f"The photograph has more than {settings.upload_bytes / 2**20:g} MB."
+        return f"The photograph has more than {settings.max_upload_bytes / 2**20:g} MB."
     if type(error) in (BadRequest, ServiceUnavailable) and error.description != type(error).description:
         return str(error.description)
     return {404: "There is no such page.", 405: "This page does not accept such a request."}.get(
@@ -278,4 +282,4 @@ def _error_response(served: ServedRuns, settings: PageSettings, message: str, co
         return flask.jsonify({"error": line}), code
     if _answer_format() == "part":
         return render_page("serve_error.html", error=line), code
-    return _page(served, settings, flask.request.args.get("q", "")[:MAX_TEXT_LENGTH] or None, error=line), code
+    return _render_page(served, settings, flask.request.args.get("q", "")[:MAX_TEXT_LENGTH] or None, error=line), code

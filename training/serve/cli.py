@@ -45,18 +45,18 @@ def serve_command(request: ServeRequest) -> None:
         request.index_type,
         request.index_parameters,
         request.rerank,
-        many_queries=True,
+        expects_many_queries=True,
         max_held_bytes=int(request.held_gb * 1e9),
     )
     upload_bytes, pixels = request.upload_mb * 2**20, int(request.max_megapixels * 1e6)
     with memory_guard("--device cpu does without it"):
-        served = ServedRuns(request.runs, request.split, _files_by_run(request), options, request.device)
+        served = ServedRuns(request.runs, request.split, _list_run_file_options(request), options, request.device)
         app = create_app(served, PageSettings(request.k, upload_bytes, trusted_hosts(request.host), pixels))
         if request.check:
-            _print_best_hits(app, served.runs[0].searcher.some_text())
+            _print_best_hits(app, served.runs[0].searcher.choose_sample_text())
             return
         server = PageServer(app, request.host, request.port, upload_bytes)
-        with server.stopped_by_signals():
+        with server.stop_on_signals():
             try:
                 click.echo(server.url)
                 log.info("Ctrl-C stops it")
@@ -64,10 +64,10 @@ def serve_command(request: ServeRequest) -> None:
             finally:
                 server.close()
             log.info("stopped")
-            _leave()
+            _exit_at_once()
 
 
-def _files_by_run(request: ServeRequest) -> list[RunFileOptions]:
+def _list_run_file_options(request: ServeRequest) -> list[RunFileOptions]:
     n_runs = len(request.runs)
     for option, files in (("--features", request.features), ("--caption-features", request.caption_features)):
         if len(files) not in (0, n_runs):
@@ -79,7 +79,7 @@ def _files_by_run(request: ServeRequest) -> list[RunFileOptions]:
     ]
 
 
-def _leave() -> None:
+def _exit_at_once() -> None:
     """End the process at once, because the unloading of libraries takes seconds on a busy machine."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

@@ -29,48 +29,48 @@ from waitress.utilities import Error, RequestEntityTooLarge
 from vse.pipeline.errors import UserError
 
 REFUSAL_KEY = "vse.refused"  # key in a request's environment, for the status and the message of a refusal
-_TOO_MANY_CONNECTIONS = "The server has too many connections; try again in a moment."
-_TOO_MANY_BYTES = "The server reads other photographs already; try again in a moment."
-_STOPPING = "The server is stopping."
+_TOO_MANY_CONNECTIONS_MESSAGE = "The server has too many connections; try again in a moment."
+_TOO_MANY_BYTES_MESSAGE = "The server reads other photographs already; try again in a moment."
+_STOPPING_MESSAGE = "The server is stopping."
 _STOPPING_RESPONSE = (
     "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
-    f"Content-Length: {len(_STOPPING)}\r\n\r\n{_STOPPING}"
+    f"Content-Length: {len(_STOPPING_MESSAGE)}\r\n\r\n{_STOPPING_MESSAGE}"
 ).encode()
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
-_EXTRA_BYTES = 2**20  # a slightly too large photo still arrives, so that the application can state its limit
+_EXTRA_BODY_BYTES = 2**20  # a slightly too large photo still arrives, so that the application can state its limit
 _N_OWN_DESCRIPTORS = 8  # file descriptors that are not connections: listening sockets and pipes
 _N_THREADS = 4
 _THREAD_END_TIMEOUT_S = 0.25
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConnectionLimits:
     """Limits on connections.
 
-    The server closes a connection after ``idle_s``, ``request_s`` or ``refused_s``.
+    The server closes a connection after ``idle_timeout_s``, ``request_timeout_s`` or ``refused_timeout_s``.
 
-    ``connections`` : number of connections that are served at once. The same number of further connections get a 503.
-    ``idle_s`` : seconds without a byte in either direction, and seconds to send a request header.
-    ``request_s`` : seconds to send a request, and seconds to read a response.
-    ``refused_s`` : seconds to send a request header on one of the further connections.
-    ``bodies`` : limit on the bytes of all request bodies in memory, in units of the largest accepted body.
-    ``grace_s`` : seconds from a signal to stop until requests in progress are refused.
+    ``max_connections`` : number of connections that are served at once. The same number of further connections get a 503.
+    ``idle_timeout_s`` : seconds without a byte in either direction, and seconds to send a request header.
+    ``request_timeout_s`` : seconds to send a request, and seconds to read a response.
+    ``refused_timeout_s`` : seconds to send a request header on one of the further connections.
+    ``max_bodies`` : limit on the bytes of all request bodies in memory, in units of the largest accepted body.
+    ``stop_grace_s`` : seconds from a signal to stop until requests in progress are refused.
     """
 
-    connections: int = 100
-    idle_s: float = 15
-    request_s: float = 60
-    refused_s: float = 2
-    bodies: int = 8
-    grace_s: float = 3.5
+    max_connections: int = 100
+    idle_timeout_s: float = 15
+    request_timeout_s: float = 60
+    refused_timeout_s: float = 2
+    max_bodies: int = 8
+    stop_grace_s: float = 3.5
 
 
-class _Busy(Error):  # type: ignore[misc]
+class _BusyError(Error):  # type: ignore[misc]
     code = 503
     reason = "Service Unavailable"
 
 
-class _Request(HTTPRequestParser):  # type: ignore[misc]
+class _RefusableRequest(HTTPRequestParser):  # type: ignore[misc]
     """A request that may be refused as soon as the header is complete."""
 
     error: Error | None
@@ -84,14 +84,14 @@ class _Request(HTTPRequestParser):  # type: ignore[misc]
         consumed: int = super().received(data)
         if self.headers_finished and not self.error and not self._accepted:
             self._accepted = True
-            self.error = self._channel.refusal(self)
+            self.error = self._channel.find_refusal(self)
             self.completed = self.completed or self.error is not None
         if self.error:
             self.expect_continue = False  # the client need not send its body
         return consumed
 
 
-class _Refusal(WSGITask):  # type: ignore[misc]
+class _RefusalTask(WSGITask):  # type: ignore[misc]
     """The application's answer to a refused request, whose body is not read."""
 
     def get_environment(self) -> dict[str, Any]:
@@ -111,43 +111,43 @@ class Channel(HTTPChannel):  # type: ignore[misc]
     close_when_flushed: bool
 
     def __init__(self, server: LimitedServer, *arguments: Any, **named: Any) -> None:
-        self.parser_class = partial(_Request, self)
-        self.since = time.monotonic()  # start of the current activity: connecting, sending or reading
-        self.drained_since: float | None = None
+        self.parser_class = partial(_RefusableRequest, self)
+        self.activity_start = time.monotonic()  # start of the current activity: connecting, sending or reading
+        self.drain_start: float | None = None
         self.held_bytes = 0
-        self.answered = False
+        self.response_begun = False
         self.is_over_limit = (
-            sum(not channel.is_over_limit for channel in server.active_channels.values()) >= server.limits.connections
+            sum(not channel.is_over_limit for channel in server.active_channels.values()) >= server.limits.max_connections
         )
         super().__init__(server, *arguments, **named)
 
     @staticmethod
     def error_task_class(channel: Channel, request: Any) -> Any:
         """Return the task that answers a bad request: the application's for a refused one, Waitress's for an invalid one."""
-        refused = isinstance(request.error, _Busy | RequestEntityTooLarge)
-        return (_Refusal if refused else ErrorTask)(channel, request)
+        refused = isinstance(request.error, _BusyError | RequestEntityTooLarge)
+        return (_RefusalTask if refused else ErrorTask)(channel, request)
 
-    def refusal(self, request: Any) -> Error | None:
+    def find_refusal(self, request: Any) -> Error | None:
         """Return the reason to refuse a request with this header, or None to accept the request."""
-        if self.server.stopping or self.is_over_limit:
-            return _Busy(_STOPPING if self.server.stopping else _TOO_MANY_CONNECTIONS)
+        if self.server.is_stopping or self.is_over_limit:
+            return _BusyError(_STOPPING_MESSAGE if self.server.is_stopping else _TOO_MANY_CONNECTIONS_MESSAGE)
         largest = self.adj.max_request_body_size
         size = largest if request.chunked else request.content_length
-        if size and self.server.held_bytes() + size > self.server.limits.bodies * largest:
-            return _Busy(_TOO_MANY_BYTES)
+        if size and self.server.count_held_bytes() + size > self.server.limits.max_bodies * largest:
+            return _BusyError(_TOO_MANY_BYTES_MESSAGE)
         self.held_bytes = size
         return None
 
     def received(self, data: bytes) -> bool:
         """Receive data from the client. After the last response, discard the data."""
-        if self.drained_since is not None:
+        if self.drain_start is not None:
             return False
         if self.request is None:
-            self.since = time.monotonic()
+            self.activity_start = time.monotonic()
         return bool(super().received(data))
 
     def readable(self) -> bool:
-        return self.drained_since is not None or bool(super().readable())
+        return self.drain_start is not None or bool(super().readable())
 
     def handle_write(self) -> None:
         """Send pending data. After the last response, close only the sending side, so that the client can read all data."""
@@ -155,7 +155,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
             self._flush_exception(self._flush_some)
             if not self.total_outbufs_len and not self.will_close:
                 self.close_when_flushed = False
-                self.drained_since = time.monotonic()
+                self.drain_start = time.monotonic()
                 with suppress(OSError):  # the client is gone, which reading will tell
                     self.socket.shutdown(socket.SHUT_WR)
             if not self.will_close:
@@ -163,25 +163,30 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         super().handle_write()
 
     def write_soon(self, data: Any) -> int:
-        self.answered = True
+        self.response_begun = True
         written: int = super().write_soon(data)
         return written
 
     def service(self) -> None:
         super().service()
-        self.since, self.held_bytes, self.answered = time.monotonic(), 0, False
+        self.activity_start, self.held_bytes, self.response_begun = time.monotonic(), 0, False
 
     def close_if_late(self, now: float) -> None:
         """Close the connection if the client has exceeded a time limit. ``now`` is the time of the monotonic clock."""
         limits = self.server.limits
-        if self.drained_since is not None:
-            late = now - self.drained_since > limits.idle_s or time.time() - self.last_activity > limits.refused_s
+        if self.drain_start is not None:
+            late = (
+                now - self.drain_start > limits.idle_timeout_s or time.time() - self.last_activity > limits.refused_timeout_s
+            )
         elif self.requests:
             late = False
         elif self.total_outbufs_len or (self.request is not None and self.request.headers_finished):
-            late = now - self.since > limits.request_s or time.time() - self.last_activity > limits.idle_s
+            late = (
+                now - self.activity_start > limits.request_timeout_s
+                or time.time() - self.last_activity > limits.idle_timeout_s
+            )
         else:
-            late = now - self.since > (limits.refused_s if self.is_over_limit else limits.idle_s)
+            late = now - self.activity_start > (limits.refused_timeout_s if self.is_over_limit else limits.idle_timeout_s)
         if late:
             self.handle_close()
 
@@ -192,11 +197,11 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         """
         with self.requests_lock:
             if self.request is not None and self.request.headers_finished and not self.requests:
-                self.request.error = _Busy(_STOPPING)
+                self.request.error = _BusyError(_STOPPING_MESSAGE)
                 self.requests.append(self.request)
                 self.request = None
                 self.server.add_task(self)
-        if self.requests or self.total_outbufs_len or self.close_when_flushed or self.drained_since is not None:
+        if self.requests or self.total_outbufs_len or self.close_when_flushed or self.drain_start is not None:
             return False
         self.handle_close()
         return True
@@ -204,7 +209,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
     def close_now(self) -> None:
         """Close the connection. A request whose response has not begun gets a short refusal."""
         with self.outbuf_lock:
-            if self.requests and not self.answered:
+            if self.requests and not self.response_begun:
                 with suppress(OSError):
                     self.socket.send(_STOPPING_RESPONSE)
             self.connected = False  # stops the writes of the thread that answers
@@ -216,15 +221,15 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
 
     channel_class = Channel
 
-    def __init__(self, limits: Limits, refusals: ThreadedTaskDispatcher, *arguments: Any, **named: Any) -> None:
-        self.limits, self._refusals, self.stopping = limits, refusals, False
+    def __init__(self, limits: ConnectionLimits, refusals: ThreadedTaskDispatcher, *arguments: Any, **named: Any) -> None:
+        self.limits, self._refusal_dispatcher, self.is_stopping = limits, refusals, False
         super().__init__(*arguments, **named)
 
     def add_task(self, channel: Channel) -> None:
         """Let a thread answer the next request of a connection. Refusals have a thread of their own."""
-        (self._refusals if channel.requests[0].error else self.task_dispatcher).add_task(channel)
+        (self._refusal_dispatcher if channel.requests[0].error else self.task_dispatcher).add_task(channel)
 
-    def held_bytes(self) -> int:
+    def count_held_bytes(self) -> int:
         """Return the number of bytes of all request bodies that arrive or wait."""
         return sum(channel.held_bytes for channel in self.active_channels.values())
 
@@ -235,7 +240,7 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
 
     def stop_listening(self) -> None:
         """Release the port. Open connections stay open."""
-        self.stopping = True
+        self.is_stopping = True
         self.del_channel()
         self.socket.close()
 
@@ -259,23 +264,23 @@ def trusted_hosts(host: str) -> Sequence[str] | None:
 class PageServer:
     """A server for an application. ``port`` 0 chooses a free port. Raises UserError if the address cannot be served."""
 
-    def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        body_bytes = upload_bytes + _EXTRA_BYTES
+    def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: ConnectionLimits | None = None) -> None:
+        self.limits = limits or ConnectionLimits()
+        body_bytes = upload_bytes + _EXTRA_BODY_BYTES
         self._channels: dict[int, Any] = {}  # listening sockets, connections and triggers, by file descriptor
         self._dispatchers = ThreadedTaskDispatcher(), ThreadedTaskDispatcher()
         self._servers: list[LimitedServer] = []
-        self._stop_at: float | None = None
+        self._stop_time: float | None = None
         try:
             settings = Adjustments(
                 host="127.0.0.1" if host == "localhost" else host,
                 port=port,
                 ident=None,
-                connection_limit=2 * self.limits.connections + _N_OWN_DESCRIPTORS,
+                connection_limit=2 * self.limits.max_connections + _N_OWN_DESCRIPTORS,
                 cleanup_interval=1,
                 recv_bytes=2**16,
                 max_request_body_size=body_bytes,
-                inbuf_overflow=body_bytes + _EXTRA_BYTES,
+                inbuf_overflow=body_bytes + _EXTRA_BODY_BYTES,
                 outbuf_overflow=2**26,
                 clear_untrusted_proxy_headers=True,
             )
@@ -293,24 +298,24 @@ class PageServer:
         self.url = f"http://{_bracket_ipv6(host)}:{self._servers[0].effective_port}/"
 
     def run(self) -> None:
-        """Serve until :meth:`stop` is called. Then answer or refuse the requests in progress within ``grace_s`` seconds."""
-        while self._stop_at is None:
-            self._wait(1)
+        """Serve until :meth:`stop` is called. Then answer or refuse pending requests within ``stop_grace_s`` seconds."""
+        while self._stop_time is None:
+            self._handle_events(1)
         for server in self._servers:
             server.stop_listening()
-        while not self._end_channels() and (left := self._stop_at - time.monotonic()) > 0:
-            self._wait(min(left, 1))
-        for channel in self._connected():
+        while not self._close_idle_channels() and (left := self._stop_time - time.monotonic()) > 0:
+            self._handle_events(min(left, 1))
+        for channel in self._list_connections():
             channel.close_now()
 
     def stop(self) -> None:
         """End :meth:`run` soon; a second call ends it at once. Other threads and signal handlers may call this method."""
-        self._stop_at = time.monotonic() + (self.limits.grace_s if self._stop_at is None else 0)
+        self._stop_time = time.monotonic() + (self.limits.stop_grace_s if self._stop_time is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()
 
     @contextmanager
-    def stopped_by_signals(self) -> Iterator[None]:
+    def stop_on_signals(self) -> Iterator[None]:
         """Call :meth:`stop` on Ctrl-C and SIGTERM in this block."""
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
@@ -326,18 +331,18 @@ class PageServer:
         for dispatcher in self._dispatchers:
             dispatcher.shutdown(timeout=_THREAD_END_TIMEOUT_S)
 
-    def _wait(self, most_s: float) -> None:
+    def _handle_events(self, most_s: float) -> None:
         """Handle network events for at most ``most_s`` seconds, and close connections that exceed a time limit."""
         wasyncore.loop(timeout=most_s, use_poll=True, map=self._channels, count=1)
         for server in self._servers:
             server.maintenance(time.time())
 
-    def _connected(self) -> list[Channel]:
+    def _list_connections(self) -> list[Channel]:
         return [channel for server in self._servers for channel in server.active_channels.values()]
 
-    def _end_channels(self) -> bool:
+    def _close_idle_channels(self) -> bool:
         """Close idle connections, and return whether all connections are closed."""
-        waiting = [channel for channel in self._connected() if not channel.close_if_idle()]
+        waiting = [channel for channel in self._list_connections() if not channel.close_if_idle()]
         return not waiting
 
     def _disconnect(self) -> None:

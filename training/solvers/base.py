@@ -16,19 +16,19 @@ from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.metrics import average, metrics
 from vse.pipeline.errors import Interrupted
 from vse.training.data.images import TrainingImages
-from vse.training.data.pairs import CaptionInputs, Pairs, Split
-from vse.training.kinds import Packed, pack
+from vse.training.data.pairs import CaptionInputs, Pairs, RetrievalSplit
+from vse.training.kinds import PackedEmbeddings, pack_embeddings
 from vse.training.losses import LOSSES
 from vse.training.losses.base import Loss
 from vse.training.models.build import Model
-from vse.training.run.processes import Interruption, Processes, StopNow
+from vse.training.run.processes import Interruption, ProcessGroup, StopNow
 from vse.training.settings import AdversarySettings, LossWarmupConfig, TrainConfig
-from vse.training.solvers.encode import encode, ranks
+from vse.training.solvers.encode import compute_ranks, encode
 from vse.training.solvers.negatives import HardNegatives
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class TrainingTask:
     """The input of every solver. ``seed`` determines the order of the pairs, dropout and all sampling."""
 
     settings: TrainConfig
@@ -36,9 +36,9 @@ class Task:
     warmup: LossWarmupConfig
     model: Model
     seed: int
-    processes: Processes
+    processes: ProcessGroup
 
-    def loss_of(self, epoch: int) -> Loss:
+    def select_loss(self, epoch: int) -> Loss:
         """Return the loss of an epoch (0-based). The warm-up loss copies the settings that all losses have."""
         if epoch >= self.warmup.epochs:
             return self.loss
@@ -50,13 +50,13 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrievalTask(Task):
+class RetrievalTask(TrainingTask):
     """The input of a solver that matches images and captions. ``hard_negatives`` collects rows for ``negatives.csv``."""
 
     pairs: Pairs
-    images: TrainingImages
-    captions: CaptionInputs
-    val: Split
+    image_inputs: TrainingImages
+    caption_inputs: CaptionInputs
+    val_split: RetrievalSplit
     hard_negatives: HardNegatives | None = None
     adversary: AdversarySettings | None = None
 
@@ -77,26 +77,26 @@ class Progress:
     seconds: float = 0.0
 
     @property
-    def best(self) -> dict[str, float]:
+    def best_row(self) -> dict[str, float]:
         """The row of the epoch with the highest validation ``rsum`` (sum of recalls). Of equal epochs the first one counts."""
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
-    def finished(self, epochs: int, patience: int | None) -> bool:
+    def is_finished(self, epochs: int, patience: int | None) -> bool:
         """Return whether all epochs are finished, or the best epoch is at least ``patience`` epochs ago."""
         validated = any("rsum" in row for row in self.rows)
-        stale = patience is not None and validated and self.epoch - self.best["epoch"] >= patience
+        stale = patience is not None and validated and self.epoch - self.best_row["epoch"] >= patience
         return self.epoch >= epochs or stale
 
 
 class Solver(ABC):
     """The base class of solvers, which train one run epoch by epoch. The first of several processes validates and writes."""
 
-    task: Task
+    task: TrainingTask
     epochs: int
     patience: int | None = None  # number of epochs without a better rsum before an early stop
     hard_negatives: HardNegatives | None = None
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TrainingTask) -> None:
         self.task, self.settings, self.model = task, task.settings, task.model
         self.processes, self.device = task.processes, task.processes.device
         self.interruption = Interruption()
@@ -132,7 +132,7 @@ class Solver(ABC):
         """Return the weights to validate, which are also the weights to save if the epoch is the best one."""
         return self.model.state_dict()
 
-    def with_validation_weights(self) -> AbstractContextManager[None]:
+    def use_validation_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model has its :meth:`validation_weights`."""
         return nullcontext()
 
@@ -140,13 +140,13 @@ class Solver(ABC):
     def stop_on_signal(self, save: Callable[[], None]) -> Iterator[None]:
         """Let a signal end the run at once in a ``with`` block, such as a validation. A resume repeats the block."""
         try:
-            with self.with_validation_weights(), self.interruption.raise_on_signal():
+            with self.use_validation_weights(), self.interruption.raise_on_signal():
                 yield
         except StopNow:
             save()
             raise self.stop_error() from None
 
-    def learned_values(self) -> dict[str, float]:
+    def learned_loss_parameters(self) -> dict[str, float]:
         """Return the learned parameters of the loss by name, such as the temperature."""
         return {}
 
@@ -167,35 +167,41 @@ class RetrievalSolver(Solver):
 
     def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
-        self.pairs, self.val, self.hard_negatives = task.pairs, task.val, task.hard_negatives
+        self.pairs, self.val_split, self.hard_negatives = task.pairs, task.val_split, task.hard_negatives
         if task.settings.validate_images is not None:
-            self.val = task.val.first(task.settings.validate_images)
+            self.val_split = task.val_split.select_first_images(task.settings.validate_images)
 
     @property
     def n_pairs(self) -> int:
         return len(self.pairs)
 
     def validate(self) -> dict[str, float]:
-        images, captions = encode(self.model, self.val, self.device)
-        folds = folds_of(images, captions, torch.from_numpy(self.val.pairs.image_of), self.settings.validate_fold)
-        measured = average([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
+        images, captions = encode(self.model, self.val_split, self.device)
+        folds = split_into_folds(
+            images, captions, torch.from_numpy(self.val_split.pairs.image_indices), self.settings.validate_fold
+        )
+        measured = average([metrics(compute_ranks(self.model, *fold, self.settings.precision)) for fold in folds])
         recalls = {
             f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in DEFAULT_KS
         }
         return {**recalls, "rsum": float(measured["rsum"])}
 
 
-def folds_of(
-    images: Packed, captions: Packed, image_of: Int[Tensor, " n_captions"], size: int | None
-) -> Iterator[tuple[Packed, Packed, Tensor]]:
+def split_into_folds(
+    images: PackedEmbeddings, captions: PackedEmbeddings, image_indices: Int[Tensor, " n_captions"], size: int | None
+) -> Iterator[tuple[PackedEmbeddings, PackedEmbeddings, Tensor]]:
     """Yield folds of ``size`` images, without an incomplete last fold.
 
     A fold has the images, their captions, and the index of each caption's image in the fold.
     """
     if size is None or size >= len(images):
-        yield images, captions, image_of
+        yield images, captions, image_indices
         return
     for start in range(0, len(images) - size + 1, size):
-        columns = ((image_of >= start) & (image_of < start + size)).nonzero()[:, 0]
+        columns = ((image_indices >= start) & (image_indices < start + size)).nonzero()[:, 0]
         rows = torch.arange(start, start + size)
-        yield pack([images.unpack(rows)]), pack([captions.unpack(columns)]), image_of[columns] - start
+        yield (
+            pack_embeddings([images.unpack(rows)]),
+            pack_embeddings([captions.unpack(columns)]),
+            image_indices[columns] - start,
+        )

@@ -20,14 +20,14 @@ from torch import Tensor
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.schema import Settings
 from vse.pipeline.progress import progress_bar
-from vse.training.data.images import CachedImages
+from vse.training.data.images import CachedImageFeatures
 from vse.training.settings import SolverSettings
-from vse.training.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, Task
+from vse.training.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, TrainingTask
 
-_BLOCK_IMAGES = 1024
+_IMAGES_PER_BLOCK = 1024
 _MIN_CORRELATION = 1e-6  # of a canonical direction; other directions are dropped
 
-Array = NDArray[np.float64]
+FloatArray = NDArray[np.float64]
 GridPoint = Mapping[str, float]
 PairBlock = tuple[Tensor, Tensor, NDArray[np.int64]]
 
@@ -36,14 +36,16 @@ PairBlock = tuple[Tensor, Tensor, NDArray[np.int64]]
 class Covariances:
     """The means and covariances of image vectors x (dim_x) and caption vectors y (dim_y), over all pairs."""
 
-    mean_x: Array
-    mean_y: Array
-    xx: Array
-    yy: Array
-    xy: Array
+    mean_x: FloatArray
+    mean_y: FloatArray
+    xx: FloatArray
+    yy: FloatArray
+    xy: FloatArray
 
 
-def covariances(blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]]) -> Covariances:
+def compute_covariances(
+    blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]],
+) -> Covariances:
     """Compute means and covariances over all pairs of an image and a caption.
 
     Each block holds image vectors, caption vectors, and the index in the block of each caption's image.
@@ -73,7 +75,9 @@ def covariances(blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "
     return Covariances((shift_x + x_mean).numpy(), (shift_y + y_mean).numpy(), xx.numpy(), yy.numpy(), xy.numpy())
 
 
-def canonical_directions(statistics: Covariances, dim: int, regularization: float) -> tuple[Array, Array, Array]:
+def compute_canonical_directions(
+    statistics: Covariances, dim: int, regularization: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the ``dim`` pairs of directions with the highest correlations, and these correlations (Hotelling, 1936).
 
     Shapes are (dim_x, dim), (dim_y, dim) and (dim,), highest correlation first, padded with zeros if there are fewer
@@ -99,17 +103,17 @@ def canonical_directions(statistics: Covariances, dim: int, regularization: floa
     )
 
 
-def _cholesky(covariance: Array, regularization: float) -> Array:
+def _cholesky(covariance: FloatArray, regularization: float) -> FloatArray:
     ridged = covariance.copy(order="F")
     ridged.flat[:: len(covariance) + 1] += regularization * np.trace(covariance) / len(covariance)
     try:
-        factor: Array = scipy.linalg.cholesky(ridged, lower=True, overwrite_a=True)
+        factor: FloatArray = scipy.linalg.cholesky(ridged, lower=True, overwrite_a=True)
     except scipy.linalg.LinAlgError:
         raise UserError(f"solver.regularization {regularization:g} is too small: a covariance is singular") from None
     return factor
 
 
-class CcaFields(Settings):
+class CommonCcaSettings(Settings):
     """The settings of CCA: regularisations to try, and the scale of canonical directions (Gong et al., IJCV 2014)."""
 
     regularization: list[NonNegativeFloat] = Field(
@@ -121,22 +125,22 @@ class CcaFields(Settings):
     power: float = Field(4.0, ge=0, description="exponent of the correlations by which directions are scaled (4 in the paper)")
 
 
-class CcaSettings(SolverSettings, CcaFields):
+class CcaSettings(SolverSettings, CommonCcaSettings):
     """Canonical correlation analysis (Gong et al., IJCV 2014), the linear baseline of the two-branch paper."""
 
     name: Literal["cca"] = "cca"
     uses_loss: ClassVar = False
     accepts_words: ClassVar = False
 
-    def build(self, task: Task) -> Solver:
+    def build(self, task: TrainingTask) -> Solver:
         assert isinstance(task, RetrievalTask)
-        return CaptionCca(task, self)
+        return CaptionCcaSolver(task, self)
 
 
 class GridSearchSolver(Solver):
     """A solver that tries one point of a ``grid`` of settings in each epoch. Validation chooses the best point."""
 
-    def __init__(self, task: Task, grid: Sequence[GridPoint]) -> None:
+    def __init__(self, task: TrainingTask, grid: Sequence[GridPoint]) -> None:
         super().__init__(task)
         self.grid, self.epochs = grid, len(grid)
 
@@ -145,13 +149,13 @@ class GridSearchSolver(Solver):
         """Set the weights of the model for a point of the grid."""
 
     @abstractmethod
-    def blocks(self) -> Iterator[PairBlock]:
-        """Yield all training pairs in blocks, see :func:`covariances`."""
+    def pair_blocks(self) -> Iterator[PairBlock]:
+        """Yield all training pairs in blocks, see :func:`compute_covariances`."""
 
     @cached_property
-    def statistics(self) -> Covariances:
+    def covariances(self) -> Covariances:
         """The means and covariances of all training pairs."""
-        return covariances(self.blocks())
+        return compute_covariances(self.pair_blocks())
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         started = time.perf_counter()
@@ -166,57 +170,57 @@ class GridSearchSolver(Solver):
         return ", ".join(f"{name} {row[name]:g}" for name in self.grid[0])
 
 
-class Cca(GridSearchSolver):
+class CcaSolver(GridSearchSolver):
     """CCA with canonical directions that are scaled by a power of their correlations (Gong et al., IJCV 2014)."""
 
-    def __init__(self, task: Task, settings: CcaFields) -> None:
-        layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
-        if None in layers or task.model.config.similarity.ranked_by != "cosine":
+    def __init__(self, task: TrainingTask, settings: CommonCcaSettings) -> None:
+        layers = [encoder.single_linear_layer() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
+        if None in layers or task.model.config.similarity.ranking_similarity != "cosine":
             raise UserError("solver: cca finds two linear maps compared by the cosine; both encoders must be one layer")
         super().__init__(task, [{"regularization": value} for value in settings.regularization])
         self._power, self._layers = settings.power, [layer for layer in layers if layer is not None]
 
     def fit(self, point: GridPoint) -> None:
-        x, y, correlations = canonical_directions(self.statistics, self.model.dim, point["regularization"])
-        means = self.statistics.mean_x, self.statistics.mean_y
+        x, y, correlations = compute_canonical_directions(self.covariances, self.model.dim, point["regularization"])
+        means = self.covariances.mean_x, self.covariances.mean_y
         for layer, mean, directions in zip(self._layers, means, (x, y), strict=True):
             scaled = directions * correlations**self._power
             layer.weight.copy_(torch.from_numpy(scaled.T))
             layer.bias.copy_(torch.from_numpy(-mean @ scaled))
 
 
-class CaptionCca(Cca, RetrievalSolver):
+class CaptionCcaSolver(CcaSolver, RetrievalSolver):
     """CCA of images and captions."""
 
-    def __init__(self, task: RetrievalTask, settings: CcaFields) -> None:
-        self._images = require_cached_images("cca", task)
+    def __init__(self, task: RetrievalTask, settings: CommonCcaSettings) -> None:
+        self._cached_images = require_cached_images("cca", task)
         super().__init__(task, settings)
 
-    def blocks(self) -> Iterator[PairBlock]:
-        return blocks_of_pairs(self.task, self._images)
+    def pair_blocks(self) -> Iterator[PairBlock]:
+        return read_pair_blocks(self.task, self._cached_images)
 
 
-def require_cached_images(solver: str, task: RetrievalTask) -> CachedImages:
+def require_cached_images(solver: str, task: RetrievalTask) -> CachedImageFeatures:
     """Return the cached features of the training images.
 
     Raises UserError if there are several processes, or if images are not read from a cache.
     """
     if task.processes.size > 1:
         raise UserError(f"solver: {solver} requires a single process")
-    if not isinstance(task.images, CachedImages):
+    if not isinstance(task.image_inputs, CachedImageFeatures):
         raise UserError(f"solver: {solver} reads cached features of images (--set images.source=cache)")
-    return task.images
+    return task.image_inputs
 
 
-def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[PairBlock]:
-    """Yield all training pairs in blocks, see :func:`covariances`."""
+def read_pair_blocks(task: RetrievalTask, cached: CachedImageFeatures) -> Iterator[PairBlock]:
+    """Yield all training pairs in blocks, see :func:`compute_covariances`."""
     pairs = task.pairs
-    ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
+    ends = np.searchsorted(pairs.image_indices, np.arange(len(pairs.images)), side="right")
     with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:
-        for start in range(0, len(pairs.images), _BLOCK_IMAGES):
-            stop = min(start + _BLOCK_IMAGES, len(pairs.images))
+        for start in range(0, len(pairs.images), _IMAGES_PER_BLOCK):
+            stop = min(start + _IMAGES_PER_BLOCK, len(pairs.images))
             indices = np.arange(ends[start - 1] if start else 0, ends[stop - 1])
             (images,) = cached.read_images(np.arange(start, stop))
-            (captions,) = task.captions.read(indices)
-            yield images.cpu().float(), captions.cpu().float(), pairs.image_of[indices] - start
+            (captions,) = task.caption_inputs.read(indices)
+            yield images.cpu().float(), captions.cpu().float(), pairs.image_indices[indices] - start
             bar.update(stop - start)

@@ -16,37 +16,37 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
-from vse.training.models.encoders.base import unit_length
+from vse.training.models.encoders.base import l2_normalize
 from vse.training.models.encoders.linear import RelativeEncoder, WeightedEncoder
 from vse.training.settings import SolverSettings
-from vse.training.solvers.base import RetrievalSolver, RetrievalTask, Solver, Task
+from vse.training.solvers.base import RetrievalSolver, RetrievalTask, Solver, TrainingTask
 from vse.training.solvers.cca import (
-    Array,
     Covariances,
+    FloatArray,
     GridPoint,
     GridSearchSolver,
     PairBlock,
-    blocks_of_pairs,
-    canonical_directions,
+    compute_canonical_directions,
+    read_pair_blocks,
     require_cached_images,
 )
 
 MappedSide = Literal["captions", "images", "both"]
-_BLOCK_PAIRS = 1024
+_PAIRS_PER_BLOCK = 1024
 log = logging.getLogger(__name__)
 
 
-class ClosedForm(GridSearchSolver, RetrievalSolver):
+class ClosedFormSolver(GridSearchSolver, RetrievalSolver):
     """A closed-form solver for cached features of images and captions. The model compares embeddings by inner products."""
 
     def __init__(self, name: str, task: RetrievalTask, grid: Sequence[GridPoint]) -> None:
-        self.cached = require_cached_images(name, task)
-        if task.model.config.similarity.ranked_by != "cosine":
+        self.cached_images = require_cached_images(name, task)
+        if task.model.config.similarity.ranking_similarity != "cosine":
             raise UserError(f"solver: {name} requires a comparison by inner products (--set model.similarity=cosine)")
         super().__init__(task, grid)
 
-    def blocks(self) -> Iterator[PairBlock]:
-        return blocks_of_pairs(self.task, self.cached)
+    def pair_blocks(self) -> Iterator[PairBlock]:
+        return read_pair_blocks(self.task, self.cached_images)
 
 
 class RidgeSettings(SolverSettings):
@@ -70,50 +70,50 @@ class RidgeSettings(SolverSettings):
         description="r as a share of the mean variance of the mapped side's dimensions; each is tried, and validation chooses",
     )
 
-    def build(self, task: Task) -> Solver:
+    def build(self, task: TrainingTask) -> Solver:
         assert isinstance(task, RetrievalTask)
-        return Ridge(task, self)
+        return RidgeSolver(task, self)
 
 
-class Ridge(ClosedForm):
+class RidgeSolver(ClosedFormSolver):
     """Ridge regression, whose maps become the weights of two linear encoders."""
 
     def __init__(self, task: RetrievalTask, settings: RidgeSettings) -> None:
-        layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
+        layers = [encoder.single_linear_layer() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
         if None in layers:
             raise UserError(
                 "solver: ridge finds linear maps of vectors: both encoders must have a single layer, such as linear"
             )
         self._layers = [layer for layer in layers if layer is not None]
         super().__init__("ridge", task, [{"regularization": value} for value in settings.regularization])
-        self._maps = settings.maps
+        self._mapped_side = settings.maps
 
     def fit(self, point: GridPoint) -> None:
-        maps = ridge_maps(self.statistics, self._maps, point["regularization"])
-        reduced = reduce_maps(*maps, self.statistics, self.model.dim)
-        means = self.statistics.mean_x, self.statistics.mean_y
+        maps = fit_ridge_maps(self.covariances, self._mapped_side, point["regularization"])
+        reduced = reduce_maps(*maps, self.covariances, self.model.dim)
+        means = self.covariances.mean_x, self.covariances.mean_y
         for layer, mean, weights in zip(self._layers, means, reduced, strict=True):
             layer.weight.copy_(torch.from_numpy(weights))
             layer.bias.copy_(torch.from_numpy(-weights @ mean))
 
 
-def ridge_maps(statistics: Covariances, maps: MappedSide, regularization: float) -> tuple[Array, Array]:
+def fit_ridge_maps(statistics: Covariances, maps: MappedSide, regularization: float) -> tuple[FloatArray, FloatArray]:
     """Return two matrices, (dim, dim_x) and (dim, dim_y), that map centred image and caption vectors into a common space.
 
     ``maps`` is the side that regression maps into the other side's space, or ``both``, see :class:`RidgeSettings`.
     """
     dim_x, dim_y = statistics.xy.shape
     if maps == "captions":
-        return np.eye(dim_x), _regression(statistics.xy, statistics.yy, regularization)
+        return np.eye(dim_x), _solve_ridge_regression(statistics.xy, statistics.yy, regularization)
     if maps == "images":
-        return _regression(statistics.xy.T, statistics.xx, regularization), np.eye(dim_y)
-    of_captions = _regression(statistics.xy, statistics.yy, regularization)
-    of_images = _regression(statistics.xy.T, statistics.xx, regularization)
+        return _solve_ridge_regression(statistics.xy.T, statistics.xx, regularization), np.eye(dim_y)
+    of_captions = _solve_ridge_regression(statistics.xy, statistics.yy, regularization)
+    of_images = _solve_ridge_regression(statistics.xy.T, statistics.xx, regularization)
     s_x, s_y = (max(np.sqrt(np.trace(one)), np.finfo(np.float64).tiny) for one in (statistics.xx, statistics.yy))
     return (np.concatenate([np.eye(dim_x) / s_x, of_images / s_y]), np.concatenate([of_captions / s_x, np.eye(dim_y) / s_y]))
 
 
-def reduce_maps(x_map: Array, y_map: Array, statistics: Covariances, dim: int) -> tuple[Array, Array]:
+def reduce_maps(x_map: FloatArray, y_map: FloatArray, statistics: Covariances, dim: int) -> tuple[FloatArray, FloatArray]:
     """Reduce the common space of two maps to its first ``dim`` principal directions.
 
     If the space has fewer dimensions, pad both maps with rows of zeros to ``dim`` rows.
@@ -126,11 +126,11 @@ def reduce_maps(x_map: Array, y_map: Array, statistics: Covariances, dim: int) -
     return directions.T @ x_map, directions.T @ y_map
 
 
-def _regression(cross_covariance: Array, covariance: Array, regularization: float) -> Array:
+def _solve_ridge_regression(cross_covariance: FloatArray, covariance: FloatArray, regularization: float) -> FloatArray:
     size = len(covariance)
     ridged = covariance + regularization * np.trace(covariance) / size * np.eye(size)
     try:
-        solved: Array = scipy.linalg.solve(ridged, cross_covariance.T, assume_a="pos").T
+        solved: FloatArray = scipy.linalg.solve(ridged, cross_covariance.T, assume_a="pos").T
     except (scipy.linalg.LinAlgError, scipy.linalg.LinAlgWarning):
         raise UserError(f"solver.regularization {regularization:g} is too small: a covariance is singular") from None
     return solved
@@ -156,16 +156,16 @@ class CsaSettings(SolverSettings):
         description="s, at most model.dim; each is tried with each regularization, and validation chooses",
     )
 
-    def build(self, task: Task) -> Solver:
+    def build(self, task: TrainingTask) -> Solver:
         assert isinstance(task, RetrievalTask)
-        return Csa(task, self)
+        return CsaSolver(task, self)
 
 
-class Csa(ClosedForm):
+class CsaSolver(ClosedFormSolver):
     """Canonical similarity analysis, with one epoch for each regularization and number of directions."""
 
     def __init__(self, task: RetrievalTask, settings: CsaSettings) -> None:
-        images, captions = task.model.image_encoder, task.model.caption_encoder.linear_map()
+        images, captions = task.model.image_encoder, task.model.caption_encoder.single_linear_layer()
         if not isinstance(images, WeightedEncoder) or captions is None or task.model.config.normalize_image:
             raise UserError(
                 "solver: csa requires model.image_encoder=weighted, a linear caption encoder and model.normalize_image=false"
@@ -173,20 +173,23 @@ class Csa(ClosedForm):
         cuts = sorted({min(n, task.model.dim) for n in settings.directions}, reverse=True)
         points = product(settings.regularization, cuts)
         super().__init__("csa", task, [{"regularization": value, "directions": n} for value, n in points])
-        self._images, self._captions = images, captions
-        self._solved: tuple[float, tuple[Array, Array, Array]] | None = None
+        self._image_encoder, self._caption_layer = images, captions
+        self._solved_directions: tuple[float, tuple[FloatArray, FloatArray, FloatArray]] | None = None
 
     def fit(self, point: GridPoint) -> None:
         regularization, kept = point["regularization"], int(point["directions"])
-        if self._solved is None or self._solved[0] != regularization:
-            self._solved = regularization, canonical_directions(self.statistics, self.model.dim, regularization)
-        x, y, correlations = (array.copy() for array in self._solved[1])
+        if self._solved_directions is None or self._solved_directions[0] != regularization:
+            self._solved_directions = (
+                regularization,
+                compute_canonical_directions(self.covariances, self.model.dim, regularization),
+            )
+        x, y, correlations = (array.copy() for array in self._solved_directions[1])
         x[:, kept:], y[:, kept:], correlations[kept:] = 0, 0, 0
-        means = self.statistics.mean_x, self.statistics.mean_y
-        for layer, mean, directions in zip((self._images.linear, self._captions), means, (x, y), strict=True):
+        means = self.covariances.mean_x, self.covariances.mean_y
+        for layer, mean, directions in zip((self._image_encoder.linear, self._caption_layer), means, (x, y), strict=True):
             layer.weight.copy_(torch.from_numpy(directions.T))
             layer.bias.copy_(torch.from_numpy(-mean @ directions))
-        self._images.weights.copy_(torch.from_numpy(correlations))
+        self._image_encoder.weights.copy_(torch.from_numpy(correlations))
 
 
 class AsifSettings(SolverSettings):
@@ -208,12 +211,12 @@ class AsifSettings(SolverSettings):
         description="exponent of the cosines; each is tried with each k, and validation chooses",
     )
 
-    def build(self, task: Task) -> Solver:
+    def build(self, task: TrainingTask) -> Solver:
         assert isinstance(task, RetrievalTask)
-        return Asif(task, self)
+        return AsifSolver(task, self)
 
 
-class Asif(ClosedForm):
+class AsifSolver(ClosedFormSolver):
     """ASIF, with one epoch for each k and power."""
 
     def __init__(self, task: RetrievalTask, settings: AsifSettings) -> None:
@@ -229,7 +232,7 @@ class Asif(ClosedForm):
 
     def fit(self, point: GridPoint) -> None:
         if not self._has_anchors:
-            self._store_anchors(anchor_pairs(self.pairs.image_of, self.model.dim, self.task.seed))
+            self._store_anchors(sample_anchor_pairs(self.pairs.image_indices, self.model.dim, self.task.seed))
         for encoder in self._encoders:
             encoder.k.fill_(int(point["k"]))
             encoder.power.fill_(point["power"])
@@ -238,20 +241,20 @@ class Asif(ClosedForm):
         images, captions = self._encoders
         for encoder in self._encoders:
             encoder.anchors.zero_()  # with too few pairs some anchors stay zero: no cosine with them is above 0
-        for start in progress_bar(range(0, len(anchors), _BLOCK_PAIRS), desc="anchors", unit="block"):
-            indices = anchors[start : start + _BLOCK_PAIRS]
-            (image_vectors,) = self.cached.read_images(self.pairs.image_of[indices])
-            (caption_vectors,) = self.task.captions.read(indices)
+        for start in progress_bar(range(0, len(anchors), _PAIRS_PER_BLOCK), desc="anchors", unit="block"):
+            indices = anchors[start : start + _PAIRS_PER_BLOCK]
+            (image_vectors,) = self.cached_images.read_images(self.pairs.image_indices[indices])
+            (caption_vectors,) = self.task.caption_inputs.read(indices)
             for encoder, vectors in ((images, image_vectors), (captions, caption_vectors)):
-                encoder.anchors[start : start + len(indices)] = unit_length(vectors.float())
+                encoder.anchors[start : start + len(indices)] = l2_normalize(vectors.float())
         self._has_anchors = True
 
 
-def anchor_pairs(image_of: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
+def sample_anchor_pairs(image_indices: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
     """Return the sorted indices of ``n`` random pairs. An image occurs twice only if all images occur."""
-    order = np.random.default_rng(seed).permutation(len(image_of))
-    by_image = order[np.argsort(image_of[order], kind="stable")]
-    _, firsts, counts = np.unique(image_of[by_image], return_index=True, return_counts=True)
-    turn = np.empty(len(image_of), np.int64)
-    turn[by_image] = np.arange(len(image_of)) - np.repeat(firsts, counts)
+    order = np.random.default_rng(seed).permutation(len(image_indices))
+    by_image = order[np.argsort(image_indices[order], kind="stable")]
+    _, firsts, counts = np.unique(image_indices[by_image], return_index=True, return_counts=True)
+    turn = np.empty(len(image_indices), np.int64)
+    turn[by_image] = np.arange(len(image_indices)) - np.repeat(firsts, counts)
     return np.sort(order[np.argsort(turn[order], kind="stable")][:n])

@@ -14,40 +14,45 @@ from torch import Tensor
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
-from vse.training.data.pairs import Split
-from vse.training.kinds import Encoded, Packed, pack
+from vse.training.data.pairs import RetrievalSplit
+from vse.training.kinds import BatchVectors, PackedEmbeddings, pack_embeddings
 from vse.training.models.build import Model
-from vse.training.models.encoders.base import unit_length
+from vse.training.models.encoders.base import l2_normalize
 
-_BLOCK_ROWS = 512  # images or captions that are embedded at once
-_BLOCK_PHOTOS = 64  # photos that a CNN embeds at once
-TILE_IMAGES, TILE_CAPTIONS = 64, 256  # largest numbers of images and captions whose pairs are scored at once
+_ROWS_PER_BLOCK = 512  # images or captions that are embedded at once
+_PHOTOS_PER_BLOCK = 64  # photos that a CNN embeds at once
+MAX_TILE_IMAGES, MAX_TILE_CAPTIONS = 64, 256  # largest numbers of images and captions whose pairs are scored at once
 _MIN_TILE_CAPTIONS = 8  # kernels compute the rows of smaller tiles differently
 _MAX_TILE_PAIRS = 2**23  # pairs of vectors in a tile; tiles of large sets have fewer captions
 _WIDTH_MULTIPLE = 4  # the vectors of a caption are padded to a multiple of this number
 
 
-def encode(model: Model, split: Split, device: torch.device) -> tuple[Packed, Packed]:
+def encode(model: Model, split: RetrievalSplit, device: torch.device) -> tuple[PackedEmbeddings, PackedEmbeddings]:
     """Return the embeddings of all images and all captions of a split, in their order, on the CPU."""
     return encode_images(model, split, device), encode_captions(model, split)
 
 
-def encode_images(model: Model, split: Split, device: torch.device, rows: NDArray[np.int64] | None = None) -> Packed:
+def encode_images(
+    model: Model, split: RetrievalSplit, device: torch.device, rows: NDArray[np.int64] | None = None
+) -> PackedEmbeddings:
     """Return the embeddings of all images of a split, or of the images at ``rows``."""
-    block = _BLOCK_ROWS if model.cnn is None else _BLOCK_PHOTOS
+    block = _ROWS_PER_BLOCK if model.cnn is None else _PHOTOS_PER_BLOCK
     every = np.arange(len(split.pairs.images)) if rows is None else rows
-    parts = (tuple(move_tensor(part, device) for part in split.images.read_images(some)) for some in _blocks(every, block))
-    return _embed(model, model.embed_images, parts)
+    parts = (
+        tuple(move_tensor(part, device) for part in split.image_inputs.read_images(some))
+        for some in _split_into_blocks(every, block)
+    )
+    return _embed_batches(model, model.embed_images, parts)
 
 
-def encode_captions(model: Model, split: Split, rows: NDArray[np.int64] | None = None) -> Packed:
+def encode_captions(model: Model, split: RetrievalSplit, rows: NDArray[np.int64] | None = None) -> PackedEmbeddings:
     """Return the embeddings of all captions of a split, or of the captions at ``rows``."""
     every = np.arange(len(split.pairs)) if rows is None else rows
-    parts = (split.captions.read(some) for some in _blocks(every, _BLOCK_ROWS))
-    return _embed(model, model.embed_captions, parts)
+    parts = (split.caption_inputs.read(some) for some in _split_into_blocks(every, _ROWS_PER_BLOCK))
+    return _embed_batches(model, model.embed_captions, parts)
 
 
-def pool_embeddings(side: Packed) -> NDArray[np.float32]:
+def pool_embeddings(side: PackedEmbeddings) -> NDArray[np.float32]:
     """Return a single vector for each embedding, (n, dim). The vector of a set is the mean of its unit vectors, normalised.
 
     A search with a model that scores pairs chooses candidates by these vectors, because the model is slow.
@@ -55,20 +60,20 @@ def pool_embeddings(side: Packed) -> NDArray[np.float32]:
     if side.lengths is None:
         return side.vectors.numpy()
     means = []
-    for rows in _blocks(np.arange(len(side)), _BLOCK_ROWS):
+    for rows in _split_into_blocks(np.arange(len(side)), _ROWS_PER_BLOCK):
         vectors, mask = side.unpack(torch.from_numpy(rows))
-        means.append((unit_length(vectors) * mask[:, :, None]).sum(1))
-    return unit_length(torch.cat(means)).numpy()
+        means.append((l2_normalize(vectors) * mask[:, :, None]).sum(1))
+    return l2_normalize(torch.cat(means)).numpy()
 
 
-def _blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+def _split_into_blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def _embed(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Packed:
+def _embed_batches(model: Model, embed: Callable[..., BatchVectors], parts: Iterable[tuple[Tensor, ...]]) -> PackedEmbeddings:
     model.eval()
     with torch.inference_mode():
-        return pack(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
+        return pack_embeddings(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
 
 
 class PairScores:
@@ -78,66 +83,67 @@ class PairScores:
     arithmetic of a pair then does not depend on the other pairs of its tile, as :func:`ranks_from_blocks` requires.
     """
 
-    def __init__(self, model: Model, images: Packed, captions: Packed, precision: str = "fp32") -> None:
+    def __init__(self, model: Model, images: PackedEmbeddings, captions: PackedEmbeddings, precision: str = "fp32") -> None:
         self._model, self._images, self._captions = model.eval(), images, captions
         self._precision = precision
         self._device = next(model.parameters(), torch.empty(0)).device
-        self._image_width = int(_lengths(images).max())
-        self._widths = -(-_lengths(captions) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
-        self._image_tile = min(TILE_IMAGES, _next_power_of_two(len(images)))
-        self._caption_tiles = {
-            width: self._captions_per_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
+        self._image_width = int(_count_vectors(images).max())
+        self._caption_widths = -(-_count_vectors(captions) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        self._images_per_tile = min(MAX_TILE_IMAGES, _next_power_of_two(len(images)))
+        self._captions_per_tile_by_width = {
+            width: self._count_captions_per_tile(width, count)
+            for width, count in Counter(self._caption_widths.tolist()).items()
         }
-        self._last: tuple[slice, slice | Tensor | None, tuple[Tensor, Tensor]] | None = None
+        self._last_scores: tuple[slice, slice | Tensor | None, tuple[Tensor, Tensor]] | None = None
         first = torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
-            scores = model.similarity(*(self._tile(side, first, 1, None) for side in (images, captions)))
+            scores = model.similarity(*(self._build_tile(side, first, 1, None) for side in (images, captions)))
         self.has_directions = isinstance(scores, tuple)
 
     def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the scores i2t and t2i of the images ``rows`` with the captions ``columns`` (None: all), on the CPU."""
-        if self._last is None or self._last[0] != rows or self._last[1] is not columns:
-            self._last = rows, columns, self._score(rows, columns)
-        return self._last[2]
+        if self._last_scores is None or self._last_scores[0] != rows or self._last_scores[1] is not columns:
+            self._last_scores = rows, columns, self._score(rows, columns)
+        return self._last_scores[2]
 
-    def blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
+    def score_blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
         """Return the scores i2t and t2i in blocks of images. The second is None if both directions have the same scores."""
         n_images = len(self._images)
-        i2t = ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
+        i2t = ScoreBlocks(n_images, image_of_caption, MAX_TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
         if not self.has_directions:
             return i2t, None
-        return i2t, ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[1])
+        return i2t, ScoreBlocks(n_images, image_of_caption, MAX_TILE_IMAGES, lambda rows, columns: self(rows, columns)[1])
 
     def _score(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
         n_rows = rows.stop - rows.start
         indices = columns if isinstance(columns, Tensor) else torch.arange(len(self._captions))[columns or slice(None)]
-        images = self._tile(self._images, torch.arange(rows.start, rows.stop), self._image_tile, self._image_width)
+        images = self._build_tile(self._images, torch.arange(rows.start, rows.stop), self._images_per_tile, self._image_width)
         i2t, t2i = torch.empty(2, n_rows, len(indices))
         with torch.inference_mode(), autocast(self._precision, self._device):
-            for places, size, width in self._tiles(indices):
-                scores = self._model.similarity(images, self._tile(self._captions, indices[places], size, width))
+            for places, size, width in self._iterate_tiles(indices):
+                scores = self._model.similarity(images, self._build_tile(self._captions, indices[places], size, width))
                 both = scores if isinstance(scores, tuple) else (scores, scores)
                 i2t[:, places], t2i[:, places] = (one[:n_rows, : len(places)].float().cpu() for one in both)
         return i2t, t2i
 
-    def _tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
+    def _iterate_tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
         """Yield tiles of the captions ``indices``.
 
         A tile is the positions of its captions in ``indices``, and two padded sizes: the number of captions, and the number of
         vectors of each caption.
         """
-        widths = self._widths[indices]
+        widths = self._caption_widths[indices]
         for width in sorted(set(widths.tolist())):
-            size = self._caption_tiles[width]
+            size = self._captions_per_tile_by_width[width]
             for places in torch.split((widths == width).nonzero()[:, 0], size):
                 yield places, size, width
 
-    def _captions_per_tile(self, width: int, n: int) -> int:
+    def _count_captions_per_tile(self, width: int, n: int) -> int:
         """Return the number of captions in a tile, a power of 2, because kernels compute other sizes differently."""
-        fitting = max(1, _MAX_TILE_PAIRS // (self._image_tile * self._image_width * width))
-        return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_MIN_TILE_CAPTIONS, _next_power_of_two(n)))
+        fitting = max(1, _MAX_TILE_PAIRS // (self._images_per_tile * self._image_width * width))
+        return min(MAX_TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_MIN_TILE_CAPTIONS, _next_power_of_two(n)))
 
-    def _tile(self, side: Packed, indices: Tensor, size: int, width: int | None) -> Encoded:
+    def _build_tile(self, side: PackedEmbeddings, indices: Tensor, size: int, width: int | None) -> BatchVectors:
         """Return the embeddings at ``indices`` on the device, padded to the shape of a tile.
 
         Copies of the first embedding pad the tile to ``size`` embeddings. Zeros pad each set to ``width`` vectors.
@@ -146,22 +152,26 @@ class PairScores:
         return tuple(part.to(self._device) for part in rows)
 
 
-def ranks(
-    model: Model, images: Packed, captions: Packed, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
+def compute_ranks(
+    model: Model,
+    images: PackedEmbeddings,
+    captions: PackedEmbeddings,
+    image_of_caption: Int[Tensor, " n_captions"],
+    precision: str = "fp32",
 ) -> Ranks:
     """Return the exact rank of the right answer for each image and each caption as the query, by the model's scores.
 
     ``precision`` applies to a model that scores every pair.
     """
-    ranked_by = model.config.similarity.ranked_by
-    if ranked_by is not None:
-        return ranks_from_embeddings(images.vectors, captions.vectors, image_of_caption, ranked_by)
-    return ranks_from_blocks(*PairScores(model, images, captions, precision).blocks(image_of_caption))
+    ranking_similarity = model.config.similarity.ranking_similarity
+    if ranking_similarity is not None:
+        return ranks_from_embeddings(images.vectors, captions.vectors, image_of_caption, ranking_similarity)
+    return ranks_from_blocks(*PairScores(model, images, captions, precision).score_blocks(image_of_caption))
 
 
 def _next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _lengths(side: Packed) -> Int[Tensor, " n"]:
+def _count_vectors(side: PackedEmbeddings) -> Int[Tensor, " n"]:
     return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths

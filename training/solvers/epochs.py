@@ -18,7 +18,7 @@ from vse.features.backbones.device import deterministic_algorithms, memory_guard
 from vse.pipeline.progress import progress_bar
 from vse.training.losses.base import Loss
 from vse.training.run.processes import TrainingFailed
-from vse.training.solvers.base import Progress, Solver, Task
+from vse.training.solvers.base import Progress, Solver, TrainingTask
 from vse.training.solvers.optimisation import OPTIMIZERS, AveragedWeights, Schedule
 
 log = logging.getLogger(__name__)
@@ -38,19 +38,19 @@ class GradientSolver(Solver):
 
     out_of_memory_advice: ClassVar[str]
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: TrainingTask) -> None:
         super().__init__(task)
         self.epochs, self.patience = self.settings.epochs, self.settings.early_stop
-        self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
+        self._loss_totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
         self.schedule = Schedule(self.settings, self.model)
         ema = self.settings.ema if self.processes.is_first else None
-        self.averaged = None if ema is None else AveragedWeights(self.model, ema)
-        self._sizes: list[int] = []  # number of pairs of each batch of the running epoch
+        self.averaged_weights = None if ema is None else AveragedWeights(self.model, ema)
+        self._batch_sizes: list[int] = []  # number of pairs of each batch of the running epoch
         learned = task.loss.build_scale()
-        self.loss_weights = None if learned is None else learned.to(self.device)
-        if self.loss_weights is not None:
-            self.schedule.add_loss(self.loss_weights, task.loss.learning_rate_of_scale)
-        self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
+        self.learned_scale = None if learned is None else learned.to(self.device)
+        if self.learned_scale is not None:
+            self.schedule.add_loss_parameters(self.learned_scale, task.loss.learning_rate_of_scale)
+        self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.build_parameter_groups(), fused=True)
 
     @abstractmethod
     def batches(self, epoch: int) -> Sequence[Indices]:
@@ -71,47 +71,47 @@ class GradientSolver(Solver):
 
     def watched_losses(self) -> list[tuple[float, str, str]]:
         """Return the losses that must be finite, each with a name and advice. The first is the epoch's mean loss so far."""
-        return [(float(self._totals[0]) / max(1, self.progress.pairs), "the loss", "a lower learning rate")]
+        return [(float(self._loss_totals[0]) / max(1, self.progress.pairs), "the loss", "a lower learning rate")]
 
     def end_epoch(self) -> None:
         """Finish an epoch, before the row of the epoch is added to ``progress``."""
 
     def state(self) -> dict[str, Any]:
-        state = {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict()}
-        if self.averaged is not None:
-            state["averaged"] = self.averaged.state()
-        if self.loss_weights is not None:
-            state["loss_weights"] = self.loss_weights.state_dict()
+        state = {**super().state(), "totals": self._loss_totals.tolist(), "optimizer": self.optimizer.state_dict()}
+        if self.averaged_weights is not None:
+            state["averaged"] = self.averaged_weights.state()
+        if self.learned_scale is not None:
+            state["loss_weights"] = self.learned_scale.state_dict()
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self.optimizer.load_state_dict(state["optimizer"])
-        if self.averaged is not None:
-            self.averaged.restore(state["averaged"])
-        if self.loss_weights is not None:
-            self.loss_weights.load_state_dict(state["loss_weights"])
-        self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
+        if self.averaged_weights is not None:
+            self.averaged_weights.restore(state["averaged"])
+        if self.learned_scale is not None:
+            self.learned_scale.load_state_dict(state["loss_weights"])
+        self._loss_totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
     def describe(self, row: Mapping[str, float]) -> str:
-        learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned_values())
+        learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned_loss_parameters())
         return f"loss {row['loss']:.3g}, {learned}{row['pairs_per_s']:.0f} pairs/s"
 
-    def learned_values(self) -> dict[str, float]:
-        return {} if self.loss_weights is None else self.loss_weights.temperature_and_bias()
+    def learned_loss_parameters(self) -> dict[str, float]:
+        return {} if self.learned_scale is None else self.learned_scale.temperature_and_bias()
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         progress = self.progress
         self.schedule.start_epoch(progress.epoch)
         with memory_guard(self.out_of_memory_advice), deterministic_algorithms(self.settings.deterministic):
-            self._train(save)
-        loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
-        learning_rate = self.schedule.rate(progress.epoch, self.n_updates - 1, self.n_updates)
+            self._train_epoch(save)
+        loss, collapsed_loss = (self._loss_totals / max(1, progress.pairs)).tolist()
+        learning_rate = self.schedule.learning_rate(progress.epoch, self.n_updates - 1, self.n_updates)
         row = {
             "epoch": progress.epoch + 1,
             "learning_rate": learning_rate,
             "loss": loss,
-            **self.learned_values(),
+            **self.learned_loss_parameters(),
             **self.extra_metrics(),
         }
         if self.processes.is_first and self.validates(progress.epoch + 1):
@@ -122,20 +122,20 @@ class GradientSolver(Solver):
             self._report_collapse(progress.epoch + 1, loss)
         row |= {"seconds": round(progress.seconds, 2), "pairs_per_s": round(progress.pairs / max(progress.seconds, 1e-9), 1)}
         self.end_epoch()
-        self._totals.zero_()
+        self._loss_totals.zero_()
         self.progress = Progress(progress.epoch + 1, [*progress.rows, row])
 
     def validation_weights(self) -> Mapping[str, Tensor]:
         """Return the weights or, with ``train.ema``, their moving average."""
-        return super().validation_weights() if self.averaged is None else self.averaged.weights
+        return super().validation_weights() if self.averaged_weights is None else self.averaged_weights.weights
 
-    def with_validation_weights(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.averaged is None else self.averaged.use_in_model()
+    def use_validation_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.averaged_weights is None else self.averaged_weights.use_in_model()
 
     @property
     def n_updates(self) -> int:
         """The number of updates in the current epoch. The last update may have fewer batches than the others."""
-        return max(1, -(-len(self._sizes) // self.settings.accumulate))
+        return max(1, -(-len(self._batch_sizes) // self.settings.accumulate))
 
     def start_step(self) -> None:
         """Delete the gradients of the last update, unless the current batch belongs to the same update."""
@@ -145,26 +145,28 @@ class GradientSolver(Solver):
     def ends_update(self) -> bool:
         """Return whether the current batch is the last one of its update."""
         done = self.progress.step + 1
-        return done % self.settings.accumulate == 0 or done == len(self._sizes)
+        return done % self.settings.accumulate == 0 or done == len(self._batch_sizes)
 
     def scale_cost(self, cost: Tensor, loss: Loss) -> Tensor:
         """Scale the cost of the current batch by the batch's share of the pairs of the update, if the loss is a mean."""
         if self.settings.accumulate == 1 or not loss.is_mean_over_queries:
             return cost
         first = self.progress.step - self.progress.step % self.settings.accumulate
-        return cost * (self._sizes[self.progress.step] / sum(self._sizes[first : first + self.settings.accumulate]))
+        return cost * (
+            self._batch_sizes[self.progress.step] / sum(self._batch_sizes[first : first + self.settings.accumulate])
+        )
 
     def take_step(self) -> None:
         """Clip the gradients of the model and update the weights."""
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         update = self.progress.step // self.settings.accumulate
-        self.schedule.set_rates(self.optimizer, self.progress.epoch, update, self.n_updates)
+        self.schedule.set_learning_rates(self.optimizer, self.progress.epoch, update, self.n_updates)
         self.optimizer.step()
-        if self.averaged is not None:
-            self.averaged.update()
-        if self.loss_weights is not None:
-            self.loss_weights.clamp_temperature()
+        if self.averaged_weights is not None:
+            self.averaged_weights.update()
+        if self.learned_scale is not None:
+            self.learned_scale.clamp_temperature()
 
     def step_seed(self, stream: int) -> int:
         """Return a seed that is determined by the run's seed, the epoch, the step and ``stream``.
@@ -174,12 +176,12 @@ class GradientSolver(Solver):
         parts = [self.task.seed, self.progress.epoch, self.progress.step, stream]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
-    def _train(self, save: Callable[[], None]) -> None:
+    def _train_epoch(self, save: Callable[[], None]) -> None:
         progress = self.progress
         batches = self.batches(progress.epoch)
-        self._sizes = [len(batch) for batch in batches]
+        self._batch_sizes = [len(batch) for batch in batches]
         if progress.epoch == progress.step == 0:
-            self.schedule.check_warmup(self.n_updates)
+            self.schedule.warn_if_all_warmup(self.n_updates)
         left = batches[progress.step :]
         self.model.train()
         before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
@@ -192,7 +194,7 @@ class GradientSolver(Solver):
             hidden=not self.processes.is_first,
         ) as bar:
             for batch, losses in zip(left, self.train_batches(left), strict=True):
-                self._totals += torch.stack(losses)
+                self._loss_totals += torch.stack(losses)
                 updated = self.ends_update()
                 progress.step += 1
                 progress.pairs += len(batch)
@@ -200,20 +202,20 @@ class GradientSolver(Solver):
                 bar.update()
                 if progress.step % _STEPS_PER_LOSS_READ == 0:
                     rate = f"{progress.pairs / progress.seconds:.0f}"
-                    bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
+                    bar.set_postfix(loss=f"{self._read_finite_mean_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
                 if not updated:  # a checkpoint holds no gradients, so none is written within an update
                     continue
                 if self.processes.any(self.interruption.signal is not None):
-                    self._finite_loss()
+                    self._read_finite_mean_loss()
                     save()
                     raise self.stop_error()
                 if time.monotonic() - saved > 60 * self.settings.save_minutes:
-                    self._finite_loss()
+                    self._read_finite_mean_loss()
                     save()
                     saved = time.monotonic()
-        self._finite_loss()
+        self._read_finite_mean_loss()
 
-    def _finite_loss(self) -> float:
+    def _read_finite_mean_loss(self) -> float:
         """Return the epoch's mean loss so far. Raises :class:`TrainingFailed` if the training has diverged."""
         watched = self.watched_losses()
         for value, name, cure in watched:

@@ -16,25 +16,37 @@ from vse.pipeline.errors import escape_csv_cell
 from vse.pipeline.files.writing import write_text
 from vse.training.losses.base import QueryScores, hinge_costs
 
-Entry = list[Any]  # a row with the columns COLUMNS; plain values, because checkpoints store it
+NegativeRow = list[Any]  # a row with the columns COLUMNS; plain values, because checkpoints store it
 
-COLUMNS = ("epoch", "query", "cost", "imgid", "sentid", "negative_imgid", "negative_sentid", "caption", "negative_caption")
+NEGATIVE_COLUMNS = (
+    "epoch",
+    "query",
+    "cost",
+    "imgid",
+    "sentid",
+    "negative_imgid",
+    "negative_sentid",
+    "caption",
+    "negative_caption",
+)
 
 
 class HardNegatives:
-    """A list of the ``n`` negatives with the highest costs in each epoch, for images and for captions as queries.
+    """A list of the ``n_per_epoch`` negatives with the highest costs in each epoch, for images and for captions as queries.
 
     For an image as the query, the negative is the caption ``negative_sentid``. For a caption, the negative is the image
     ``negative_imgid``, and ``negative_sentid`` is a caption of this image.
     """
 
     def __init__(self, n: int, captions: Sequence[Caption]) -> None:
-        self.n = n
+        self.n_per_epoch = n
         self._captions = captions
-        self.finished: list[Entry] = []
-        self.running: list[Entry] = []
+        self.finished_rows: list[NegativeRow] = []
+        self.epoch_rows: list[NegativeRow] = []
 
-    def add(self, epoch: int, pairs: Sequence[int], query_scores: tuple[QueryScores, QueryScores], margin: float) -> None:
+    def add_batch(
+        self, epoch: int, pairs: Sequence[int], query_scores: tuple[QueryScores, QueryScores], margin: float
+    ) -> None:
         """Add the hardest negatives of a batch.
 
         ``pairs`` : indices of the pairs of the batch.
@@ -43,27 +55,29 @@ class HardNegatives:
         for query, (scores, positives, negatives) in zip(("image", "caption"), query_scores, strict=True):
             own = slice(len(pairs))
             hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)
-            best = torch.topk(hardest.values, min(self.n, len(pairs)))
+            best = torch.topk(hardest.values, min(self.n_per_epoch, len(pairs)))
             rows = best.indices.cpu()
             columns = hardest.indices.cpu()[rows]
             for cost, row, column in zip(best.values.tolist(), rows.tolist(), columns.tolist(), strict=True):
                 if cost > 0:
                     positive, negative = self._captions[pairs[row]], self._captions[pairs[column]]
                     ids = [positive.imgid, positive.sentid, negative.imgid, negative.sentid]
-                    self.running.append([epoch, query, cost, *ids, positive.raw, negative.raw])
-        self.running = [
+                    self.epoch_rows.append([epoch, query, cost, *ids, positive.raw, negative.raw])
+        self.epoch_rows = [
             entry
             for query in ("image", "caption")
-            for entry in heapq.nlargest(self.n, (row for row in self.running if row[1] == query), key=lambda row: row[2])
+            for entry in heapq.nlargest(
+                self.n_per_epoch, (row for row in self.epoch_rows if row[1] == query), key=lambda row: row[2]
+            )
         ]
 
     def end_epoch(self) -> None:
-        self.finished += self.running
-        self.running = []
+        self.finished_rows += self.epoch_rows
+        self.epoch_rows = []
 
-    def write(self, path: Path) -> None:
+    def write_csv(self, path: Path) -> None:
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(COLUMNS)
-        table.writerows([*entry[:2], f"{entry[2]:.4g}", *map(escape_csv_cell, entry[3:])] for entry in self.finished)
+        table.writerow(NEGATIVE_COLUMNS)
+        table.writerows([*entry[:2], f"{entry[2]:.4g}", *map(escape_csv_cell, entry[3:])] for entry in self.finished_rows)
         write_text(path, text.getvalue())

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from vse.features.cache.feature_cache import FeatureCache
 from vse.pipeline.errors import UserError
 from vse.training.settings import SolverSettings
-from vse.training.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, Task
+from vse.training.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, TrainingTask
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ class NoTrainingSettings(SolverSettings):
             names = [f"{model[0]} ({model[1]})" for model in models if model is not None]
             log.warning("images by %s, captions by %s: only vectors of one model can be compared directly", *names)
 
-    def build(self, task: Task) -> Solver:
+    def build(self, task: TrainingTask) -> Solver:
         assert isinstance(task, RetrievalTask)
-        return NoTraining(task)
+        return NoTrainingSolver(task)
 
 
-class NoTraining(RetrievalSolver):
+class NoTrainingSolver(RetrievalSolver):
     """A solver with one epoch and no step: the model has no weights and is only validated."""
 
     epochs = 1

@@ -17,12 +17,14 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.training.models.build import Model
 from vse.training.settings import TrainConfig
 
-_EMA_START = 10  # the decay of the average is at most (1 + t) / (_EMA_START + t) after t updates: low at the start
+_EMA_DECAY_OFFSET = (
+    10  # the decay of the average is at most (1 + t) / (_EMA_DECAY_OFFSET + t) after t updates: low at the start
+)
 log = logging.getLogger(__name__)
 _NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def _without_compile_hooks(optimizer: type[Optimizer]) -> Any:
+def _remove_compile_hooks(optimizer: type[Optimizer]) -> Any:
     """Return a subclass of a torch optimizer without the hooks for compilation, which import torch's slow compiler."""
     names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
@@ -30,7 +32,7 @@ def _without_compile_hooks(optimizer: type[Optimizer]) -> Any:
     return type(optimizer.__name__, (optimizer,), {**methods, "step": step})
 
 
-OPTIMIZERS = {"adam": _without_compile_hooks(torch.optim.Adam), "adamw": _without_compile_hooks(torch.optim.AdamW)}
+OPTIMIZERS = {"adam": _remove_compile_hooks(torch.optim.Adam), "adamw": _remove_compile_hooks(torch.optim.AdamW)}
 
 
 class AveragedWeights:
@@ -49,7 +51,7 @@ class AveragedWeights:
     @torch.no_grad()
     def update(self) -> None:
         self._n_updates += 1
-        left = min(self._decay, (1 + self._n_updates) / (_EMA_START + self._n_updates))
+        left = min(self._decay, (1 + self._n_updates) / (_EMA_DECAY_OFFSET + self._n_updates))
         for name, weight in self._model.state_dict().items():
             mean = self.weights[name]
             if mean.is_floating_point():
@@ -90,18 +92,18 @@ class Schedule:
             for name in names:
                 if name not in modules:
                     raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
-        self._rates: list[float] = []  # learning rates of the groups, before any decay
+        self._group_learning_rates: list[float] = []  # learning rates of the groups, before any decay
         self._loss_group: tuple[nn.Module, float] | None = None
         model.freeze_modules(*self.frozen_parts(0))
         if not any(weight.requires_grad for weight in model.parameters()):
             raise UserError("train.frozen: no part of the model is left to train in epoch 1")
         model.freeze_modules()
 
-    def add_loss(self, loss: nn.Module, rate: float | None) -> None:
+    def add_loss_parameters(self, loss: nn.Module, rate: float | None) -> None:
         """Add the parameters of the loss, without weight decay. ``rate`` is their learning rate (None: the model's)."""
         self._loss_group = loss, rate or self.settings.learning_rate
 
-    def groups(self) -> list[dict[str, Any]]:
+    def build_parameter_groups(self) -> list[dict[str, Any]]:
         """Return the trainable weights as parameter groups of an optimiser, one group for each learning rate and decay."""
         without_decay = self._ids_of_weights_without_decay()
         weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
@@ -110,30 +112,30 @@ class Schedule:
         for name in sorted(own, key=len):  # the longer name is the narrower part
             rates |= {id(weight): own[name] for weight in self.model.get_submodule(name).parameters() if id(weight) in weights}
         groups = []
-        self._rates = []
+        self._group_learning_rates = []
         for rate in dict.fromkeys([self.settings.learning_rate, *own.values()]):
             for decays in (True, False):
                 chosen = [w for key, w in weights.items() if rates[key] == rate and (key not in without_decay) == decays]
                 groups.append({"params": chosen, "lr": rate, "weight_decay": self.settings.weight_decay if decays else 0.0})
-                self._rates.append(rate)
+                self._group_learning_rates.append(rate)
         if self._loss_group is not None:
             loss, rate = self._loss_group
             groups.append({"params": list(loss.parameters()), "lr": rate, "weight_decay": 0.0})
-            self._rates.append(rate)
+            self._group_learning_rates.append(rate)
         return groups
 
     def frozen_parts(self, epoch: int) -> list[str]:
         """Return the names of the parts that are frozen in an epoch (0-based)."""
         return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
 
-    def decay(self, epoch: int) -> float:
+    def step_decay_factor(self, epoch: int) -> float:
         """Return the factor of the step schedule on learning rates in an epoch (0-based)."""
         settings = self.settings
         if settings.decay_at:
             return settings.decay ** sum(epoch >= after for after in settings.decay_at)
         return settings.decay ** (epoch // settings.decay_after)
 
-    def factor(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
+    def learning_rate_factor(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
         """Return the factor on learning rates, from warm-up and decay, in update ``update`` of ``n_updates`` of an epoch.
 
         Epochs and updates are 0-based.
@@ -142,15 +144,15 @@ class Schedule:
         before = epoch * n_updates + update
         rising = (before + 1) / settings.warmup_steps if before < settings.warmup_steps else 1.0
         if settings.schedule == "step":
-            return rising * self.decay(epoch)
+            return rising * self.step_decay_factor(epoch)
         falling = max(0, before - settings.warmup_steps) / max(1, settings.epochs * n_updates - settings.warmup_steps)
         return rising * (1 + math.cos(math.pi * falling)) / 2
 
-    def rate(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
+    def learning_rate(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
         """Return the learning rate of an update for parts without a separate learning rate."""
-        return self.settings.learning_rate * self.factor(epoch, update, n_updates)
+        return self.settings.learning_rate * self.learning_rate_factor(epoch, update, n_updates)
 
-    def check_warmup(self, n_updates: int) -> None:
+    def warn_if_all_warmup(self, n_updates: int) -> None:
         """Warn if the warm-up is not shorter than the training. ``n_updates`` is the number of updates in an epoch."""
         settings = self.settings
         if 0 < settings.epochs * n_updates <= settings.warmup_steps:
@@ -163,10 +165,10 @@ class Schedule:
         """Freeze the parameters that are scheduled to be frozen in this epoch (0-based)."""
         self.model.freeze_modules(*self.frozen_parts(epoch))
 
-    def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
+    def set_learning_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
         """Set the learning rates of an update. No other code sets them, so that a resume is exact."""
-        factor = self.factor(epoch, update, n_updates)
-        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+        factor = self.learning_rate_factor(epoch, update, n_updates)
+        for group, rate in zip(optimizer.param_groups, self._group_learning_rates, strict=True):
             group["lr"] = rate * factor
 
     def _ids_of_weights_without_decay(self) -> set[int]:

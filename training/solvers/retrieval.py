@@ -15,7 +15,7 @@ from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.training.adversaries.base import Opponent
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import BatchVectors, InputKind
 from vse.training.losses.base import Batch, Objective
 from vse.training.solvers.base import RetrievalSolver, RetrievalTask
 from vse.training.solvers.epochs import GradientSolver, Indices
@@ -24,7 +24,7 @@ from vse.training.solvers.optimisation import OPTIMIZERS
 log = logging.getLogger(__name__)
 
 _MIN_ENTROPY = 0.05  # of an adversary's samples, mean over an epoch, in nats; a warning is logged below it
-_OUT_OF_MEMORY = (
+_OUT_OF_MEMORY_ADVICE = (
     "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 needs less memory, and so does "
     "images.gradient_checkpointing=true for a CNN that is trained, or model.caption_encoder.gradient_checkpointing=true for a "
     "transformer that is trained"
@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = (
 class RetrievalTrainer(GradientSolver, RetrievalSolver):
     """A solver that trains a model by gradients on image-caption pairs, optionally against an adversary."""
 
-    out_of_memory_advice = _OUT_OF_MEMORY
+    out_of_memory_advice = _OUT_OF_MEMORY_ADVICE
 
     def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
@@ -45,7 +45,9 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         if several and task.adversary is not None:
             raise UserError("an adversary requires a single process")
         self.adversary = None if task.adversary is None else task.adversary.build(self.build_opponent(task)).to(self.device)
-        self._measures: dict[str, Tensor] = {}  # the adversary's measures, each summed over the pairs of the epoch
+        self._adversary_metric_sums: dict[
+            str, Tensor
+        ] = {}  # the adversary's measures, each summed over the pairs of the epoch
         if self.adversary is not None and task.adversary is not None:
             self.adversary_optimizer = OPTIMIZERS["adam"](
                 self.adversary.parameters(), lr=task.adversary.learning_rate, fused=True
@@ -54,11 +56,11 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
     @staticmethod
     def build_opponent(task: RetrievalTask) -> Opponent:
         computation = task.settings.batch_size, task.settings.precision, task.processes.device
-        return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *computation)
+        return Opponent(task.model, task.loss, task.pairs, task.image_inputs, task.caption_inputs, *computation)
 
     @property
     def chance_rsum(self) -> float:
-        return 2 * 200.0 * sum(DEFAULT_KS) / len(self.val.pairs.images)
+        return 2 * 200.0 * sum(DEFAULT_KS) / len(self.val_split.pairs.images)
 
     def state(self) -> dict[str, Any]:
         adversary_state = {}
@@ -66,31 +68,33 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             adversary_state = {
                 "adversary": self.adversary.state_dict(),
                 "adversary_optimizer": self.adversary_optimizer.state_dict(),
-                "measures": {name: float(total) for name, total in self._measures.items()},
+                "measures": {name: float(total) for name, total in self._adversary_metric_sums.items()},
             }
-        negatives = [self.hard_negatives.finished, self.hard_negatives.running] if self.hard_negatives else [[], []]
+        negatives = [self.hard_negatives.finished_rows, self.hard_negatives.epoch_rows] if self.hard_negatives else [[], []]
         return {**super().state(), "negatives": negatives, **adversary_state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         if self.hard_negatives:
-            self.hard_negatives.finished, self.hard_negatives.running = state["negatives"]
+            self.hard_negatives.finished_rows, self.hard_negatives.epoch_rows = state["negatives"]
         if self.adversary is not None:
             self.adversary.load_state_dict(state["adversary"])
             self.adversary_optimizer.load_state_dict(state["adversary_optimizer"])
-            self._measures = {name: self._totals.new_tensor(total) for name, total in state["measures"].items()}
+            self._adversary_metric_sums = {
+                name: self._loss_totals.new_tensor(total) for name, total in state["measures"].items()
+            }
 
     def batches(self, epoch: int) -> Sequence[Indices]:
         settings = self.settings
-        return settings.sampling.batches_of_epoch(self.pairs.image_of, settings.batch_size, self.task.seed, epoch)
+        return settings.sampling.build_epoch_batches(self.pairs.image_indices, settings.batch_size, self.task.seed, epoch)
 
     def train_batches(self, batches: Sequence[Indices]) -> Iterator[tuple[Tensor, Tensor]]:
         epoch = self.progress.epoch
-        loss = self.task.loss_of(epoch)
-        learned = self.loss_weights if loss is self.task.loss else None  # a warm-up loss does not learn its temperature
-        objective = loss.objective(self.model.similarity, self.settings.compile, learned)
+        loss = self.task.select_loss(epoch)
+        learned = self.learned_scale if loss is self.task.loss else None  # a warm-up loss does not learn its temperature
+        objective = loss.build_objective(self.model.similarity, self.settings.compile, learned)
         shares = [self.processes.own_share(batch) for batch in batches]
-        stream = self.task.images.read_batches(shares, self.pairs.image_of, self.task.seed, epoch)
+        stream = self.task.image_inputs.read_batches(shares, self.pairs.image_indices, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:
             self.adversary.start_epoch(self.model)
         for batch, images in zip(batches, stream, strict=True):
@@ -99,13 +103,17 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
     def end_epoch(self) -> None:
         if self.hard_negatives:
             self.hard_negatives.end_epoch()
-        self._measures = {}
+        self._adversary_metric_sums = {}
 
     def watched_losses(self) -> list[tuple[float, str, str]]:
-        adversary_loss = float(self._measures.get("loss", 0.0)), "the adversary's loss", "a lower adversary.learning_rate"
+        adversary_loss = (
+            float(self._adversary_metric_sums.get("loss", 0.0)),
+            "the adversary's loss",
+            "a lower adversary.learning_rate",
+        )
         return [*super().watched_losses(), adversary_loss]
 
-    def step(self, batch: Indices, image_inputs: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Indices, image_inputs: BatchVectors, objective: Objective) -> tuple[Tensor, Tensor]:
         """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal.
 
         ``batch`` : indices of the pairs of the complete batch.
@@ -114,28 +122,28 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         share = self.processes.own_share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
         images, captions = self._embed_share(image_inputs, share)
-        images, captions = (self.processes.gather(side, len(batch)) for side in (images, captions))
-        texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
-        pairs = Batch(images, captions, self.pairs.image_of[batch], texts, pair_of=batch)
+        images, captions = (self.processes.gather_embeddings(side, len(batch)) for side in (images, captions))
+        texts = self.pairs.text_indices[batch] if self.task.loss.lambda3 else batch
+        pairs = Batch(images, captions, self.pairs.image_indices[batch], texts, pair_indices=batch)
         self.start_step()
-        with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
+        with autocast(self.settings.precision, self.device) if self.model.scores_every_pair else nullcontext():
             if self.adversary is None:
                 cost = objective(pairs, self.step_seed(0))
             else:
                 cost, adversary_loss, measures = self.adversary.compute_losses(pairs, self.model, objective, self.step_seed(0))
         if self.adversary is None:
-            self.scale_cost(cost.value, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
+            self.scale_cost(cost.value, self.task.select_loss(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
         else:
             self._set_both_gradients(cost.value, adversary_loss, list(self.adversary.parameters()))
-            self._add_measures({**measures, "loss": adversary_loss.detach()}, len(batch))
+            self._add_adversary_metrics({**measures, "loss": adversary_loss.detach()}, len(batch))
         if self.ends_update():
             self.processes.sum_gradients(self.model.parameters(), complete=self.model.similarity.parameters())
             self.take_step()
         if self.adversary is not None:
             self._step_adversary()
         if self.hard_negatives and cost.query_scores is not None:
-            self.hard_negatives.add(self.progress.epoch + 1, batch.tolist(), cost.query_scores, self.task.loss.margin)
-        return cost.value.detach().double(), cost.collapsed.double()
+            self.hard_negatives.add_batch(self.progress.epoch + 1, batch.tolist(), cost.query_scores, self.task.loss.margin)
+        return cost.value.detach().double(), cost.collapsed_value.double()
 
     def _set_both_gradients(self, loss: Tensor, adversary_loss: Tensor, adversary_weights: list[nn.Parameter]) -> None:
         """Set the gradients of the model and of the adversary, each from its own loss only."""
@@ -153,15 +161,15 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
                 nn.utils.clip_grad_norm_(self.adversary.parameters(), self.task.adversary.clip)
             self.adversary_optimizer.step()
 
-    def _add_measures(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
+    def _add_adversary_metrics(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
         for name, value in measures.items():
-            total = self._measures.setdefault(name, torch.zeros_like(self._totals[0]))
+            total = self._adversary_metric_sums.setdefault(name, torch.zeros_like(self._loss_totals[0]))
             total += n_pairs * value.double()
 
     def extra_metrics(self) -> dict[str, float]:
         """Return the adversary's metrics, averaged over the epoch. Warn if the adversary always samples the same negatives."""
         n_pairs = max(1, self.progress.pairs)
-        means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._measures.items()}
+        means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._adversary_metric_sums.items()}
         if means.get("adversary_entropy", 1.0) < _MIN_ENTROPY:
             log.warning(
                 "epoch %d: the adversary's entropy is %.2g, so it samples the same negative for a query again and again; "
@@ -171,17 +179,19 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             )
         return means
 
-    def _embed_share(self, image_inputs: Encoded, share: Indices) -> tuple[Encoded, Encoded]:
+    def _embed_share(self, image_inputs: BatchVectors, share: Indices) -> tuple[BatchVectors, BatchVectors]:
         """Return the embeddings of this process's share of a batch, which is empty with more processes than pairs."""
         if not len(share):
-            images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.embedding_kinds)
+            images, captions = (
+                _build_empty_embeddings(kind, self.model.dim, self.device) for kind in self.model.embedding_kinds
+            )
             return images, captions
         with autocast(self.settings.precision, self.device):
             images = self.model.embed_images(*(move_tensor(part, self.device) for part in image_inputs))
-            return images, self.model.embed_captions(*self.task.captions.read(share))
+            return images, self.model.embed_captions(*self.task.caption_inputs.read(share))
 
 
-def _no_embeddings(kind: Kind, dim: int, device: torch.device) -> Encoded:
-    if kind == Kind.VECTORS:
+def _build_empty_embeddings(kind: InputKind, dim: int, device: torch.device) -> BatchVectors:
+    if kind == InputKind.VECTORS:
         return (torch.zeros(0, dim, device=device, requires_grad=True),)
     return torch.zeros(0, 1, dim, device=device, requires_grad=True), torch.zeros(0, 1, dtype=torch.bool, device=device)

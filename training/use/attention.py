@@ -23,7 +23,7 @@ from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, decode_image
 from vse.training.experiment import ExperimentConfig
-from vse.training.kinds import Encoded, Packed, pack
+from vse.training.kinds import BatchVectors, PackedEmbeddings, pack_embeddings
 from vse.training.run.folder import RunFolder
 from vse.training.use.model import TrainedRun, load_run
 
@@ -38,12 +38,12 @@ class PairAttention:
         assert side is not None, "a model that does not attend"
         if trained.caption_cache is not None:
             raise UserError(f"{trained.folder.path}: reads captions from a cache, so which words it attends to is not known")
-        self.trained, self._side = trained, side
-        self._vector_boxes = VectorBoxes(trained.cache)
-        self._sizes: dict[Path, tuple[int, int] | None] = {}
+        self.trained, self._direction = trained, side
+        self._vector_boxes = VectorBoxes(trained.image_cache)
+        self._photo_sizes: dict[Path, tuple[int, int] | None] = {}
 
     def compute(
-        self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
+        self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: BatchVectors, caption: BatchVectors
     ) -> Attention | None:
         """Return the attention between a photo and a caption, or None if the boxes of the regions are not known.
 
@@ -58,41 +58,42 @@ class PairAttention:
             boxes = self._vector_boxes.boxes(size, image_id)
         except UnsuitableImageSize:
             return None
-        words, first = self._words(text), torch.zeros(1, dtype=torch.int64)
+        words, first = self._list_words(text), torch.zeros(1, dtype=torch.int64)
         similarity, device = self.trained.model.similarity, self.trained.device
         sides = [tuple(part.to(device) for part in side) for side in (image, caption)]
         with torch.inference_mode():
             weights = similarity.attention(sides[0], sides[1], first, first)[0].cpu()
             score = similarity.score_pairs(sides[0], sides[1], first, first)
-        weights = weights if self._side == "t2i" else weights.T
+        weights = weights if self._direction == "t2i" else weights.T
         if weights.shape != (len(boxes), len(words)) or not np.isfinite(boxes).all():
             return None
-        return Attention(self._side, words, size, boxes, weights.double().numpy(), float(score))
+        return Attention(self._direction, words, size, boxes, weights.double().numpy(), float(score))
 
-    def images(self, rows: Sequence[int]) -> Packed:
+    def embed_images(self, rows: Sequence[int]) -> PackedEmbeddings:
         trained = self.trained
         with torch.inference_mode():
             parts = (
-                move_tensor(part, trained.device) for part in trained.split.images.read_images(np.asarray(rows, np.int64))
+                move_tensor(part, trained.device)
+                for part in trained.split.image_inputs.read_images(np.asarray(rows, np.int64))
             )
-            return pack([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
+            return pack_embeddings([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
 
-    def captions(self, rows: Sequence[int]) -> Packed:
+    def embed_captions(self, rows: Sequence[int]) -> PackedEmbeddings:
         trained = self.trained
         with torch.inference_mode():
-            parts = trained.split.captions.read(np.asarray(rows, np.int64))
-            return pack([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
+            parts = trained.split.caption_inputs.read(np.asarray(rows, np.int64))
+            return pack_embeddings([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
 
-    def size_of(self, photo: Path | None) -> tuple[int, int] | None:
+    def read_photo_size(self, photo: Path | None) -> tuple[int, int] | None:
         """Return width and height of an image file, or None if the file cannot be read."""
-        if photo is not None and photo not in self._sizes:
+        if photo is not None and photo not in self._photo_sizes:
             try:
-                self._sizes[photo] = decode_image(photo).size
+                self._photo_sizes[photo] = decode_image(photo).size
             except BadImage:
-                self._sizes[photo] = None
-        return None if photo is None else self._sizes[photo]
+                self._photo_sizes[photo] = None
+        return None if photo is None else self._photo_sizes[photo]
 
-    def _words(self, text: Caption) -> tuple[str, ...]:
+    def _list_words(self, text: Caption) -> tuple[str, ...]:
         if self.trained.transformer is not None:
             return tuple(self.trained.transformer.tokens(text.raw))
         start, *numbers, end = self.trained.vocabulary.encode(text.tokens)
@@ -101,8 +102,8 @@ class PairAttention:
         return known[start], *read, known[end]
 
 
-def attention_of_query(
-    attention: PairAttention, query: str | Image.Image, encoded_query: Encoded, rows: Sequence[int]
+def compute_query_attention(
+    attention: PairAttention, query: str | Image.Image, encoded_query: BatchVectors, rows: Sequence[int]
 ) -> list[Attention | None]:
     """Return the attention between a query and hits. The hits of a text are images, and those of a photo are captions.
 
@@ -111,22 +112,22 @@ def attention_of_query(
     """
     trained, pairs = attention.trained, attention.trained.split.pairs
     if isinstance(query, str):
-        seen, text = attention.images(rows), Caption(0, 0, query, tuple(trained.words_of(query)))
+        seen, text = attention.embed_images(rows), Caption(0, 0, query, tuple(trained.split_into_words(query)))
         photos = [pairs.images[row] for row in rows]
-        sizes = [attention.size_of(trained.dataset.image_path(photo)) for photo in photos]
+        sizes = [attention.read_photo_size(trained.dataset.image_path(photo)) for photo in photos]
         return [
             attention.compute(size, photo.imgid, text, seen.unpack(torch.tensor([k])), encoded_query)
             for k, (size, photo) in enumerate(zip(sizes, photos, strict=True))
         ]
-    read = attention.captions(rows)
+    read = attention.embed_captions(rows)
     return [
         attention.compute(query.size, None, pairs.captions[row], encoded_query, read.unpack(torch.tensor([k])))
         for k, row in enumerate(rows)
     ]
 
 
-def with_attention(
-    trained: TrainedRun, query: str | Image.Image, encoded_query: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
+def add_attention(
+    trained: TrainedRun, query: str | Image.Image, encoded_query: BatchVectors, hits: Sequence[SearchHit], rows: Sequence[int]
 ) -> list[SearchHit]:
     """Return the hits of a query, with attention if the model computes attention.
 
@@ -140,7 +141,7 @@ def with_attention(
     except UserError as error:
         log.info("%s; so the report does not show where words look", error)
         return list(hits)
-    seen = attention_of_query(attention, query, encoded_query, rows)
+    seen = compute_query_attention(attention, query, encoded_query, rows)
     return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
 
 
@@ -153,7 +154,7 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
     if not folder.config_file.is_file():
         return None
     try:
-        attends = folder.settings(ExperimentConfig).model.similarity.attention_direction
+        attends = folder.read_settings(ExperimentConfig).model.similarity.attention_direction
     except UserError as error:
         log.info("%s; so whether its model attends is not known", error)
         return None
@@ -173,14 +174,14 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
             return [None] * len(wanted)
         image_rows = sorted({images[imgid] for imgid, _ in known})
         caption_rows = sorted({captions[sentid] for _, sentid in known})
-        seen, read = attention.images(image_rows), attention.captions(caption_rows)
+        seen, read = attention.embed_images(image_rows), attention.embed_captions(caption_rows)
 
         def of_pair(imgid: int, sentid: int) -> Attention | None:
             if (imgid, sentid) not in known:
                 return None
             image, caption = pairs.images[images[imgid]], pairs.captions[captions[sentid]]
             return attention.compute(
-                attention.size_of(trained.dataset.image_path(image)),
+                attention.read_photo_size(trained.dataset.image_path(image)),
                 imgid,
                 caption,
                 seen.unpack(torch.tensor([image_rows.index(images[imgid])])),
@@ -189,4 +190,4 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
 
         return [of_pair(*pair) for pair in wanted]
 
-    return AttendingRun(of_pairs, trained.inputs)
+    return AttendingRun(of_pairs, trained.input_paths)

@@ -26,35 +26,35 @@ from vse.eval.search.top_k import Corpus
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
-from vse.training.kinds import Packed, pack
+from vse.training.kinds import PackedEmbeddings, pack_embeddings
 from vse.training.solvers.encode import encode_captions, encode_images, pool_embeddings
 from vse.training.use.model import TrainedRun
 
 log = logging.getLogger(__name__)
 
-_BLOCK_ROWS = 4096  # items that are encoded at once to be pooled, so that memory need not hold the sets of all items
+_ROWS_PER_BLOCK = 4096  # items that are encoded at once to be pooled, so that memory need not hold the sets of all items
 
 
 @dataclass(frozen=True)
 class SearchTarget:
     """The items (images or captions of a split or a file) among which the results of a query are found.
 
-    ``name`` : ``images`` or ``captions``.
-    ``ids``, ``image_ids`` : (n,) ids of the items, and id of each item's image.
+    ``item_type`` : ``images`` or ``captions``.
+    ``item_ids``, ``image_ids`` : (n,) ids of the items, and id of each item's image.
     ``compute_vectors`` : function that returns the embeddings (n, dim).
     ``describe_source`` : function that returns all facts that determine the embeddings; an index file records these facts.
     ``is_in_dataset`` : True if ``dataset.json`` has these items.
     """
 
-    name: str
-    ids: NDArray[np.int64]
+    item_type: str
+    item_ids: NDArray[np.int64]
     image_ids: NDArray[np.int64]
     compute_vectors: Callable[[], Corpus]
     describe_source: Callable[[], dict[str, str]]
     is_in_dataset: bool = True
 
 
-def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTarget:
+def build_split_target(trained: TrainedRun, split: str, by_photo: bool) -> SearchTarget:
     """Return the captions of the split for a photo as the query, or the images of the split for a text."""
     pairs = trained.split.pairs
 
@@ -69,7 +69,7 @@ def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTa
             "model": sha256_json(trained.experiment.model.model_dump(mode="json")),
             "vocabulary": trained.vocabulary_sha256,
             **({} if trained.transformer is None else {"tokenizer": trained.transformer.tokenizer_sha256}),
-            "features": trained.cache.key,
+            "features": trained.image_cache.key,
             "caption features": trained.caption_cache.key if trained.caption_cache else "",
             "captions": sha256_json(words),
         }
@@ -82,7 +82,7 @@ def target_in_split(trained: TrainedRun, split: str, by_photo: bool) -> SearchTa
     return SearchTarget("images", pairs.image_ids, pairs.image_ids, compute_vectors, describe_source)
 
 
-def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
+def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
     """Return the captions of an embeddings file for a photo as the query, or the images of the file for a text.
 
     Raises UserError if the file does not fit the run, or if the length of its vectors is not ``dim``.
@@ -97,7 +97,7 @@ def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) ->
         there, here = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
         raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {here} (the file: {there})")
     made_by = (embeddings.dataset, embeddings.experiment, embeddings.seed)
-    ours = (trained.cache.dataset, trained.experiment.name, trained.record["seed"])
+    ours = (trained.image_cache.dataset, trained.experiment.name, trained.record["seed"])
     is_in_dataset = embeddings.dataset == trained.dataset.name
     if is_in_dataset:
         try:
@@ -114,7 +114,7 @@ def target_in_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) ->
     return SearchTarget(name, ids, image_ids, lambda: vectors, lambda: source, is_in_dataset)
 
 
-def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
+def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> PackedEmbeddings:
     """Return the embeddings of a split: of the captions if a photo is the query, of the images if a text is the query.
 
     ``rows`` are the positions of the captions or images to embed; None embeds all.
@@ -124,7 +124,7 @@ def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | N
     return encode_images(trained.model, trained.split, trained.device, rows)
 
 
-def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
+def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple[NDArray[np.float32], PackedEmbeddings | None]:
     """Return a single vector of each item to search (:func:`vse.training.solvers.encode.pool_embeddings`), and all embeddings.
 
     The items are captions for a photo as the query, or images for a text. The second result is None if the embeddings (sets)
@@ -133,35 +133,35 @@ def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple
     pairs = trained.split.pairs
     n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
     vectors: list[NDArray[np.float32]] = []
-    held: list[Packed] | None = []
-    for start in range(0, n_rows, _BLOCK_ROWS):
-        block = encode_side(trained, by_photo, np.arange(start, min(start + _BLOCK_ROWS, n_rows)))
+    held: list[PackedEmbeddings] | None = []
+    for start in range(0, n_rows, _ROWS_PER_BLOCK):
+        block = encode_side(trained, by_photo, np.arange(start, min(start + _ROWS_PER_BLOCK, n_rows)))
         vectors.append(pool_embeddings(block))
         held_here += block.vectors.nbytes
         held = None if held is None or held_here > max_held_bytes else [*held, block]
-    return np.concatenate(vectors), None if held is None else _join(held)
+    return np.concatenate(vectors), None if held is None else _join_blocks(held)
 
 
 def vector_similarity_name(trained: TrainedRun) -> str:
     """Return the name of the similarity of two single vectors. A model that scores pairs uses the cosine of pooled vectors."""
-    return trained.model.config.similarity.ranked_by or "cosine"
+    return trained.model.config.similarity.ranking_similarity or "cosine"
 
 
-def index_in_file(file: Path, target: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
+def read_or_build_index(file: Path, target: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
     """Read the index in ``file``. If the file is missing, build an index and write the file.
 
     ``factory`` is the FAISS string for the type of the index. Raises UserError if the file is an index of other vectors.
     """
-    indexed = IndexSource(len(target.ids), dim, similarity, ids_sha256(target.ids), target.describe_source())
+    indexed = IndexSource(len(target.item_ids), dim, similarity, ids_sha256(target.item_ids), target.describe_source())
     if index_exists(file, indexed):
         return read_index(file, indexed, factory)
-    built = index_of(target.compute_vectors(), target.name, similarity, factory)
-    log.info("%s: built a %s index of %d %s", file, built.factory, len(target.ids), target.name)
+    built = build_checked_index(target.compute_vectors(), target.item_type, similarity, factory)
+    log.info("%s: built a %s index of %d %s", file, built.factory, len(target.item_ids), target.item_type)
     write_index(file, built, indexed)
     return built
 
 
-def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
+def build_checked_index(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
     """Build an index in memory. ``factory`` is the FAISS string for the type of the index.
 
     Raises UserError if the index is approximate but the similarity needs exact vectors.
@@ -174,10 +174,10 @@ def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -
     return built
 
 
-def _join(blocks: list[Packed]) -> Packed:
+def _join_blocks(blocks: list[PackedEmbeddings]) -> PackedEmbeddings:
     if len(blocks) == 1:
         return blocks[0]
     if any(block.lengths is None for block in blocks):
-        return pack([(block.vectors,) for block in blocks])
+        return pack_embeddings([(block.vectors,) for block in blocks])
     lengths = torch.cat([block.lengths for block in blocks if block.lengths is not None])
-    return Packed(torch.cat([block.vectors for block in blocks]), lengths)
+    return PackedEmbeddings(torch.cat([block.vectors for block in blocks]), lengths)

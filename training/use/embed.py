@@ -35,14 +35,14 @@ from vse.pipeline.dataset.identity import build_identity, check_recorded_data, d
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
-from vse.training.data.pairs import CaptionsOnDemand, TokenIndices, images_of
-from vse.training.kinds import Kind
+from vse.training.data.pairs import CaptionsOnDemand, TokenIndices, select_images_with_features
+from vse.training.kinds import InputKind
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import PairScores, encode, pool_embeddings
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
-from vse.training.use.open_run import OpenedRun, count_leaked_images, open_run, read_identity, unfinished_state
+from vse.training.use.open_run import OpenedRun, count_leaked_images, open_run, read_recorded_identity, unfinished_state
 
 log = logging.getLogger(__name__)
 _VectorsById = Mapping[int, NDArray[np.float32]]
@@ -75,9 +75,9 @@ def embed_split(
         out = run / name if opened.training_data_name is None else _path_for_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
     kind = PHRASE_SCORES_KIND if localises and not sentences else EMBEDDINGS_KIND
-    check_output(out, kind, [*RunFolder(run).files, *opened.inputs])
+    check_output(out, kind, [*RunFolder(run).output_files, *opened.input_paths])
     restval = opened.experiment.train.restval
-    n_seen = count_leaked_images(opened.folder, restval, opened.cache, opened.dataset, split, allow_leak)
+    n_seen = count_leaked_images(opened.folder, restval, opened.image_cache, opened.dataset, split, allow_leak)
     overlap = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
     if localises:
         write = score_sentences if sentences else score_phrases
@@ -89,13 +89,13 @@ def embed_split(
         raise UserError(f"{trained.dataset.path}: no image of split {split!r} has a caption; vse-search searches such images")
     started = time.perf_counter()
     images, captions = encode(trained.model, trained.split, trained.device)
-    provenance = {**opened.provenance(out), **overlap}
-    inputs = trained.split.captions
+    provenance = {**opened.build_provenance(out), **overlap}
+    inputs = trained.split.caption_inputs
     inputs = inputs.inputs if isinstance(inputs, CaptionsOnDemand) else inputs
     if isinstance(inputs, TokenIndices):
-        provenance["cut_captions"] = inputs.n_cut
+        provenance["cut_captions"] = inputs.n_truncated_captions
     elif trained.caption_cache is None:
-        provenance["unknown_words"] = unknown_words(trained)
+        provenance["unknown_words"] = count_unknown_words(trained)
     for side, embedded in (("images", images), ("captions", captions)):
         if not torch.isfinite(embedded.vectors).all():
             raise UserError(f"{run}: embeddings of {side} are not finite (NaN or infinite); nothing is written")
@@ -105,20 +105,20 @@ def embed_split(
         return json.dumps({**provenance, "cost": cost}, sort_keys=True)
 
     pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
-    ranked_by, pairwise = similarity.ranked_by, trained.model.pairwise
+    ranking_similarity, pairwise = similarity.ranking_similarity, trained.model.scores_every_pair
     embeddings = Embeddings(
         image_ids=pairs.image_ids,
         caption_ids=pairs.caption_ids,
         caption_image_ids=pairs.caption_image_ids,
         images=None if pairwise else images.vectors.numpy(),
-        captions=captions.vectors.numpy() if similarity.captions == Kind.VECTORS else None,
+        captions=captions.vectors.numpy() if similarity.caption_kind == InputKind.VECTORS else None,
         pooled_images=pool_embeddings(images) if pairwise else None,
         pooled_captions=pool_embeddings(captions) if pairwise else None,
         dataset=trained.dataset.name,
         split=split,
         experiment=trained.experiment.name,
         seed=trained.record["seed"],
-        similarity="cosine" if ranked_by is None else ranked_by,
+        similarity="cosine" if ranking_similarity is None else ranking_similarity,
         provenance=provenance_json(),
         trained_on=trained.training_data_name,
         coco_ids=pairs.coco_ids,
@@ -126,7 +126,7 @@ def embed_split(
     )
     if not pairwise:
         return write_embeddings(out, embeddings)
-    i2t, t2i = PairScores(trained.model, images, captions).blocks(torch.from_numpy(pairs.image_of))
+    i2t, t2i = PairScores(trained.model, images, captions).score_blocks(torch.from_numpy(pairs.image_indices))
     return write_scores(out, embeddings, i2t, t2i, provenance_json)
 
 
@@ -135,18 +135,20 @@ def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
 
     If this file exists and holds a different data set of the same name, the path gets a checksum.
     """
-    out = opened.folder.path / f"{opened.data_label}_{name}"
-    there = read_identity(out) if out.is_file() else None
-    images = images_of(opened.dataset, [split], opened.cache)
+    out = opened.folder.path / f"{opened.dataset_label}_{name}"
+    there = read_recorded_identity(out) if out.is_file() else None
+    images = select_images_with_features(opened.dataset, [split], opened.image_cache)
     if there is None or not describe_data_differences(
         build_identity(images, opened.photo_and_caption_hashes(images)["photo_hashes"]), there
     ):
         return out
     log.warning("%s: of another data set of this name, and is kept", out)
-    return out.with_name(f"{opened.dataset.name}-{compute_data_checksums(opened.cache, opened.dataset).short_hash}_{name}")
+    return out.with_name(
+        f"{opened.dataset.name}-{compute_data_checksums(opened.image_cache, opened.dataset).short_hash}_{name}"
+    )
 
 
-def unknown_words(trained: TrainedRun) -> dict[str, int]:
+def count_unknown_words(trained: TrainedRun) -> dict[str, int]:
     """Count the words in the captions of the split that are not in the vocabulary.
 
     Returns the number of unknown words (key ``words``), of all words (``of``), and of captions with an unknown word
@@ -181,14 +183,14 @@ def cache_run_embeddings(
     outs = cache_paths(out)
     trained = load_run(run, None, files, device, allow_unfinished)
     for path in outs.values():
-        check_cache_out(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.inputs)
-    if trained.model.pairwise:
+        check_cache_out(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.input_paths)
+    if trained.model.scores_every_pair:
         raise UserError(
             f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand for "
             "it; take a run whose embeddings are compared as vectors"
         )
     images, captions = encode(trained.model, trained.split, trained.device)
-    pairs, cache = trained.split.pairs, trained.cache
+    pairs, cache = trained.split.pairs, trained.image_cache
     facts: dict[str, Any] = {
         "seed": trained.record["seed"],
         "dataset": trained.record["dataset"],

@@ -27,13 +27,19 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
 from vse.pipeline.files.outputs import check_output
 from vse.training.data.images import Indices
-from vse.training.data.pairs import Pairs, encode_texts, images_of
+from vse.training.data.pairs import Pairs, encode_texts, select_images_with_features
 from vse.training.models.build import Model
 from vse.training.options import RunFileOptions, SearchRequest
 from vse.training.phrases.arrays import PhraseArrays, check_phrase_cache
-from vse.training.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
+from vse.training.phrases.localisation import (
+    PhraseInputs,
+    PhraseSplit,
+    compute_sentence_scores,
+    score_candidates,
+    score_embedded_pairs,
+)
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
-from vse.training.phrases.task import PhraseSettings, cached_phrases, evaluation_split, phrase_model
+from vse.training.phrases.task import PhraseSettings, build_evaluation_split, build_phrase_model, open_phrase_features
 from vse.training.use.open_run import OpenedRun, load_best_weights, open_run
 
 if TYPE_CHECKING:
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class EncodedPhrases:
+class PhrasesEncodedOnRead:
     """Phrases that an encoder, fitted to another data set, encodes when they are read.
 
     ``texts`` : texts of the phrases, by index.
@@ -70,25 +76,25 @@ def score_phrases(
 
     ``overlap`` : facts on the images of the split that were also training images, for the provenance in the file.
     """
-    model, scored = _model_and_split(opened, split, files)
+    model, scored = _load_model_and_split(opened, split, files)
     pairs, scores = scored.phrases, score_candidates(model, scored)
     _check_finite(opened, scores)
-    if n_missed := int((scored.regions.candidates.counts[pairs.image_of] == 0).sum()):
+    if n_missed := int((scored.region_inputs.candidates.region_counts[pairs.image_indices] == 0).sum()):
         log.warning("%d phrases are of images without a candidate, and count as missed", n_missed)
     written = PhraseScores(
         phrase_ids=pairs.phrase_ids,
-        image_ids=pairs.image_ids[pairs.image_of],
+        image_ids=pairs.image_ids[pairs.image_indices],
         caption_ids=pairs.caption_ids,
-        offsets=scored.offsets,
+        offsets=scored.score_offsets,
         scores=scores,
-        boxes=scored.regions.candidates.boxes[scored.candidates],
-        truth=pairs.truths,
-        types=np.asarray(pairs.types, np.str_),
+        boxes=scored.region_inputs.candidates.boxes[scored.candidate_indices],
+        truth=pairs.truth_boxes,
+        types=np.asarray(pairs.phrase_types, np.str_),
         dataset=opened.dataset.name,
         split=split,
         experiment=opened.experiment.name,
         seed=opened.record["seed"],
-        provenance=json.dumps({**opened.provenance(out), **overlap}, sort_keys=True),
+        provenance=json.dumps({**opened.build_provenance(out), **overlap}, sort_keys=True),
         trained_on=opened.training_data_name,
         **_phrase_hashes(opened, pairs),
     )
@@ -106,11 +112,11 @@ def score_sentences(
 
     ``overlap`` : see :func:`score_phrases`.
     """
-    model, scored = _model_and_split(opened, split, files)
-    pairs = Pairs(images_of(opened.dataset, [split], opened.cache))
+    model, scored = _load_model_and_split(opened, split, files)
+    pairs = Pairs(select_images_with_features(opened.dataset, [split], opened.image_cache))
     number_of = {sentid: number for number, sentid in enumerate(pairs.caption_ids.tolist())}
-    caption_of = np.asarray([number_of[sentid] for sentid in scored.phrases.caption_ids.tolist()], np.int64)
-    scores = sentence_scores(model, scored, caption_of, len(pairs))
+    caption_indices = np.asarray([number_of[sentid] for sentid in scored.phrases.caption_ids.tolist()], np.int64)
+    scores = compute_sentence_scores(model, scored, caption_indices, len(pairs))
     _check_finite(opened, scores)
     written = Embeddings(
         image_ids=pairs.image_ids,
@@ -119,14 +125,14 @@ def score_sentences(
         coco_ids=pairs.coco_ids,
         **opened.photo_and_caption_hashes(pairs.images),
         scores=scores,
-        n_phrases=np.bincount(caption_of, minlength=len(pairs)),
-        n_regions=scored.regions.candidates.counts,
+        n_phrases=np.bincount(caption_indices, minlength=len(pairs)),
+        n_regions=scored.region_inputs.candidates.region_counts,
         dataset=opened.dataset.name,
         split=split,
         experiment=opened.experiment.name,
         seed=opened.record["seed"],
         similarity=opened.experiment.model.similarity.name,
-        provenance=json.dumps({**opened.provenance(out), **overlap}, sort_keys=True),
+        provenance=json.dumps({**opened.build_provenance(out), **overlap}, sort_keys=True),
         trained_on=opened.training_data_name,
     )
     return write_embeddings(out, written)
@@ -139,22 +145,22 @@ def _rank_boxes(
     opened = open_run(run, files, device, allow_unfinished=True)
     phrase_settings, phrases = _phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
-    same = (read_input_hashes(opened.cache) == sha256_bytes(read_image_bytes(photo))).all(1)
+    same = (read_input_hashes(opened.image_cache) == sha256_bytes(read_image_bytes(photo))).all(1)
     if not same.any():
         raise UserError(
-            f"{photo}: none of the images of {opened.cache.path}, so it has no candidate boxes; extract those of your album "
-            "with the same settings, and name its cache with --features"
+            f"{photo}: none of the images of {opened.image_cache.path}, so it has no candidate boxes; extract those of your "
+            "album with the same settings, and name its cache with --features"
         )
-    model = _best_model(opened, phrase_settings)
+    model = _load_best_model(opened, phrase_settings)
     reader = load_text_item_encoder(phrases, files.weights_dir, str(opened.device))
-    inputs = encode_texts(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
+    inputs = encode_texts(phrases, reader, [(text.lower(), opened.split_into_words(text))], opened.device)
     if not text.strip() or not inputs[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
-    candidates = BoxFeatures(opened.cache, opened.cache.ids[same][:1], opened.device)
+    candidates = BoxFeatures(opened.image_cache, opened.image_cache.ids[same][:1], opened.device)
     every = np.arange(len(candidates))
     with torch.inference_mode():
         regions = model.embed_images(RegionInputs(candidates, None, phrase_settings.coordinates, opened.device).read(every))[0]
-        scores = scores_of_pairs(model, regions, model.embed_captions(*inputs)[0], every, np.zeros_like(every))
+        scores = score_embedded_pairs(model, regions, model.embed_captions(*inputs)[0], every, np.zeros_like(every))
     best = np.argsort(-scores, kind="stable")
     return candidates.boxes[best], scores[best]
 
@@ -166,13 +172,13 @@ def _phrase_settings(opened: OpenedRun) -> PhraseSettings:
     return phrase_settings
 
 
-def _model_and_split(opened: OpenedRun, split: str, files: RunFileOptions) -> tuple[Model, PhraseSplit]:
+def _load_model_and_split(opened: OpenedRun, split: str, files: RunFileOptions) -> tuple[Model, PhraseSplit]:
     phrase_settings, phrases = _phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
-    model = _best_model(opened, phrase_settings)
-    images = images_of(opened.dataset, [split], opened.cache)
-    texts = _phrase_vectors(opened.dataset, phrases, files, opened.device)
-    return model, evaluation_split(opened.dataset, images, opened.cache, texts, phrase_settings, opened.device)
+    model = _load_best_model(opened, phrase_settings)
+    images = select_images_with_features(opened.dataset, [split], opened.image_cache)
+    texts = _open_phrase_inputs(opened.dataset, phrases, files, opened.device)
+    return model, build_evaluation_split(opened.dataset, images, opened.image_cache, texts, phrase_settings, opened.device)
 
 
 def _check_finite(opened: OpenedRun, scores: Float[np.ndarray, "..."]) -> None:
@@ -180,8 +186,10 @@ def _check_finite(opened: OpenedRun, scores: Float[np.ndarray, "..."]) -> None:
         raise UserError(f"{opened.folder.path}: scores are not finite (NaN or infinite); nothing is written")
 
 
-def _best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Model:
-    model = phrase_model(opened.experiment.model, phrase_settings, opened.cache, opened.caption_cache).to(opened.device)
+def _load_best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Model:
+    model = build_phrase_model(opened.experiment.model, phrase_settings, opened.image_cache, opened.caption_cache).to(
+        opened.device
+    )
     load_best_weights(opened.folder, model)
     return model
 
@@ -190,16 +198,16 @@ def _phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
     """Return the hashes of each phrase's photo and caption, by the names of the fields of :class:`PhraseScores`."""
     images = [opened.dataset.images[row] for row in opened.dataset.find_image_rows(pairs.image_ids).tolist()]
     hashes = opened.photo_and_caption_hashes(images)
-    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdIndex(caption_ids(images)).find_rows(pairs.caption_ids)}
+    rows = {"photo_hashes": pairs.image_indices, "caption_hashes": IdIndex(caption_ids(images)).find_rows(pairs.caption_ids)}
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 
-def _phrase_vectors(dataset: Dataset, phrases: FeatureCache, files: RunFileOptions, device: torch.device) -> PhraseVectors:
+def _open_phrase_inputs(dataset: Dataset, phrases: FeatureCache, files: RunFileOptions, device: torch.device) -> PhraseInputs:
     """Return the vectors of the phrases of a data set, from the cache or, for another data set, from the same encoder."""
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
-        return cached_phrases(phrases, device)
-    return EncodedPhrases(
+        return open_phrase_features(phrases, device)
+    return PhrasesEncodedOnRead(
         list_phrase_texts(dataset), load_text_item_encoder(phrases, files.weights_dir, str(device)), phrases, device
     )
 

@@ -15,10 +15,17 @@ from vse.features.extractors.cnn import rebuild_cnn_extractor
 from vse.features.extractors.text import load_text_item_encoder
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.training.data.images import CachedImages, EvaluationImages, photo_crops
-from vse.training.data.pairs import CaptionInputs, CaptionsOnDemand, EncodedCaptions, Pairs, Split, images_of
-from vse.training.kinds import Kind
-from vse.training.model_inputs import check_same_backbone, describe_model_inputs, read_captions
+from vse.training.data.images import CachedImageFeatures, EvaluationImages, build_photo_crops
+from vse.training.data.pairs import (
+    CaptionInputs,
+    CaptionsEncodedOnRead,
+    CaptionsOnDemand,
+    Pairs,
+    RetrievalSplit,
+    select_images_with_features,
+)
+from vse.training.kinds import InputKind
+from vse.training.model_inputs import check_same_backbone, describe_model_inputs, load_caption_inputs
 from vse.training.models.build import Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
 from vse.training.options import RunFileOptions
@@ -32,7 +39,7 @@ class TrainedRun(OpenedRun):
     transformer: Transformer | None
     vocabulary: Vocabulary
     model: Model
-    split: Split
+    split: RetrievalSplit
     weights_sha256: str
     vocabulary_sha256: str
 
@@ -54,32 +61,36 @@ def load_run(
 def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions = RunFileOptions()) -> TrainedRun:
     """Load the model of an opened run, and a split as inputs of the model; see :func:`load_run`."""
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
-    cache, caption_cache = opened.cache, opened.caption_cache
+    cache, caption_cache = opened.image_cache, opened.caption_cache
     if experiment.solver.reads_phrases:
         raise UserError(f"{folder.path}: localises phrases, and embeds no images and captions; vse-embed writes its scores")
-    pairs = Pairs(images_of(dataset, list(dataset.splits) if split is None else [split], cache))
+    pairs = Pairs(select_images_with_features(dataset, list(dataset.splits) if split is None else [split], cache))
     images: EvaluationImages
     cnn = None
     if experiment.images.finetune:
         extractor = rebuild_cnn_extractor(cache, device=str(where), random_weights=True, allow_positions=True)
         cnn = TrainableCnn(extractor, experiment.images.batch_norm)
-        images = photo_crops(extractor, dataset, pairs.images, experiment.images)
+        images = build_photo_crops(extractor, dataset, pairs.images, experiment.images)
     else:
-        images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
+        images = CachedImageFeatures(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
     check_same_backbone(experiment.model, cache, caption_cache)
     vocabulary, vocabulary_sha256 = folder.read_vocabulary_with_sha256()
     encoder = experiment.model.caption_encoder
-    transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
+    transformer = folder.read_transformer() if encoder is not None and InputKind.TOKENS in encoder.input_kinds else None
     captions: CaptionInputs
     if caption_cache is not None and not belongs_to_dataset(caption_cache, dataset):  # its encoder reads any captions
         reader = load_text_item_encoder(caption_cache, files.weights_dir, str(where))
-        captions = EncodedCaptions(pairs.captions, reader, caption_cache, where)
+        captions = CaptionsEncodedOnRead(pairs.captions, reader, caption_cache, where)
     else:
-        read = partial(read_captions, caption_cache, transformer, vocabulary, pairs, where)
-        captions = read() if caption_cache is not None else CaptionsOnDemand(Kind.TOKENS if transformer else Kind.WORDS, read)
+        read = partial(load_caption_inputs, caption_cache, transformer, vocabulary, pairs, where)
+        captions = (
+            read()
+            if caption_cache is not None
+            else CaptionsOnDemand(InputKind.TOKENS if transformer else InputKind.WORDS, read)
+        )
     model = build_model(experiment.model, *describe_model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
     weights_sha256 = load_best_weights(folder, model)
-    as_read = Split(pairs, images, captions)
+    as_read = RetrievalSplit(pairs, images, captions)
     return TrainedRun(
         **vars(opened),
         transformer=transformer,
@@ -91,7 +102,7 @@ def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions 
     )
 
 
-def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> TrainedRun | None:
+def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> TrainedRun | None:
     """Load the run whose embeddings are the features in a cache, or return None if an extractor computed the features.
 
     Raises UserError if the cache does not name the run, or if the run has other weights now.

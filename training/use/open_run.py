@@ -30,7 +30,7 @@ from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, describe_
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.presets.presets import list_setting_changes
-from vse.training.experiment import ExperimentConfig, changed_settings
+from vse.training.experiment import ExperimentConfig, list_changed_settings
 from vse.training.models.build import Model
 from vse.training.options import RunFileOptions
 from vse.training.run.folder import RunFolder
@@ -38,7 +38,7 @@ from vse.training.run.folder import RunFolder
 log = logging.getLogger(__name__)
 
 
-def checksums_if_other_data(
+def compute_differing_checksums(
     folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset
 ) -> DataChecksums | None:
     """Return the checksums of ``dataset`` if the contents differ from those of the training data, or None if not.
@@ -46,10 +46,13 @@ def checksums_if_other_data(
     ``dataset`` and the training data have the same name. If the checksums of the training data are unknown, the SHA-256 of
     ``dataset.json`` decides.
     """
-    same_captions, same_cache = dataset.sha256 == record.get("captions_sha256"), cache.key == folder.eval_cache_record()["key"]
+    same_captions, same_cache = (
+        dataset.sha256 == record.get("captions_sha256"),
+        cache.key == folder.read_eval_cache_record()["key"],
+    )
     if same_captions and same_cache:
         return None
-    checksums, of_training = compute_data_checksums(cache, dataset), training_checksums(folder, record)
+    checksums, of_training = compute_data_checksums(cache, dataset), find_training_checksums(folder, record)
     if of_training is None:
         return None if same_captions and "captions_sha256" in record else checksums
     recorded = read_data_identity(cache)
@@ -65,7 +68,7 @@ def checksums_if_other_data(
     return checksums if differing else None
 
 
-def training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
+def find_training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
     """Return the checksums of a run's training data, or None if the run records none and its files are missing or changed."""
     if record.get("data") is not None:
         try:
@@ -75,13 +78,13 @@ def training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> DataChec
     place = record.get("captions")
     with suppress(UserError):
         own = load_dataset_file(folder.path / str(place))
-        cache = open_cache(folder.feature_file())
-        if own.sha256 == record.get("captions_sha256") and cache.key == folder.eval_cache_record()["key"]:
+        cache = open_cache(folder.image_cache_file())
+        if own.sha256 == record.get("captions_sha256") and cache.key == folder.read_eval_cache_record()["key"]:
             return compute_data_checksums(cache, own)
     return None
 
 
-def read_identity(path: Path) -> DataIdentity | None:
+def read_recorded_identity(path: Path) -> DataIdentity | None:
     """Return the identity of the data set that a file of embeddings or phrase scores records, or None if it is unreadable."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
@@ -98,10 +101,10 @@ def read_identity(path: Path) -> DataIdentity | None:
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
     """Return whether the run's own cache is unchanged, and its photos are those of ``cache`` for all common image ids."""
     with suppress(UserError):
-        own = open_cache(folder.feature_file())
+        own = open_cache(folder.image_cache_file())
         shared = np.isin(cache.ids, own.ids).any()
         return bool(
-            own.key == folder.eval_cache_record()["key"]
+            own.key == folder.read_eval_cache_record()["key"]
             and shared
             and not describe_data_differences(read_data_identity(cache), read_data_identity(own))
         )
@@ -112,7 +115,7 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
 class OpenedRun:
     """The settings, the record and the inputs of a run.
 
-    ``cache``, ``dataset`` : image features and data set that the run now reads, by default those of the training.
+    ``image_cache``, ``dataset`` : image features and data set that the run now reads, by default those of the training.
     ``caption_cache`` : caption features; None for captions as words or tokens.
     ``other_data_checksums`` : checksums of ``dataset`` if its name is that of the training data and its contents differ.
     ``training_checksums`` : checksums of the training data in this case, if known.
@@ -122,7 +125,7 @@ class OpenedRun:
     experiment: ExperimentConfig
     record: dict[str, Any]
     dataset: Dataset
-    cache: FeatureCache
+    image_cache: FeatureCache
     caption_cache: FeatureCache | None
     device: torch.device
     other_data_checksums: DataChecksums | None
@@ -143,63 +146,63 @@ class OpenedRun:
         return f"{name}-{self.training_checksums.short_hash if self.training_checksums else recorded}"
 
     @property
-    def data_label(self) -> str:
+    def dataset_label(self) -> str:
         """The name of the data set for file names, with a checksum if other training data has the same name."""
         checksums = self.other_data_checksums
         return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short_hash}"
 
     def photo_and_caption_hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return ``photo_hashes`` (n_images, 32), or None if unknown, and ``caption_hashes`` (n_captions, 8) of images."""
-        known = read_data_identity(self.cache)
+        known = read_data_identity(self.image_cache)
         rows = IdIndex(known.image_ids).find_rows(image_ids(images))
         photos = None if known.photo_hashes is None or (rows < 0).any() else known.photo_hashes[rows]
         return {"photo_hashes": photos, "caption_hashes": hash_captions(images)}
 
-    def words_of(self, text: str) -> list[str]:
+    def split_into_words(self, text: str) -> list[str]:
         """Split a new text into words, with the tokeniser of the training captions."""
         return find_tokeniser(self.record.get("tokeniser", DEFAULT_TOKENISER), self.folder.record_file)(text)
 
     @property
-    def inputs(self) -> list[Path]:
+    def input_paths(self) -> list[Path]:
         """All files and folders that the run reads, and that no output may replace."""
-        caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
+        caches = [cache for cache in (self.image_cache, self.caption_cache) if cache is not None]
         of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
         return [
-            *self.folder.files,
+            *self.folder.output_files,
             self.folder.code_folder,
             *of_caches,
             self.dataset.path,
             self.dataset.path.parent / "images",
         ]
 
-    def provenance(self, out: Path) -> dict[str, Any]:
+    def build_provenance(self, out: Path) -> dict[str, Any]:
         """Return the provenance (run, weights, data set, programs) of a file that this run writes to ``out``."""
-        caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
+        caches = [cache for cache in (self.image_cache, self.caption_cache) if cache is not None]
         state = unfinished_state(self.record)
         return {
             "features": {cache.feature: cache.key for cache in caches},
             "config": self.experiment.model_dump(mode="json"),
-            "changed_settings": changed_settings(self.experiment, self.record["dataset"]),
+            "changed_settings": list_changed_settings(self.experiment, self.record["dataset"]),
             "captions": os.path.relpath(self.dataset.path, out.parent),
             "best_epoch": self.record.get("best_epoch"),
             "versions": self.record.get("versions", {}),
             "trained": self.record.get("made", {}),
             "embedded": current_provenance(),
-            "cost": run_cost(self),
+            "cost": compute_run_cost(self),
             **({} if state is None else {"unfinished": state}),
         }
 
 
-def run_cost(run: OpenedRun) -> dict[str, Any]:
+def compute_run_cost(run: OpenedRun) -> dict[str, Any]:
     """Return the cost of a run: seconds of extraction and training, and MB of caches and weights. None is unknown."""
-    caches = [cache for cache in (run.cache, run.caption_cache) if cache is not None]
+    caches = [cache for cache in (run.image_cache, run.caption_cache) if cache is not None]
     trained = run.record["features"]
     if "eval_features" in run.record:
         with suppress(UserError):
             caches.append(open_cache(run.folder.path / str(trained["path"])))
     seconds = {cache.feature: cache.seconds for cache in caches}
     sizes = {cache.feature: round(cache.n_bytes / 1e6, 3) for cache in caches}
-    best = run.folder.best_file
+    best = run.folder.best_weights_file
     return {
         "extraction_s": {str(trained["name"]): None, **seconds},
         "cache_mb": {str(trained["name"]): None, **sizes},
@@ -216,8 +219,8 @@ def open_run(
     ``allow_unfinished`` accepts a run whose training did not finish.
     """
     folder = RunFolder(run)
-    experiment, record = folder.settings(ExperimentConfig), folder.record()
-    folder.read_with_sha256(folder.config_file)
+    experiment, record = folder.read_settings(ExperimentConfig), folder.read_record()
+    folder.read_file_with_sha256(folder.config_file)
     if (state := unfinished_state(record)) and not allow_unfinished:
         raise UserError(
             f"{run}: its training did not finish (state: {state}); continue it with vse-train --resume, or take the best "
@@ -225,8 +228,8 @@ def open_run(
         )
     if "files" not in record:
         log.info("%s: has no checksums of its files, so they are not checked for changes", folder.record_file)
-    cache = _open_compatible(files.features or folder.feature_file(), folder.eval_cache_record(), folder)
-    caption_file = folder.caption_feature_file()
+    cache = _open_compatible_cache(files.features or folder.image_cache_file(), folder.read_eval_cache_record(), folder)
+    caption_file = folder.caption_cache_file()
     if caption_file is not None and files.features is not None and read_backbone(cache) is not None:
         caption_file = captions_cache_path(files.features)
     if files.caption_features is not None and caption_file is None:
@@ -234,14 +237,14 @@ def open_run(
     caption_file = files.caption_features or caption_file
     caption_cache = None
     if caption_file is not None:
-        caption_cache = _open_compatible(caption_file, record["caption_features"], folder, "--caption-features")
+        caption_cache = _open_compatible_cache(caption_file, record["caption_features"], folder, "--caption-features")
     dataset = load_dataset_file(files.captions or cache.dataset_file)
     check_belongs_to_dataset(cache, dataset)
     other_checksums, of_training = None, None
     if dataset.name == record["dataset"]:
-        other_checksums = checksums_if_other_data(folder, record, cache, dataset)
+        other_checksums = compute_differing_checksums(folder, record, cache, dataset)
     if other_checksums is not None:
-        of_training = training_checksums(folder, record)
+        of_training = find_training_checksums(folder, record)
         log.warning("%s: not the data set of this name that %s was trained on", dataset.path, folder.path)
     inputs = dataset, cache, caption_cache, pick_device(device)
     opened = OpenedRun(folder, experiment, record, *inputs, other_checksums, of_training)
@@ -253,11 +256,13 @@ def open_run(
 
 def load_best_weights(folder: RunFolder, model: Model) -> str:
     """Load the best weights of a run into a model for evaluation. Return the SHA-256 of the weights' file."""
-    weights, sha256 = folder.read_best_with_sha256()
+    weights, sha256 = folder.read_best_weights_with_sha256()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(f"{folder.best_file}: weights of another model ({str(error).splitlines()[-1].strip()})") from None
+        raise UserError(
+            f"{folder.best_weights_file}: weights of another model ({str(error).splitlines()[-1].strip()})"
+        ) from None
     model.eval()
     return sha256
 
@@ -268,7 +273,7 @@ def unfinished_state(record: Mapping[str, Any]) -> str | None:
     return None if state == "finished" else str(state)
 
 
-def _open_compatible(
+def _open_compatible_cache(
     file: Path, cache_record: Mapping[str, Any], folder: RunFolder, option: str = "--features"
 ) -> FeatureCache:
     """Open a cache, and check that it is the run's own cache or was computed by the same extractor.
@@ -282,10 +287,10 @@ def _open_compatible(
     if cache.key == cache_record["key"]:
         return cache
     own_path, own_key = folder.path / str(cache_record["path"]), str(cache_record["key"])
-    extractor = cache_record.get("extractor") or _read_extractor(own_path, own_key)
+    extractor = cache_record.get("extractor") or _read_extractor_identity(own_path, own_key)
     differs = ["its key differs"] if extractor is None else list_setting_changes(extractor, cache.extractor_identity)
-    in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
-    if in_precision and has_auto_precision(cache.feature, cache.dataset):
+    with_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
+    if with_precision and has_auto_precision(cache.feature, cache.dataset):
         log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])
     elif differs:
         raise UserError(
@@ -298,7 +303,7 @@ def _open_compatible(
     return cache
 
 
-def _read_extractor(path: Path, key: str) -> Mapping[str, Any] | None:
+def _read_extractor_identity(path: Path, key: str) -> Mapping[str, Any] | None:
     try:
         cache = open_cache(path)
     except UserError:
@@ -317,12 +322,12 @@ def count_leaked_images(
     ``restval`` : True if the run was also trained on the split ``restval``.
     ``cache``, ``tested``, ``split`` : the features, the data set and the split to test on.
     """
-    own_key = folder.eval_cache_record()["key"]
+    own_key = folder.read_eval_cache_record()["key"]
     try:
-        own_cache = cache if cache.key == own_key else open_cache(folder.feature_file())
+        own_cache = cache if cache.key == own_key else open_cache(folder.image_cache_file())
         own = load_dataset_file(own_cache.dataset_file)
     except UserError as error:
-        level = logging.INFO if tested.name == folder.record()["dataset"] else logging.WARNING
+        level = logging.INFO if tested.name == folder.read_record()["dataset"] else logging.WARNING
         log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, tested.path, error)
         return 0
     if own.sha256 == tested.sha256:

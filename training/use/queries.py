@@ -16,8 +16,8 @@ from vse.features.extractors.text import TextItemEncoder, load_text_item_encoder
 from vse.pipeline.dataset.captions import UNKNOWN_ID
 from vse.pipeline.errors import UserError
 from vse.training.data.pairs import TokenIndices, encode_texts
-from vse.training.kinds import Encoded, add_full_mask
-from vse.training.use.model import TrainedRun, backbone_run
+from vse.training.kinds import BatchVectors, add_full_mask
+from vse.training.use.model import TrainedRun, load_backbone_run
 
 Query = str | Image.Image
 """A text, or a photo in RGB."""
@@ -31,7 +31,7 @@ class EncodedQuery:
     ``remark`` : message about words that are unknown to the model.
     """
 
-    vectors: Encoded
+    vectors: BatchVectors
     remark: str = ""
 
 
@@ -43,18 +43,18 @@ class QueryEncoder:
 
     def load(self, by_photo: bool) -> None:
         """Load the networks for photos or texts. Raises UserError if networks are missing, or cannot read such queries."""
-        backbone = self._photo_backbone if by_photo else self._text_backbone
+        backbone = self._photo_backbone_encoder if by_photo else self._text_backbone_encoder
         if backbone is not None:
             backbone.load(by_photo)
         elif by_photo:
             _ = self._extractor
         else:
-            _ = self._caption_reader
+            _ = self._caption_encoder
 
     def encode(self, query: Query) -> EncodedQuery:
         """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
         by_photo = isinstance(query, Image.Image)
-        backbone = self._photo_backbone if by_photo else self._text_backbone
+        backbone = self._photo_backbone_encoder if by_photo else self._text_backbone_encoder
         if backbone is None:
             return self._encode_photo(query) if isinstance(query, Image.Image) else self._encode_text(query)
         features = backbone.encode(query)
@@ -65,40 +65,40 @@ class QueryEncoder:
         return EncodedQuery(embedded, features.remark)
 
     @cached_property
-    def _photo_backbone(self) -> QueryEncoder | None:
-        return self._backbone(self._trained.cache)
+    def _photo_backbone_encoder(self) -> QueryEncoder | None:
+        return self._load_backbone_encoder(self._trained.image_cache)
 
     @cached_property
-    def _text_backbone(self) -> QueryEncoder | None:
-        return self._backbone(self._trained.caption_cache)
+    def _text_backbone_encoder(self) -> QueryEncoder | None:
+        return self._load_backbone_encoder(self._trained.caption_cache)
 
-    def _backbone(self, cache: FeatureCache | None) -> QueryEncoder | None:
-        backbone = None if cache is None else backbone_run(self._trained, cache, self._split)
+    def _load_backbone_encoder(self, cache: FeatureCache | None) -> QueryEncoder | None:
+        backbone = None if cache is None else load_backbone_run(self._trained, cache, self._split)
         return None if backbone is None else QueryEncoder(backbone, self._split, self._weights_dir)
 
     @cached_property
-    def _caption_reader(self) -> TextItemEncoder | None:
+    def _caption_encoder(self) -> TextItemEncoder | None:
         cache = self._trained.caption_cache
         return None if cache is None else load_text_item_encoder(cache, self._weights_dir, str(self._trained.device))
 
     @cached_property
     def _extractor(self) -> CnnExtractor:
         trained = self._trained
-        own, sets = trained.model.cnn is not None, trained.cache.row_kind == "sets"
+        own, sets = trained.model.cnn is not None, trained.image_cache.row_kind == "sets"
         return rebuild_cnn_extractor(
-            trained.cache, self._weights_dir, str(trained.device), random_weights=own, allow_positions=sets
+            trained.image_cache, self._weights_dir, str(trained.device), random_weights=own, allow_positions=sets
         )
 
     def _encode_text(self, text: str) -> EncodedQuery:
-        trained, reader, remark = self._trained, self._caption_reader, ""
-        tokens = trained.words_of(text)
+        trained, reader, remark = self._trained, self._caption_encoder, ""
+        tokens = trained.split_into_words(text)
         as_written = trained.transformer is not None or (reader is not None and reader.reads_raw)
         if not (text.strip() if as_written else tokens):
             raise UserError(f"{text!r}: no word to search for")
         if trained.transformer is not None:
             if unknown := trained.transformer.find_unknown_words(text):
                 remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
-            inputs: Encoded = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
+            inputs: BatchVectors = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
         elif trained.caption_cache is None or reader is None:
             words = trained.vocabulary.encode(tokens)
             unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN_ID]
@@ -115,12 +115,12 @@ class QueryEncoder:
     def _encode_photo(self, photo: Image.Image) -> EncodedQuery:
         trained, extractor = self._trained, self._extractor
         crops = extractor.prepare(photo, 0)[None]
-        inputs: Encoded
+        inputs: BatchVectors
         if trained.model.cnn is not None:
             inputs = (crops,)
         else:
             vectors = extractor.features(crops)
-            sets = trained.cache.row_kind == "sets"
+            sets = trained.image_cache.row_kind == "sets"
             inputs = add_full_mask(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
         with torch.inference_mode():
             return EncodedQuery(

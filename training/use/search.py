@@ -26,18 +26,18 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
-from vse.training.kinds import Encoded, Packed, pack
+from vse.training.kinds import BatchVectors, PackedEmbeddings, pack_embeddings
 from vse.training.options import RunFileOptions, SearchRequest
-from vse.training.solvers.encode import TILE_IMAGES, PairScores, pool_embeddings
-from vse.training.use.attention import PairAttention, attention_of_query, with_attention
+from vse.training.solvers.encode import MAX_TILE_IMAGES, PairScores, pool_embeddings
+from vse.training.use.attention import PairAttention, add_attention, compute_query_attention
 from vse.training.use.corpus import (
     SearchTarget,
+    build_checked_index,
+    build_file_target,
+    build_split_target,
     encode_side,
-    index_in_file,
-    index_of,
     pool_side,
-    target_in_file,
-    target_in_split,
+    read_or_build_index,
     vector_similarity_name,
 )
 from vse.training.use.model import TrainedRun, load_run
@@ -53,20 +53,20 @@ class SearchOptions:
     """The options of a search.
 
     ``corpus_file`` : embeddings file of the run to search instead of the split.
-    ``index`` : FAISS index file, valid for one set of weights, features, split and corpus; a missing file is built.
+    ``index_file`` : FAISS index file, valid for one set of weights, features, split and corpus; a missing file is built.
     ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
     ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`.
-    ``rerank`` : number of candidates to score, at least the number of results.
-    ``many_queries`` : True if many queries follow, so that an index in memory and the embeddings of all items pay off.
+    ``n_reranked`` : number of candidates to score, at least the number of results.
+    ``expects_many_queries`` : True if many queries follow, so that an index in memory and the embeddings of all items pay off.
     ``max_held_bytes`` : limit on memory for the embeddings of all items; above it, each query encodes its candidates again.
     """
 
     corpus_file: Path | None = None
-    index: Path | None = None
+    index_file: Path | None = None
     index_type: str | None = None
     index_parameters: str = ""
-    rerank: int | None = None
-    many_queries: bool = False
+    n_reranked: int | None = None
+    expects_many_queries: bool = False
     max_held_bytes: int = 4 * 2**30
 
 
@@ -86,7 +86,7 @@ class _Gallery:
     target: SearchTarget
     vectors: Corpus | None = None
     index: Any = None
-    packed_sets: Packed | None = None
+    packed_sets: PackedEmbeddings | None = None
 
 
 class Searcher:
@@ -94,8 +94,8 @@ class Searcher:
 
     Texts search images, and photos search captions. The first query of each kind, or :meth:`load`, embeds the items to search.
     For order embeddings, FAISS finds candidates and the exact scores re-rank the candidates, see
-    :func:`vse.eval.search.top_k.search`. A model that scores pairs scores all items or, with ``rerank``, only candidates that
-    FAISS finds by pooled vectors.
+    :func:`vse.eval.search.top_k.search`. A model that scores pairs scores all items or, with ``n_reranked``, only
+    candidates that FAISS finds by pooled vectors.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class Searcher:
         self.trained, self.split = trained, split
         self._options = options
         self._query_encoder = QueryEncoder(trained, split, weights_dir)
-        self._sides: dict[bool, _Gallery] = {}
+        self._galleries: dict[bool, _Gallery] = {}
         self._check_options()
 
     def load(self, by_photo: bool) -> None:
         """Load the networks for photos or texts, and embed the items to search. Raises UserError if networks are missing."""
         self._query_encoder.load(by_photo)
         self._check_captions(by_photo)
-        query: Query = PhotoImage.new("RGB", _BLANK_PHOTO_SIZE) if by_photo else self.some_text()
+        query: Query = PhotoImage.new("RGB", _BLANK_PHOTO_SIZE) if by_photo else self.choose_sample_text()
         self.answer(query, self.encode(query), 1)
 
     def encode(self, query: Query) -> EncodedQuery:
@@ -120,30 +120,30 @@ class Searcher:
 
     def answer(self, query: Query, encoded: EncodedQuery, k: int) -> SearchAnswer:
         """Return the ``k`` best hits for a query. ``encoded`` is the embedding of the query."""
-        by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.rerank
+        by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.n_reranked
         self._check_captions(by_photo)
-        side = self._side(by_photo, encoded.vectors[0].shape[-1])
+        side = self._open_gallery(by_photo, encoded.vectors[0].shape[-1])
         scored = None
-        if trained.model.pairwise:
+        if trained.model.scores_every_pair:
             among = None
             if side.vectors is not None:
                 candidates = max(k, rerank or 0)
-                among = self._nearest(side, pool_embeddings(pack([encoded.vectors])), candidates, by_photo)[1]
-            scored = len(side.target.ids) if among is None else len(among)
-            scores, rows = self._best_pairs(side, encoded.vectors, k, by_photo, among)
+                among = self._find_nearest(side, pool_embeddings(pack_embeddings([encoded.vectors])), candidates, by_photo)[1]
+            scored = len(side.target.item_ids) if among is None else len(among)
+            scores, rows = self._find_best_pairs(side, encoded.vectors, k, by_photo, among)
         else:
-            scores, rows = self._nearest(side, encoded.vectors[0].numpy(), k, by_photo)
+            scores, rows = self._find_nearest(side, encoded.vectors[0].numpy(), k, by_photo)
         return SearchAnswer(self._to_hits(side.target, scores, rows, by_photo), rows, scored)
 
-    def size(self, by_photo: bool) -> int:
+    def count_items(self, by_photo: bool) -> int:
         """Return the number of captions (for a photo) or images (for a text) to search."""
-        side = self._sides.get(by_photo)
+        side = self._galleries.get(by_photo)
         pairs = self.trained.split.pairs
-        return len(side.target.ids) if side else len(pairs) if by_photo else len(pairs.images)
+        return len(side.target.item_ids) if side else len(pairs) if by_photo else len(pairs.images)
 
     def attention(self, query: Query, encoded: EncodedQuery, rows: Sequence[int]) -> list[Attention | None]:
         """Return the attention between a query and the hits at ``rows``. Raises UserError if the run has no attention."""
-        return attention_of_query(self._pair_attention, query, encoded.vectors, rows)
+        return compute_query_attention(self._pair_attention, query, encoded.vectors, rows)
 
     @cached_property
     def _pair_attention(self) -> PairAttention:
@@ -151,7 +151,7 @@ class Searcher:
             raise UserError(f"{self.trained.folder.path}: its model does not attend")
         return PairAttention(self.trained)
 
-    def some_text(self) -> str:
+    def choose_sample_text(self) -> str:
         """Return a text that the run can read: a caption of its data set, or a word of its vocabulary."""
         captions = (caption.raw for image in self.trained.dataset.images for caption in image.captions)
         return next(captions, None) or self.trained.vocabulary.words[-1]
@@ -162,54 +162,54 @@ class Searcher:
             raise UserError(f"{trained.dataset.path}: no image of the split {self.split!r} has a caption for a photo to find")
 
     def _check_options(self) -> None:
-        run, options = self.trained.folder.path, self._options
-        if not self.trained.model.pairwise:
-            if options.rerank is not None and vector_similarity_name(self.trained) == "cosine" and not options.many_queries:
+        run, options, is_cosine = self.trained.folder.path, self._options, vector_similarity_name(self.trained) == "cosine"
+        if not self.trained.model.scores_every_pair:
+            if options.n_reranked is not None and is_cosine and not options.expects_many_queries:
                 raise UserError(
                     f"{run}: its scores are inner products, and FAISS finds the highest of them; leave --rerank out"
                 )
         elif options.corpus_file is not None:
             raise UserError(f"{run}: its model scores every pair; leave --corpus out")
-        elif options.index is not None and options.rerank is None:
+        elif options.index_file is not None and options.n_reranked is None:
             raise UserError(
                 f"{run}: its model scores every pair; leave --index out, or add --rerank with a number of candidates"
             )
 
-    def _side(self, by_photo: bool, dim: int) -> _Gallery:
-        if by_photo not in self._sides:
-            self._sides[by_photo] = self._build_side(by_photo, dim)
-        return self._sides[by_photo]
+    def _open_gallery(self, by_photo: bool, dim: int) -> _Gallery:
+        if by_photo not in self._galleries:
+            self._galleries[by_photo] = self._build_gallery(by_photo, dim)
+        return self._galleries[by_photo]
 
-    def _build_side(self, by_photo: bool, dim: int) -> _Gallery:
+    def _build_gallery(self, by_photo: bool, dim: int) -> _Gallery:
         trained, options, similarity = self.trained, self._options, vector_similarity_name(self.trained)
         if options.corpus_file is not None:
-            target = target_in_file(trained, options.corpus_file, by_photo, dim)
+            target = build_file_target(trained, options.corpus_file, by_photo, dim)
         else:
-            target = target_in_split(trained, self.split, by_photo)
-        pairwise, packed_sets = trained.model.pairwise, None
-        if pairwise and options.rerank is None:
+            target = build_split_target(trained, self.split, by_photo)
+        pairwise, packed_sets = trained.model.scores_every_pair, None
+        if pairwise and options.n_reranked is None:
             return _Gallery(target, packed_sets=encode_side(trained, by_photo))
         if similarity != "cosine":
             log.info(
                 "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
                 similarity,
-                options.rerank or CANDIDATES,
+                options.n_reranked or CANDIDATES,
             )
-        if options.index is not None:
-            index = index_in_file(options.index, target, similarity, dim, options.index_type).index
-        elif options.many_queries:
+        if options.index_file is not None:
+            index = read_or_build_index(options.index_file, target, similarity, dim, options.index_type).index
+        elif options.expects_many_queries:
             vectors: Corpus
             if pairwise:
                 vectors, packed_sets = pool_side(trained, by_photo, options.max_held_bytes)
             else:
                 vectors = target.compute_vectors()
-            index = index_of(vectors, target.name, similarity, options.index_type).index
+            index = build_checked_index(vectors, target.item_type, similarity, options.index_type).index
         else:
             return _Gallery(target, target.compute_vectors())
         set_parameters(index, options.index_parameters)
         return _Gallery(target, IndexVectors(index), index, packed_sets)
 
-    def _nearest(self, side: _Gallery, encoded_query: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
+    def _find_nearest(self, side: _Gallery, encoded_query: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
         """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
         assert side.vectors is not None
         scores, rows = (
@@ -220,7 +220,7 @@ class Searcher:
                 k,
                 vector_similarity_name(self.trained),
                 direction="i2t" if by_photo else "t2i",
-                candidates=max(k, self._options.rerank or CANDIDATES),
+                candidates=max(k, self._options.n_reranked or CANDIDATES),
                 index=side.index,
             )
         )
@@ -229,8 +229,8 @@ class Searcher:
             log.warning("the index found %d of %d; a higher nprobe or efSearch finds more", there.sum(), len(rows))
         return scores[there], rows[there]
 
-    def _best_pairs(
-        self, side: _Gallery, encoded_query: Encoded, k: int, by_photo: bool, among: Rows | None
+    def _find_best_pairs(
+        self, side: _Gallery, encoded_query: BatchVectors, k: int, by_photo: bool, among: Rows | None
     ) -> tuple[Scores, Rows]:
         """Return scores and rows of the ``k`` items with the best scores. ``among`` holds the rows to score; None is all."""
         model, candidates = self.trained.model, side.packed_sets
@@ -241,14 +241,14 @@ class Searcher:
             if candidates is None:
                 candidates = encode_side(self.trained, by_photo, among)
             else:
-                candidates = candidates.select(torch.from_numpy(among))
+                candidates = candidates.select_rows(torch.from_numpy(among))
         assert candidates is not None
         if by_photo:
-            every = PairScores(model, pack([encoded_query]), candidates)(slice(0, 1), None)[0][0]
+            every = PairScores(model, pack_embeddings([encoded_query]), candidates)(slice(0, 1), None)[0][0]
         else:
-            pairs = PairScores(model, candidates, pack([encoded_query]))
+            pairs = PairScores(model, candidates, pack_embeddings([encoded_query]))
             ends = len(candidates)
-            spans = (slice(start, min(start + TILE_IMAGES, ends)) for start in range(0, ends, TILE_IMAGES))
+            spans = (slice(start, min(start + MAX_TILE_IMAGES, ends)) for start in range(0, ends, MAX_TILE_IMAGES))
             every = torch.cat([pairs(span, None)[1][:, 0] for span in spans])
         best = torch.sort(every, descending=True, stable=True)
         rows = best.indices[:k].numpy()
@@ -258,7 +258,7 @@ class Searcher:
         dataset = self.trained.dataset
         hits = []
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
-            image_id, caption_id = int(target.image_ids[row]), int(target.ids[row]) if by_photo else None
+            image_id, caption_id = int(target.image_ids[row]), int(target.item_ids[row]) if by_photo else None
             image = dataset.find_image(image_id) if target.is_in_dataset else None
             file = Path(os.path.normpath(dataset.image_path(image))) if image else None
             texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
@@ -275,19 +275,19 @@ class _CachedSearcher:
 
     request: Hashable
     searcher: Searcher
-    states: Mapping[Path, FileState | None]
+    file_states: Mapping[Path, FileState | None]
 
 
-class LastSearcher:
+class LastSearcherCache:
     """A cache of the last searcher, for the same request with unchanged files."""
 
     def __init__(self) -> None:
         self._cached: _CachedSearcher | None = None
 
-    def searcher(self, request: Hashable) -> Searcher | None:
+    def find_searcher(self, request: Hashable) -> Searcher | None:
         """Return the cached searcher for an equal request. Otherwise empty the cache and return None."""
         cached = self._cached
-        unchanged = cached is not None and all(read_file_state(file) == state for file, state in cached.states.items())
+        unchanged = cached is not None and all(read_file_state(file) == state for file, state in cached.file_states.items())
         if cached is not None and unchanged and cached.request == request:
             return cached.searcher
         self._cached = None
@@ -298,18 +298,18 @@ class LastSearcher:
 
         ``files`` : files of the searcher, besides the files of the run.
         """
-        states = {file: read_file_state(file) for file in (*_list_files(searcher.trained), *files)}
+        states = {file: read_file_state(file) for file in (*_list_run_input_files(searcher.trained), *files)}
         if all(state is None or state.detects_writes_after(started) for state in states.values()):
             self._cached = _CachedSearcher(request, searcher, states)
 
 
-LAST_SEARCHER = LastSearcher()
+LAST_SEARCHER_CACHE = LastSearcherCache()
 
 
-def _list_files(trained: TrainedRun) -> list[Path]:
-    caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
+def _list_run_input_files(trained: TrainedRun) -> list[Path]:
+    caches = [cache for cache in (trained.image_cache, trained.caption_cache) if cache is not None]
     return [
-        *trained.folder.files,
+        *trained.folder.output_files,
         *trained.folder.code_folder.glob("*"),
         trained.dataset.path,
         *(cache.path for cache in caches),
@@ -325,7 +325,7 @@ def search_run(
     request: SearchRequest = SearchRequest(),
     files: RunFileOptions = RunFileOptions(),
     device: str = "auto",
-    last: LastSearcher | None = None,
+    last: LastSearcherCache | None = None,
 ) -> list[SearchHit]:
     """Return the best images for a text, or the best captions for a photo. Write a report if requested.
 
@@ -343,7 +343,7 @@ def search_run(
 
 
 def _search(
-    run: Path, query: str | Path, request: SearchRequest, files: RunFileOptions, device: str, last: LastSearcher | None
+    run: Path, query: str | Path, request: SearchRequest, files: RunFileOptions, device: str, last: LastSearcherCache | None
 ) -> list[SearchHit]:
     split, corpus, index, page = request.split or "test", request.corpus, request.index, request.html
     if index is None and (request.index_type is not None or request.index_parameters):
@@ -351,12 +351,12 @@ def _search(
     options = SearchOptions(corpus, index, request.index_type, request.index_parameters, request.rerank)
     cache_key, started = (Path.cwd(), run, split, files, device, options), time.time_ns()
     if last is None and index is not None:
-        last = LAST_SEARCHER
-    cached = None if last is None else last.searcher(cache_key)
-    trained = load_for_search(run, split, files, device) if cached is None else cached.trained
+        last = LAST_SEARCHER_CACHE
+    cached = None if last is None else last.find_searcher(cache_key)
+    trained = load_run_for_search(run, split, files, device) if cached is None else cached.trained
     if isinstance(query, Path) and corpus is None and not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
-    inputs = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
+    inputs = [*trained.input_paths, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
     if index is not None:
         check_output(index, INDEX_KIND, inputs)
         check_output(metadata_file(index), INDEX_METADATA_KIND, inputs)
@@ -369,7 +369,7 @@ def _search(
         searcher = Searcher(trained, split, files.weights_dir, options)
     else:
         searcher = cached
-        _use_device(trained)
+        _set_search_device(trained)
     given: Query = decode_image(query) if isinstance(query, Path) else query
     encoded = searcher.encode(given)
     if encoded.remark:
@@ -379,21 +379,21 @@ def _search(
         index_files = [] if index is None else [index, metadata_file(index)]
         last.keep(cache_key, searcher, [*index_files, *([corpus] if corpus else [])], started)
     if request.rerank is not None and answer.n_scored is not None:
-        side = "captions" if isinstance(query, Path) else "images"
-        log.info("scored: the %d of %d %s that pooled vectors find", answer.n_scored, searcher.size(side == "captions"), side)
+        side, n_items = ("captions" if isinstance(query, Path) else "images"), searcher.count_items(isinstance(query, Path))
+        log.info("scored: the %d of %d %s that pooled vectors find", answer.n_scored, n_items, side)
     if page is None or corpus is not None:
         return answer.hits
-    return with_attention(trained, given, encoded.vectors, answer.hits, answer.rows.tolist())
+    return add_attention(trained, given, encoded.vectors, answer.hits, answer.rows.tolist())
 
 
-def load_for_search(run: Path, split: str, files: RunFileOptions, device: str) -> TrainedRun:
+def load_run_for_search(run: Path, split: str, files: RunFileOptions, device: str) -> TrainedRun:
     """Load a run for a search. Log a warning if the training did not finish."""
     trained = load_run(run, split, files, device, allow_unfinished=True)
-    _use_device(trained)
+    _set_search_device(trained)
     return trained
 
 
-def _use_device(trained: TrainedRun) -> None:
+def _set_search_device(trained: TrainedRun) -> None:
     if state := unfinished_state(trained.record):
         run = trained.folder.path
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)

@@ -47,9 +47,9 @@ def test_a_row_says_which_answers_a_query_got(kind: str, tmp_path: Path) -> None
     i2t, t2i = (table[table["direction"] == direction] for direction in ("i2t", "t2i"))
     assert i2t["query_id"].tolist() == run.image_ids.tolist()
     assert t2i["query_id"].tolist() == run.caption_ids.tolist()
-    image_of = dict(zip(run.caption_ids, run.caption_image_ids, strict=True))
-    assert [image_of[caption] for caption in i2t["right_id"]] == i2t["query_id"].tolist()
-    assert all(image_of[row.wrong_id] != row.query_id for row in i2t.itertuples())
+    image_indices = dict(zip(run.caption_ids, run.caption_image_ids, strict=True))
+    assert [image_indices[caption] for caption in i2t["right_id"]] == i2t["query_id"].tolist()
+    assert all(image_indices[row.wrong_id] != row.query_id for row in i2t.itertuples())
     assert t2i["right_id"].tolist() == run.caption_image_ids.tolist()
     assert (t2i["wrong_id"] != t2i["right_id"]).all()
     for direction, rows in (("i2t", i2t), ("t2i", t2i)):

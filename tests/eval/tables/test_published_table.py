@@ -28,8 +28,8 @@ from vse.eval.tables.summary import build_summary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets import presets
-from vse.training.experiment import ExperimentConfig, changed_settings, load_experiment
-from vse.training.kinds import Kind
+from vse.training.experiment import ExperimentConfig, list_changed_settings, load_experiment
+from vse.training.kinds import InputKind
 
 MEASURED = ("_ours", "_std", "_difference")
 
@@ -80,14 +80,14 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
 
 def settings(preset: str, dataset: str | None = None, /, **changes: Any) -> dict[str, Any]:
     experiment = load_experiment(preset, dataset)
-    model = experiment.model.with_caption_encoder(Kind.WORDS)  # as training resolves it
+    model = experiment.model.with_caption_encoder(InputKind.WORDS)  # as training resolves it
     return presets.merge_settings(experiment.model_copy(update={"model": model}).model_dump(mode="json"), changes)
 
 
 def noted(config: dict[str, Any], dataset: str) -> dict[str, Any]:
     """What training notes of its settings; nothing of the changes if they are not of this version."""
     try:
-        return {"config": config, "changed_settings": changed_settings(ExperimentConfig.model_validate(config), dataset)}
+        return {"config": config, "changed_settings": list_changed_settings(ExperimentConfig.model_validate(config), dataset)}
     except ValidationError:
         return {"config": config}
 

@@ -38,10 +38,10 @@ def prepared(cache: Path, settings: ExperimentConfig) -> RetrievalTask:
 def batch_of(task: RetrievalTask, pairs: list[int]) -> Batch:
     """Some pairs, embedded."""
     numbers = np.asarray(pairs)
-    image_of = task.pairs.image_of
-    (seen,) = task.images.read_batches([numbers], image_of, 0, 0)
-    images, captions = task.model.embed_images(*seen), task.model.embed_captions(*task.captions.read(numbers))
-    return Batch(images, captions, image_of[numbers], numbers, pair_of=numbers)
+    image_indices = task.pairs.image_indices
+    (seen,) = task.image_inputs.read_batches([numbers], image_indices, 0, 0)
+    images, captions = task.model.embed_images(*seen), task.model.embed_captions(*task.caption_inputs.read(numbers))
+    return Batch(images, captions, image_indices[numbers], numbers, pair_indices=numbers)
 
 
 def grid(loss: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:

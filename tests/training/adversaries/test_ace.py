@@ -16,9 +16,9 @@ from tests.training.conftest import Log, Patch, experiment, table
 from vse.pipeline.dataset.dataset import Caption, Image
 from vse.pipeline.errors import UserError
 from vse.training.adversaries import ace as ace_module
-from vse.training.adversaries.ace import Ace, FalseNegativeMasks
+from vse.training.adversaries.ace import AceAdversary, FalseNegativeMasks
 from vse.training.adversaries.base import AdversarialLosses, SampledCandidates, sample_candidates
-from vse.training.data.images import CachedImages
+from vse.training.data.images import CachedImageFeatures
 from vse.training.data.pairs import Pairs
 from vse.training.losses.base import Batch
 from vse.training.solvers.base import RetrievalTask
@@ -28,11 +28,11 @@ from vse.training.training import train
 ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 
 
-def players(cache: Path, *sets: str) -> tuple[RetrievalTask, Ace]:
+def players(cache: Path, *sets: str) -> tuple[RetrievalTask, AceAdversary]:
     task = task_of(cache, "loss.margin=0.5", *sets)
     torch.manual_seed(1)
     adversary = task.adversary.build(RetrievalTrainer.build_opponent(task))
-    assert isinstance(adversary, Ace)
+    assert isinstance(adversary, AceAdversary)
     adversary.start_epoch(task.model)
     return task, adversary
 
@@ -48,7 +48,7 @@ class DirectionLosses:
 
 
 def played(
-    adversary: Ace, task: RetrievalTask, pairs: list[int], monkeypatch: Patch
+    adversary: AceAdversary, task: RetrievalTask, pairs: list[int], monkeypatch: Patch
 ) -> tuple[Batch, AdversarialLosses, tuple[DirectionLosses, DirectionLosses]]:
     """A batch, its round, and both directions: captions for images, images for captions."""
     batch, numbers, draws = batch_of(task, pairs), [], []
@@ -65,19 +65,19 @@ def played(
     with monkeypatch.context() as patch:
         patch.setattr(ace_module._CandidateSide, "choose_candidates", candidates)
         patch.setattr(ace_module, "sample_candidates", spied)
-        found = adversary.compute_losses(batch, task.model, task.loss.objective(task.model.similarity), 0)
+        found = adversary.compute_losses(batch, task.model, task.loss.build_objective(task.model.similarity), 0)
     turns = [DirectionLosses(chosen[0], *one) for chosen, one in zip(numbers, draws, strict=True)]
     return batch, found, (turns[0], turns[1])
 
 
 def slow_hinge(task: RetrievalTask, batch: Batch, k: int, number: int, of_captions: bool) -> torch.Tensor:
     """What one negative costs the k-th query."""
-    image, caption = batch.images[0][k], batch.captions[0][k]
+    image, caption = batch.image_embeddings[0][k], batch.caption_embeddings[0][k]
     if of_captions:
-        score = image @ task.model.embed_captions(*task.captions.read(np.asarray([number])))[0][0]
+        score = image @ task.model.embed_captions(*task.caption_inputs.read(np.asarray([number])))[0][0]
     else:
-        assert isinstance(task.images, CachedImages)
-        score = caption @ task.model.embed_images(*task.images.read_images(np.asarray([number])))[0][0]
+        assert isinstance(task.image_inputs, CachedImageFeatures)
+        score = caption @ task.model.embed_images(*task.image_inputs.read_images(np.asarray([number])))[0][0]
     return (0.5 - image @ caption + score).clamp(min=0)
 
 
@@ -96,9 +96,9 @@ def test_each_query_costs_the_hinges_with_what_is_drawn_for_it(cache: Path, monk
             for chosen in turn.drawn.indices[k].tolist()
         ]
     )
-    slow = 0.25 * task.loss.objective(task.model.similarity)(batch, 0).value + 0.75 * hinges.sum() / 3
+    slow = 0.25 * task.loss.build_objective(task.model.similarity)(batch, 0).value + 0.75 * hinges.sum() / 3
     torch.testing.assert_close(found.model_cost.value, slow)
-    assert found.measures["reward"].item() == pytest.approx(hinges.mean().item(), rel=1e-5)
+    assert found.metrics["reward"].item() == pytest.approx(hinges.mean().item(), rel=1e-5)
     weights = [weight for weight in task.model.parameters() if weight.requires_grad]
     fast, exact = (torch.autograd.grad(loss, weights, retain_graph=True) for loss in (found.model_cost.value, slow))
     torch.testing.assert_close(fast, exact, rtol=1e-4, atol=1e-6)
@@ -110,7 +110,7 @@ def test_generators_learn_by_reinforce(cache: Path, monkeypatch: Patch, baseline
     batch, found, turns = played(adversary, task, ROWS, monkeypatch)
     slow = torch.zeros(())
     for turn, side in zip(turns, (adversary.captions, adversary.images), strict=True):
-        queries = (batch.images if turn is turns[0] else batch.captions)[0].detach()
+        queries = (batch.image_embeddings if turn is turns[0] else batch.caption_embeddings)[0].detach()
         log_p = side.inference(queries, side.embedded[turn.indices]).masked_fill(turn.masked, -torch.inf).log_softmax(1)
         for k in range(len(ROWS)):
             of_likeliest = slow_hinge(task, batch, k, int(turn.indices[log_p[k].argmax()]), turn is turns[0]).detach()
@@ -131,22 +131,22 @@ def test_what_is_drawn_is_likely_by_the_generator(cache: Path, monkeypatch: Patc
     task, adversary = players(cache, sets)
     batch, found, (to_captions, _) = played(adversary, task, ROWS, monkeypatch)
     side = adversary.captions
-    encoded = task.model.embed_captions(*task.captions.read(np.arange(240)))[0]
+    encoded = task.model.embed_captions(*task.caption_inputs.read(np.arange(240)))[0]
     vectors = side.learnt if known == "learnt" else encoded
-    images = batch.images[0]
+    images = batch.image_embeddings[0]
     logits = side.inference.layers(images) @ vectors.T + 5 * images @ vectors.T
     torch.testing.assert_close(to_captions.logits, logits, rtol=1e-4, atol=1e-5)
     log_p = logits.masked_fill(to_captions.masked, -torch.inf).log_softmax(1)
     likely = to_captions.drawn.log_probabilities
     torch.testing.assert_close(likely, log_p.gather(1, to_captions.drawn.indices), rtol=1e-4, atol=1e-5)
-    assert {"entropy", "reward", "masked", "harder"} == found.measures.keys()
+    assert {"entropy", "reward", "masked", "harder"} == found.metrics.keys()
 
 
 def test_embeddings_are_renewed_when_a_batch_has_them(cache: Path, monkeypatch: Patch) -> None:
     for refresh in ("visited", "epoch"):
         task, adversary = players(cache, f"adversary={{name: ace, refresh: {refresh}}}")
         before = adversary.captions.embedded
-        torch.testing.assert_close(before, task.model.embed_captions(*task.captions.read(np.arange(240)))[0])
+        torch.testing.assert_close(before, task.model.embed_captions(*task.caption_inputs.read(np.arange(240)))[0])
         first = before.clone()
         with torch.no_grad():
             for weight in task.model.parameters():
@@ -174,21 +174,21 @@ def test_false_negatives_are_those_of_the_image_and_of_its_texts(mask: str, text
     pairs = pairs_of(texts)
     rng = np.random.default_rng(seed)
     batch = rng.integers(len(pairs), size=3)
-    image_of, text = pairs.image_of, [t for own in texts for t in own]
+    image_indices, text = pairs.image_indices, [t for own in texts for t in own]
     for captions in (np.arange(len(pairs)), rng.permutation(len(pairs))[: rng.integers(1, len(pairs) + 1)]):
-        found = FalseNegativeMasks(pairs, mask).mask_captions(image_of[batch], batch, captions)
+        found = FalseNegativeMasks(pairs, mask).mask_captions(image_indices[batch], batch, captions)
         for row, pair in zip(found.tolist(), batch, strict=True):
             false = {
                 "pair": [c == pair for c in captions],
-                "image": [image_of[c] == image_of[pair] for c in captions],
-                "text": [text[c] in texts[image_of[pair]] for c in captions],
+                "image": [image_indices[c] == image_indices[pair] for c in captions],
+                "text": [text[c] in texts[image_indices[pair]] for c in captions],
             }[mask]
             assert row == false
     for images in (np.arange(len(texts)), rng.permutation(len(texts))[:2]):
-        found = FalseNegativeMasks(pairs, mask).mask_images(image_of[batch], batch, images)
+        found = FalseNegativeMasks(pairs, mask).mask_images(image_indices[batch], batch, images)
         for row, pair in zip(found.tolist(), batch, strict=True):
             alike = [mask == "text" and text[pair] in texts[k] for k in images]
-            assert row == [one or k == image_of[pair] for one, k in zip(alike, images, strict=True)]
+            assert row == [one or k == image_indices[pair] for one, k in zip(alike, images, strict=True)]
 
 
 def test_a_run_logs_what_the_adversary_does_and_ends_in_one_line_where_it_diverges(cache: Path, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from vse.pipeline.errors import UserError
 from vse.training.adversaries import ADVERSARIES
 from vse.training.adversaries.base import (
     Adversary,
-    Baseline,
     Opponent,
     ReinforceSettings,
+    RewardBaseline,
     find_quantiles,
     reinforce_loss,
     sample_candidates,
@@ -28,9 +28,9 @@ from vse.training.adversaries.base import (
 from vse.training.experiment import ExperimentConfig
 from vse.training.losses.base import Batch, Cost
 from vse.training.models.build import Model
-from vse.training.models.encoders.base import unit_length
+from vse.training.models.encoders.base import l2_normalize
 from vse.training.run.folder import RunFolder
-from vse.training.run.processes import Processes
+from vse.training.run.processes import ProcessGroup
 from vse.training.settings import AdversarySettings
 from vse.training.solvers import retrieval
 from vse.training.training import train
@@ -53,10 +53,10 @@ class ToyAdversary(Adversary):
         self.push = nn.Parameter(0.1 * torch.randn(dim))
 
     def add_candidates(self, batch: Batch, model: Model) -> Batch:
-        images = unit_length(batch.images[0] + self.push)
-        return replace(batch, extra_negative_images=(images,), extra_negative_captions=(unit_length(self.captions),))
+        images = l2_normalize(batch.image_embeddings[0] + self.push)
+        return replace(batch, extra_negative_images=(images,), extra_negative_captions=(l2_normalize(self.captions),))
 
-    def adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
+    def compute_adversary_loss(self, cost: Cost, batch: Batch) -> Tensor:
         return 0.01 * self.push.square().sum() - cost.value
 
 
@@ -81,10 +81,10 @@ def test_both_players_move_by_their_own_objective_in_one_step(cache: Path, tmp_p
         slow.load_state_dict(copy.deepcopy(self.adversary_optimizer.state_dict()))
 
         def losses() -> tuple[Tensor, Tensor]:
-            images, captions = model.embed_images(*seen), model.embed_captions(*self.task.captions.read(batch))
-            pairs = adversary.add_candidates(Batch(images, captions, self.pairs.image_of[batch], batch), model)
+            images, captions = model.embed_images(*seen), model.embed_captions(*self.task.caption_inputs.read(batch))
+            pairs = adversary.add_candidates(Batch(images, captions, self.pairs.image_indices[batch], batch), model)
             cost = objective(pairs, 0)
-            return cost.value, adversary.adversary_loss(cost, pairs)
+            return cost.value, adversary.compute_adversary_loss(cost, pairs)
 
         losses()[0].backward()
         nn.utils.clip_grad_norm_(model.parameters(), self.settings.clip or torch.inf)
@@ -113,7 +113,7 @@ def test_candidates_are_negatives_of_every_query_and_no_part_of_the_model(cache:
     assert losses[0] == pytest.approx(50 * (7 + 7), rel=0.02)
     assert losses[1] == pytest.approx(50 * (7 + 3 + 7 + 8), rel=0.02)
     plain, against = train(cache, experiment(), out=tmp_path / "a"), train(cache, toy(), out=tmp_path / "b")
-    assert RunFolder(plain).best_weights().keys() == RunFolder(against).best_weights().keys()
+    assert RunFolder(plain).read_best_weights().keys() == RunFolder(against).read_best_weights().keys()
 
 
 def test_it_makes_the_loss_higher_than_one_that_does_not_learn(cache: Path, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_an_unknown_one_and_several_processes_are_refused(cache: Path, tmp_path:
         train(cache, toy(), out=tmp_path / "run")
 
 
-class Alone(Processes):
+class Alone(ProcessGroup):
     """One of two processes, of which the other never answers."""
 
     def broadcast(self, number: int) -> int:
@@ -176,7 +176,7 @@ def test_candidates_are_drawn_as_often_as_their_probability_says() -> None:
         assert (shares - p).abs().max() < 4 * 0.5 / math.sqrt(len(numbers))
         assert not shares[p == 0].any()
     torch.testing.assert_close(drawn.log_probabilities.exp(), expected.gather(1, drawn.indices))
-    assert drawn.likeliest_index.tolist() == [1, 0]
+    assert drawn.likeliest_indices.tolist() == [1, 0]
     entropy = [-sum(p * math.log(p) for p in row if p) for row in expected.tolist()]
     assert drawn.entropies.tolist() == pytest.approx(entropy)
 
@@ -193,7 +193,7 @@ def test_a_query_whose_candidates_are_all_masked_counts_nowhere() -> None:
     mask = torch.tensor([[True] * 4, [False] * 4])
     logits = LOGITS.clone().requires_grad_()
     drawn = sample_candidates(logits, mask, 2)
-    assert drawn.has_unmasked.tolist() == [False, True]
+    assert drawn.has_unmasked_candidate.tolist() == [False, True]
     (gradient,) = torch.autograd.grad(
         reinforce_loss(drawn, torch.ones(2, 2), settings(entropy_weight=1.0, entropy_of=4)), logits
     )
@@ -213,11 +213,11 @@ def test_the_entropy_term_holds_the_entropy_of_a_uniform_choice_of_k(k: int, act
 
 
 def test_advantages_are_rewards_less_a_baseline() -> None:
-    baseline = Baseline(settings(baseline="moving_average", momentum=0.9))
-    assert baseline.subtract_from(torch.tensor([[1.0], [3.0]]), None).tolist() == [[1.0], [3.0]]
-    assert baseline.subtract_from(torch.tensor([[5.0]]), None).item() == pytest.approx(5 - 2)
-    assert baseline.subtract_from(torch.tensor([[0.0]]), None).item() == pytest.approx(-(0.9 * 2 + 5) / 1.9)
+    baseline = RewardBaseline(settings(baseline="moving_average", momentum=0.9))
+    assert baseline.compute_advantages(torch.tensor([[1.0], [3.0]]), None).tolist() == [[1.0], [3.0]]
+    assert baseline.compute_advantages(torch.tensor([[5.0]]), None).item() == pytest.approx(5 - 2)
+    assert baseline.compute_advantages(torch.tensor([[0.0]]), None).item() == pytest.approx(-(0.9 * 2 + 5) / 1.9)
     rewards = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert torch.equal(Baseline(settings(baseline="none")).subtract_from(rewards, None), rewards)
-    advantages = Baseline(settings(baseline="self_critical")).subtract_from(rewards, torch.tensor([1.0, 5.0]))
+    assert torch.equal(RewardBaseline(settings(baseline="none")).compute_advantages(rewards, None), rewards)
+    advantages = RewardBaseline(settings(baseline="self_critical")).compute_advantages(rewards, torch.tensor([1.0, 5.0]))
     assert advantages.tolist() == [[0, 1], [-2, -1]]

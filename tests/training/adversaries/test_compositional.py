@@ -12,8 +12,8 @@ from tests.training.conftest import Patch, experiment, table
 from vse.pipeline.errors import UserError
 from vse.training.adversaries import compositional as module
 from vse.training.adversaries.base import SampledCandidates, sample_candidates
-from vse.training.adversaries.compositional import Compositional
-from vse.training.kinds import Encoded
+from vse.training.adversaries.compositional import CompositionalAdversary
+from vse.training.kinds import BatchVectors
 from vse.training.losses.base import Batch
 from vse.training.solvers.base import RetrievalTask
 from vse.training.solvers.retrieval import RetrievalTrainer
@@ -22,15 +22,15 @@ from vse.training.training import train
 ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 
 
-def players(cache: Path, adversary: str, *sets: str) -> tuple[RetrievalTask, Compositional]:
+def players(cache: Path, adversary: str, *sets: str) -> tuple[RetrievalTask, CompositionalAdversary]:
     task = task_of(cache, "loss.margin=0.5", *SCAN, f"adversary={{name: compositional, {adversary}}}", *sets)
     torch.manual_seed(1)
     made = task.adversary.build(RetrievalTrainer.build_opponent(task))
-    assert isinstance(made, Compositional)
+    assert isinstance(made, CompositionalAdversary)
     return task, made
 
 
-def sets_of(side: Encoded) -> list[torch.Tensor]:
+def sets_of(side: BatchVectors) -> list[torch.Tensor]:
     """The vectors of each set, without padding."""
     return [vectors[mask] for vectors, mask in zip(*side, strict=True)]
 
@@ -45,13 +45,15 @@ def score(task: RetrievalTask, image: torch.Tensor, caption: torch.Tensor) -> to
 
 def allowed(task: RetrievalTask, batch: Batch) -> list[list[bool]]:
     """Of which pairs of the batch parts may come for a query: of other images, and of captions of other words."""
-    words = [task.pairs.captions[pair].tokens for pair in batch.pair_of.tolist()]  # type: ignore[union-attr]
-    image_of = batch.image_of.tolist()
-    return [[image_of[a] != image_of[b] and words[a] != words[b] for b in range(len(words))] for a in range(len(words))]
+    words = [task.pairs.captions[pair].tokens for pair in batch.pair_indices.tolist()]  # type: ignore[union-attr]
+    image_indices = batch.image_indices.tolist()
+    return [
+        [image_indices[a] != image_indices[b] and words[a] != words[b] for b in range(len(words))] for a in range(len(words))
+    ]
 
 
 def played(
-    adversary: Compositional, task: RetrievalTask, batch: Batch, monkeypatch: Patch
+    adversary: CompositionalAdversary, task: RetrievalTask, batch: Batch, monkeypatch: Patch
 ) -> tuple[module.AdversarialLosses, list[tuple[torch.Tensor, torch.Tensor, SampledCandidates]]]:
     seen = []
 
@@ -61,7 +63,7 @@ def played(
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "sample_candidates", spied)
-        return adversary.compute_losses(batch, task.model, task.loss.objective(task.model.similarity), 0), seen
+        return adversary.compute_losses(batch, task.model, task.loss.build_objective(task.model.similarity), 0), seen
 
 
 @pytest.mark.parametrize("form", ["difference", "hinge"])
@@ -71,10 +73,12 @@ def test_compositions_cost_what_each_scores_alone(positions: Path, monkeypatch: 
     task, adversary = players(positions, settings)
     batch = batch_of(task, ROWS)
     found, seen = played(adversary, task, batch, monkeypatch)
-    images, captions = sets_of(batch.images), sets_of(batch.captions)
+    images, captions = sets_of(batch.image_embeddings), sets_of(batch.caption_embeddings)
     costs, own_loss = torch.zeros(()), torch.zeros(())
     for side, (_, masked, drawn) in zip(adversary.inferences, seen, strict=True):
-        (parts, there), queries = (batch.images, captions) if side == "images" else (batch.captions, images)
+        (parts, there), queries = (
+            (batch.image_embeddings, captions) if side == "images" else (batch.caption_embeddings, images)
+        )
         flat = parts.flatten(0, 1)
         logits = adversary.inferences[side](torch.cat(queries).detach(), flat.detach())
         log_p = logits.masked_fill(masked | ~there.flatten(), -torch.inf).log_softmax(1)
@@ -90,7 +94,7 @@ def test_compositions_cost_what_each_scores_alone(positions: Path, monkeypatch: 
                 reward = (composed if form == "difference" else cost).detach()
                 likely = sum(log_p[starts[k] + row, number] for row, number in enumerate(numbers.tolist()))
                 own_loss = own_loss - reward * likely / (2 * len(queries))
-    slow = 0.3 * task.loss.objective(task.model.similarity)(batch, 0).value + 0.7 * costs
+    slow = 0.3 * task.loss.build_objective(task.model.similarity)(batch, 0).value + 0.7 * costs
     torch.testing.assert_close(found.model_cost.value, slow, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.adversary_loss, own_loss, rtol=1e-4, atol=1e-5)
     for loss, expected, player in ((found.model_cost.value, slow, task.model), (found.adversary_loss, own_loss, adversary)):
@@ -104,7 +108,11 @@ def test_parts_come_from_other_images_alone(positions: Path, monkeypatch: Patch,
     task, adversary = players(positions, f"sides: {sides}, samples: 50")
     batch = batch_of(task, ROWS)
     _, ((_, _, drawn),) = played(adversary, task, batch, monkeypatch)
-    (parts, there), queries = (batch.images, batch.captions) if sides == "images" else (batch.captions, batch.images)
+    (parts, there), queries = (
+        (batch.image_embeddings, batch.caption_embeddings)
+        if sides == "images"
+        else (batch.caption_embeddings, batch.image_embeddings)
+    )
     rows, columns = drawn.indices // parts.shape[1], drawn.indices % parts.shape[1]
     may = allowed(task, batch)
     assert not may[0][3], "pairs 0 and 1 are of one image"

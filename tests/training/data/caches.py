@@ -16,16 +16,16 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, shards_folder, write_shard
 from vse.pipeline.files.writing import read_json, write_json
-from vse.training.data.images import CachedImages
+from vse.training.data.images import CachedImageFeatures
 
 CPU = torch.device("cpu")
 PLACES = {"mapped": 0.0, "in memory": 1.0}
 Array = NDArray[Any]
 
 
-def cached(cache: FeatureCache, where: str = "mapped", image_ids: Sequence[int] | None = None) -> CachedImages:
+def cached(cache: FeatureCache, where: str = "mapped", image_ids: Sequence[int] | None = None) -> CachedImageFeatures:
     ids = cache.ids if image_ids is None else np.asarray(image_ids, np.int64)
-    return CachedImages(FeatureReader(cache, 0), ids, CPU, PLACES[where])
+    return CachedImageFeatures(FeatureReader(cache, 0), ids, CPU, PLACES[where])
 
 
 def rows_by_id(cache: FeatureCache) -> dict[int, Array]:

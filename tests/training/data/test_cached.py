@@ -21,7 +21,7 @@ from vse.training.data import images as cached_module
 from vse.training.data import pairs as captions_module
 from vse.training.data.images import CachedFeatures, count_free_bytes
 from vse.training.data.pairs import Pairs, TokenIndices, WordIndices
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 
 DIM = 4
 IDS = [30, 10, 50, 20, 60, 40]
@@ -47,8 +47,8 @@ def test_vectors_belong_to_their_ids_in_any_order(where: str, cache: Path, data:
     stored = rows_by_id(opened)
     expected = torch.from_numpy(np.stack([stored[ids[number]] for number in numbers]))
     images = cached(opened, where, ids)
-    assert images.kind == Kind.VECTORS
-    assert (images.gb_kept > 0) == (where == "in memory")
+    assert images.kind == InputKind.VECTORS
+    assert (images.size_in_memory_gb > 0) == (where == "in memory")
     (vectors,) = images.read(numbers)
     assert torch.equal(vectors, expected)
 
@@ -72,7 +72,7 @@ def some_regions(tmp_path_factory: pytest.TempPathFactory) -> FeatureCache:
 @given(numbers=st.lists(st.integers(0, len(IDS) - 1), min_size=1, max_size=9))
 def test_regions_are_padded_to_the_longest(where: str, numbers: list[int], some_regions: FeatureCache) -> None:
     images = cached(some_regions, where, IDS)
-    assert images.kind == Kind.SETS
+    assert images.kind == InputKind.SETS
     vectors, mask = images.read(np.asarray(numbers))
     counts = [max(1, COUNTS[number]) for number in numbers]
     assert vectors.dtype == torch.float32
@@ -89,7 +89,7 @@ def test_regions_are_padded_to_the_longest(where: str, numbers: list[int], some_
 def test_positions_are_sets_of_any_finite_numbers(where: str, tmp_path: Path) -> None:
     features = drawn(6, 3, DIM)
     images = cached(made_by_hand(tmp_path, features, IDS), where, [40, 10])
-    assert images.kind == Kind.SETS
+    assert images.kind == InputKind.SETS
     vectors, mask = images.read(np.asarray([1, 0, 1]))
     assert np.array_equal(vectors, features[[1, 5, 1]])
     assert mask.shape == (3, 3)
@@ -129,7 +129,7 @@ def test_what_fits_into_memory_is_read_once(bytes_allowed: int, kept: bool, tmp_
     features = np.arange(24, dtype=np.float16).reshape(6, 4)  # of 48 bytes
     cache = open_cache(drop_checksums(made_by_hand(tmp_path, features, range(6)).path))
     images = CachedFeatures(FeatureReader(cache, 0), cache.ids, CPU, 1e-9 * bytes_allowed)
-    assert images.gb_kept == pytest.approx(48e-9 if kept else 0)
+    assert images.size_in_memory_gb == pytest.approx(48e-9 if kept else 0)
     spoil(cache.path, 3, 99)
     (vectors,) = images.read(np.asarray([3]))
     assert vectors[0, -1] == (15 if kept else 99)
@@ -139,7 +139,7 @@ def test_what_fits_into_memory_is_read_once(bytes_allowed: int, kept: bool, tmp_
 def test_of_regions_as_many_bytes_as_there_are_vectors_count(bytes_allowed: int, tmp_path: Path) -> None:
     cache = regions_by_hand(tmp_path, [drawn(count, DIM).astype(np.float16) for count in COUNTS], IDS)
     images = CachedFeatures(FeatureReader(cache, 0), cache.ids, CPU, 1e-9 * bytes_allowed)
-    assert images.gb_kept == pytest.approx(88e-9 if bytes_allowed == 88 else 0)
+    assert images.size_in_memory_gb == pytest.approx(88e-9 if bytes_allowed == 88 else 0)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_captions_fit_on_a_gpu_beside_images_that_are_larger_than_memory_gb(tfid
     opened = open_cache(tfidf)
     captions = CachedFeatures(FeatureReader(opened, 0), opened.ids, CPU, 2.0, used_gb=3.0)
     assert asked == [(2.0, 3.0)]
-    assert captions.gb_kept > 0
+    assert captions.size_in_memory_gb > 0
 
 
 @pytest.fixture(scope="module")
@@ -209,14 +209,14 @@ def test_tokens_are_padded_with_the_model_s_own_number_and_masked(transformer: T
 
 
 def test_truncated_captions_are_counted_and_read_in_parts(transformer: Transformer, caplog: Log, monkeypatch: Patch) -> None:
-    assert TokenIndices(TEXTS, transformer, CPU).n_cut == 1, "7 words and 2 special captions_module just fit"
+    assert TokenIndices(TEXTS, transformer, CPU).n_truncated_captions == 1, "7 words and 2 special captions_module just fit"
     line = f"1 of 5 captions are longer than the 9 tokens that {transformer.name} reads, and are truncated"
     assert caplog.messages == [line]
     caplog.clear()
-    assert TokenIndices(TEXTS[:2], transformer, CPU).n_cut == 0
+    assert TokenIndices(TEXTS[:2], transformer, CPU).n_truncated_captions == 0
     assert not caplog.messages
     whole = TokenIndices(TEXTS, transformer, CPU).read(np.arange(5))
-    monkeypatch.setattr(captions_module, "_TEXTS_PER_CALL", 2)
+    monkeypatch.setattr(captions_module, "_TEXTS_PER_TOKENISER_CALL", 2)
     for part, other in zip(TokenIndices(TEXTS, transformer, CPU).read(np.arange(5)), whole, strict=True):
         assert torch.equal(part, other)
 
@@ -233,11 +233,11 @@ def pairs() -> Pairs:
 
 def test_a_pair_is_a_caption_with_its_image_and_equal_words_share_a_text(pairs: Pairs) -> None:
     assert len(pairs) == 6
-    assert pairs.image_of.tolist() == [0, 0, 0, 1, 2, 2]
+    assert pairs.image_indices.tolist() == [0, 0, 0, 1, 2, 2]
     assert pairs.image_ids.tolist() == [7, 3, 9]
     assert pairs.caption_image_ids.tolist() == [7, 7, 7, 3, 9, 9]
     assert pairs.caption_ids.tolist() == [700, 701, 702, 300, 900, 901]
-    dog, cat, again, turned, other_cat, longer = pairs.text_of.tolist()
+    dog, cat, again, turned, other_cat, longer = pairs.text_indices.tolist()
     assert dog == again
     assert cat == other_cat
     assert len({dog, cat, turned, longer}) == 4

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
 from vse.training.data import images as cached_module
-from vse.training.data.images import CachedImages, Indices, PhotoCrops
+from vse.training.data.images import CachedImageFeatures, Indices, PhotoCrops
 
 N_IMAGES, N_CROPS = 66, 3
 IMAGE_OF = np.repeat(np.arange(N_IMAGES), 5)
@@ -36,10 +36,10 @@ def cut(order: Sequence[int], size: int) -> list[Indices]:
 
 
 def each_pair(
-    images: CachedImages | PhotoCrops, batches: Sequence[Indices], image_of: Indices, seed: int, epoch: int
+    images: CachedImageFeatures | PhotoCrops, batches: Sequence[Indices], image_indices: Indices, seed: int, epoch: int
 ) -> dict[int, Tensor]:
     """What is handed out for each pair."""
-    inputs = images.read_batches(batches, image_of, seed, epoch)
+    inputs = images.read_batches(batches, image_indices, seed, epoch)
     parts = [zip(pairs.tolist(), seen, strict=True) for pairs, (seen,) in zip(batches, inputs, strict=True)]
     return {pair: tensor for part in parts for pair, tensor in part}
 
@@ -58,7 +58,7 @@ def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache, monkeypatch: Pa
     assert torch.equal(*(images.read_images(np.arange(N_IMAGES))[0] for images in (kept, mapped)))
 
 
-def crops_drawn(cache: FeatureCache, images: CachedImages, epoch: int, seed: int = 0) -> list[int]:
+def crops_drawn(cache: FeatureCache, images: CachedImageFeatures, epoch: int, seed: int = 0) -> list[int]:
     """The number of the crop that each pair was given; it is one of its image's."""
     stored = rows_by_id(cache)
     drawn = []
@@ -95,17 +95,17 @@ def test_all_crops_are_drawn_equally_often(crop_bank: FeatureCache) -> None:
 
 @given(order=st.permutations(range(40)), sizes=st.tuples(*[st.integers(1, 40)] * 2), n_processes=st.integers(1, 5))
 def test_crops_ignore_batch_sizes(crop_bank: FeatureCache, order: list[int], sizes: tuple[int, int], n_processes: int) -> None:
-    images, image_of = cached(crop_bank), IMAGE_OF[:40]
-    expected = each_pair(images, cut(range(40), sizes[0]), image_of, 3, 8)
+    images, image_indices = cached(crop_bank), IMAGE_OF[:40]
+    expected = each_pair(images, cut(range(40), sizes[0]), image_indices, 3, 8)
     batches = cut(order, sizes[1])
-    assert same(each_pair(images, batches, image_of, 3, 8), expected)
+    assert same(each_pair(images, batches, image_indices, 3, 8), expected)
     shares: dict[int, Tensor] = {}
     for rank in range(n_processes):
         mine = [np.array_split(batch, n_processes)[rank] for batch in batches]
-        shares |= each_pair(images, mine, image_of, 3, 8)
+        shares |= each_pair(images, mine, image_indices, 3, 8)
     assert same(shares, expected)
     done = len(batches) // 2
-    first, rest = (each_pair(images, part, image_of, 3, 8) for part in (batches[:done], batches[done:]))
+    first, rest = (each_pair(images, part, image_indices, 3, 8) for part in (batches[:done], batches[done:]))
     assert same(first | rest, expected)
 
 

@@ -24,16 +24,18 @@ class Pairs:
 
     def __init__(self, counts: Sequence[int], seed: int = 0, n_texts: int | None = None) -> None:
         rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-        self.image_of = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-        n = len(self.image_of)
-        self.text_of = np.arange(n) if n_texts is None else rng.integers(n_texts, size=n)
+        self.image_indices = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+        n = len(self.image_indices)
+        self.text_indices = np.arange(n) if n_texts is None else rng.integers(n_texts, size=n)
         self.images, self.captions = (
             torch.nn.functional.normalize(torch.randn(m, DIM, generator=generator, dtype=torch.float64)).requires_grad_()
             for m in (len(counts), n)
         )
 
     def batch(self) -> Batch:
-        return Batch((self.images[torch.from_numpy(self.image_of)],), (self.captions,), self.image_of, self.text_of)
+        return Batch(
+            (self.images[torch.from_numpy(self.image_indices)],), (self.captions,), self.image_indices, self.text_indices
+        )
 
     def with_gradients(self, loss: Tensor) -> list[Tensor]:
         return [loss, *torch.autograd.grad(loss, [self.images, self.captions], materialize_grads=True)]
@@ -45,7 +47,7 @@ def similarity(name: str = "euclidean", **settings: object) -> Similarity:
 
 
 def cost(pairs: Pairs, loss: Loss, compared_by: str = "euclidean", seed: int = 0, **settings: object) -> Cost:
-    return loss.objective(similarity(compared_by, **settings))(pairs.batch(), seed)
+    return loss.build_objective(similarity(compared_by, **settings))(pairs.batch(), seed)
 
 
 def euclidean(a: Tensor, b: Tensor) -> Tensor:
@@ -75,8 +77,8 @@ def triplets(query: Tensor, positive: Tensor, negatives: list[Tensor], d: Distan
 def slow_ranking(pairs: Pairs, d: Distance, loss: Loss) -> Tensor:
     """Eq. 3: for each positive pair, negative captions of its image, and negative images, each once, of its caption."""
     total = 0 * pairs.captions.sum()
-    for i, own in enumerate(pairs.image_of):
-        negative_captions = [pairs.captions[j] for j, other in enumerate(pairs.image_of) if other != own]
+    for i, own in enumerate(pairs.image_indices):
+        negative_captions = [pairs.captions[j] for j, other in enumerate(pairs.image_indices) if other != own]
         negative_images = [pairs.images[j] for j in range(len(pairs.images)) if j != own]
         image, caption = pairs.images[own], pairs.captions[i]
         total = total + loss.lambda1 * triplets(image, caption, negative_captions, d, loss)
@@ -86,7 +88,7 @@ def slow_ranking(pairs: Pairs, d: Distance, loss: Loss) -> Tensor:
 
 def slow_image_constraints(pairs: Pairs, d: Distance, loss: Loss) -> Tensor:
     """Eq. 4: N(x) is the images that some text of the batch describes too."""
-    texts = [set(pairs.text_of[pairs.image_of == image].tolist()) for image in range(len(pairs.images))]
+    texts = [set(pairs.text_indices[pairs.image_indices == image].tolist()) for image in range(len(pairs.images))]
     total = 0 * pairs.images.sum()
     for i in range(len(pairs.images)):
         outside = [pairs.images[j] for j in range(len(pairs.images)) if not texts[i] & texts[j]]
@@ -99,9 +101,9 @@ def slow_image_constraints(pairs: Pairs, d: Distance, loss: Loss) -> Tensor:
 def slow_caption_constraints(pairs: Pairs, d: Distance, loss: Loss) -> Tensor:
     """Eq. 5: N(y) is the other captions of the same image."""
     total = 0 * pairs.captions.sum()
-    for i, own in enumerate(pairs.image_of):
-        outside = [pairs.captions[j] for j, other in enumerate(pairs.image_of) if other != own]
-        for j, other in enumerate(pairs.image_of):
+    for i, own in enumerate(pairs.image_indices):
+        outside = [pairs.captions[j] for j, other in enumerate(pairs.image_indices) if other != own]
+        for j, other in enumerate(pairs.image_indices):
             if j != i and other == own:
                 total = total + triplets(pairs.captions[i], pairs.captions[j], outside, d, loss)
     return total

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vse.training.kinds import Encoded
+from vse.training.kinds import BatchVectors
 from vse.training.losses import LOSSES
 from vse.training.losses.ranking import RankingLoss
 from vse.training.models.similarities.base import Scores, Similarity
@@ -83,11 +83,11 @@ class Table(Similarity):
         super().__init__()
         self.tables = tables
 
-    def forward(self, images: Encoded, captions: Encoded) -> Scores:
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> Scores:
         i2t, *t2i = (table[images[0][:, 0]][:, captions[0][:, 0]] for table in self.tables)
         return (i2t, t2i[0]) if t2i else i2t
 
 
-def numbered(start: int, end: int) -> Encoded:
+def numbered(start: int, end: int) -> BatchVectors:
     """Images or captions for a :class:`Table`."""
     return (torch.arange(start, end)[:, None],)

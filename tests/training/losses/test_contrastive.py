@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.training.losses.pairs_of_images import Pairs, similarity
 from vse.training.losses import LOSSES
 from vse.training.losses.base import Cost, LearnedScale
-from vse.training.losses.contrastive import ContrastiveLoss, InfoNce
+from vse.training.losses.contrastive import ContrastiveLoss, InfoNceLoss
 
 NAMES = ["infonce", "sigmoid"]
 SAME_IMAGE = ["keep", "mask", "positive"]
@@ -34,7 +34,7 @@ def learned(loss: ContrastiveLoss, exact: bool = True) -> LearnedScale:
 
 
 def cost(pairs: Pairs, loss: ContrastiveLoss, weights: nn.Module | None = None, compared_by: str = "cosine") -> Cost:
-    return loss.objective(similarity(compared_by), scale=weights)(pairs.batch(), 0)
+    return loss.build_objective(similarity(compared_by), scale=weights)(pairs.batch(), 0)
 
 
 def with_gradients(loss: Tensor, pairs: Pairs, weights: nn.Module | None) -> list[Tensor]:
@@ -44,15 +44,15 @@ def with_gradients(loss: Tensor, pairs: Pairs, weights: nn.Module | None) -> lis
 
 def slow_infonce(pairs: Pairs, loss: ContrastiveLoss, scale: Tensor) -> Tensor:
     """Query by query: the mean over its positives of how unlikely each is among all candidates."""
-    n, image_of = len(pairs.image_of), pairs.image_of.tolist()
+    n, image_indices = len(pairs.image_indices), pairs.image_indices.tolist()
     total = 0 * pairs.captions.sum()
     for i in range(n):
-        same = [j for j in range(n) if image_of[j] == image_of[i]]
+        same = [j for j in range(n) if image_indices[j] == image_indices[i]]
         positives = same if loss.same_image == "positive" else [i]
         candidates = [j for j in range(n) if j not in same or j == i] if loss.same_image == "mask" else range(n)
         for weight, of in (
-            (loss.lambda1, lambda j, i=i: (pairs.images[image_of[i]] * pairs.captions[j]).sum()),
-            (loss.lambda2, lambda j, i=i: (pairs.images[image_of[j]] * pairs.captions[i]).sum()),
+            (loss.lambda1, lambda j, i=i: (pairs.images[image_indices[i]] * pairs.captions[j]).sum()),
+            (loss.lambda2, lambda j, i=i: (pairs.images[image_indices[j]] * pairs.captions[i]).sum()),
         ):
             everything = sum((torch.exp(scale * of(j)) for j in candidates), start=0 * total)
             for positive in positives:
@@ -63,8 +63,8 @@ def slow_infonce(pairs: Pairs, loss: ContrastiveLoss, scale: Tensor) -> Tensor:
 def slow_sigmoid(pairs: Pairs, loss: ContrastiveLoss, scale: Tensor, bias: Tensor) -> Tensor:
     """Pair by pair, as the SigLIP paper has it (Eq. 1)."""
     total = 0 * pairs.captions.sum()
-    for i, own in enumerate(pairs.image_of):
-        for j, other in enumerate(pairs.image_of):
+    for i, own in enumerate(pairs.image_indices):
+        for j, other in enumerate(pairs.image_indices):
             if loss.same_image == "mask" and own == other and i != j:
                 continue
             z = 1 if i == j or (loss.same_image == "positive" and own == other) else -1
@@ -96,20 +96,20 @@ def test_what_is_not_learned_is_as_it_is_set(name: str) -> None:
     assert fixed.build_scale() is None
     computed, expected = cost(pairs, fixed), cost(pairs, made(name, learned=True, temperature=0.2), at_start)
     torch.testing.assert_close(computed.value, expected.value, rtol=1e-6, atol=0)
-    torch.testing.assert_close(computed.collapsed, expected.collapsed, rtol=1e-6, atol=0)
+    torch.testing.assert_close(computed.collapsed_value, expected.collapsed_value, rtol=1e-6, atol=0)
 
 
 def test_infonce_and_sigmoid_are_the_losses_of_clip_and_of_siglip() -> None:
     """By the pseudocode of Radford et al. (2021), Fig. 3, and of Zhai et al. (2023), Algorithm 1, summed over the pairs."""
     pairs, loss = Pairs([1] * 5), made("infonce", learned=True)
     weights, labels = learned(loss), torch.arange(5)
-    logits = pairs.images[torch.from_numpy(pairs.image_of)] @ pairs.captions.T * weights.log_scale.exp()
+    logits = pairs.images[torch.from_numpy(pairs.image_indices)] @ pairs.captions.T * weights.log_scale.exp()
     published = (nn.functional.cross_entropy(logits, labels) + nn.functional.cross_entropy(logits.T, labels)) / 2
     torch.testing.assert_close(cost(pairs, loss, weights).value, 2 * 5 * published)
     pairs, loss = Pairs([1] * 5), made("sigmoid")
     weights = learned(loss)
     assert weights.bias is not None
-    logits = pairs.images[torch.from_numpy(pairs.image_of)] @ pairs.captions.T * weights.log_scale.exp() + weights.bias
+    logits = pairs.images[torch.from_numpy(pairs.image_indices)] @ pairs.captions.T * weights.log_scale.exp() + weights.bias
     published = -nn.functional.logsigmoid((2 * torch.eye(5) - torch.ones(5, 5)) * logits).sum() / 5
     torch.testing.assert_close(cost(pairs, loss, weights).value, 5 * published)
 
@@ -163,7 +163,7 @@ def test_blocks_of_any_size_give_the_same_loss_and_the_same_gradients(
     whole, parts = (cost(pairs, loss, weights, compared_by) for loss in (dense, dense.model_copy(update={"block": block})))
     assert parts.query_scores is None
     torch.testing.assert_close(*(with_gradients(one.value, pairs, weights) for one in (whole, parts)))
-    torch.testing.assert_close(whole.collapsed, parts.collapsed, check_dtype=False, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(whole.collapsed_value, parts.collapsed_value, check_dtype=False, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -210,8 +210,8 @@ def test_the_collapsed_loss_is_that_of_equal_embeddings(name: str, same_image: s
     with torch.no_grad():
         pairs.images[:] = pairs.captions[:] = torch.tensor([0.6, 0.8, 0, 0])
     computed = cost(pairs, loss, learned(loss))
-    torch.testing.assert_close(computed.value, computed.collapsed, check_dtype=False)
-    assert not computed.collapsed.requires_grad
+    torch.testing.assert_close(computed.value, computed.collapsed_value, check_dtype=False)
+    assert not computed.collapsed_value.requires_grad
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if not LOSSES[name].allows_several_positives])
@@ -223,13 +223,13 @@ def test_other_losses_have_one_positive_of_a_query(name: str) -> None:
 def test_images_that_an_adversary_adds_are_negatives_beside_several_positives() -> None:
     pairs = Pairs([2, 1])
     more = torch.nn.functional.normalize(torch.randn(2, 4, dtype=torch.float64))
-    loss = InfoNce(same_image="positive", lambda1=0, temperature=1.0)
+    loss = InfoNceLoss(same_image="positive", lambda1=0, temperature=1.0)
     batch = replace(pairs.batch(), extra_negative_images=(more,))
-    computed = loss.objective(similarity("cosine"))(batch, 0).value
-    images = pairs.images[torch.from_numpy(pairs.image_of)]
+    computed = loss.build_objective(similarity("cosine"))(batch, 0).value
+    images = pairs.images[torch.from_numpy(pairs.image_indices)]
     total = torch.zeros((), dtype=torch.float64)
-    for j, own in enumerate(pairs.image_of):
+    for j, own in enumerate(pairs.image_indices):
         scores = torch.cat([images, more]) @ pairs.captions[j]
-        own_rows = np.flatnonzero(pairs.image_of == own)
+        own_rows = np.flatnonzero(pairs.image_indices == own)
         total = total - (scores[own_rows] - scores.exp().sum().log()).mean()
     torch.testing.assert_close(computed, total)

@@ -103,20 +103,22 @@ def tables(n_images: int, n_captions: int, n_tables: int = 1, seed: int = 0) -> 
 
 def drawn_batch(n: int, more_images: int = 0, more_captions: int = 0) -> Batch:
     """``n`` pairs of about n / 2 images, whose numbers in the table are those of the pairs; further candidates come after."""
-    image_of = np.random.default_rng(n).integers(0, max(1, n // 2), n)
+    image_indices = np.random.default_rng(n).integers(0, max(1, n // 2), n)
     further = [numbered(n, n + more) if more else None for more in (more_images, more_captions)]
-    return Batch(numbered(0, n), numbered(0, n), image_of, np.arange(n), *further)
+    return Batch(numbered(0, n), numbered(0, n), image_indices, np.arange(n), *further)
 
 
 def slow_batch(loss: RankingLoss, batch: Batch, i2t: Tensor, t2i: Tensor) -> Tensor:
     """Query by query: all images, then all captions. Rows and columns after those of the batch are further candidates."""
-    n, image_of = len(batch.image_of), batch.image_of.tolist()
+    n, image_indices = len(batch.image_indices), batch.image_indices.tolist()
     n_images, n_captions = i2t.shape
     masked = loss.same_image == "mask"
     total = 0 * i2t.sum()
     for i in range(n):
-        negatives = [j for j in range(n) if j != i and not (masked and image_of[i] == image_of[j])]
-        images = [j for j in negatives if not (masked and loss.distinct_candidates and image_of[j] in image_of[:j])]
+        negatives = [j for j in range(n) if j != i and not (masked and image_indices[i] == image_indices[j])]
+        images = [
+            j for j in negatives if not (masked and loss.has_distinct_candidates and image_indices[j] in image_indices[:j])
+        ]
         of_image = [i2t[i, j] for j in [*negatives, *range(n, n_captions)]]
         of_caption = [t2i[j, i] for j in [*images, *range(n, n_images)]]
         total = total + loss.lambda1 * slow_query(loss, i2t[i, i], of_image)
@@ -139,7 +141,7 @@ def test_any_batch_with_or_without_further_candidates_costs_what_the_loop_says(
 ) -> None:
     loss, batch = ranking_loss(name, **settings, **further), drawn_batch(n, *more)
     scores = tables(n + more[0], n + more[1], n_tables, seed)
-    computed, slow = loss.objective(Table(*scores))(batch, 0).value, slow_batch(loss, batch, scores[0], scores[-1])
+    computed, slow = loss.build_objective(Table(*scores))(batch, 0).value, slow_batch(loss, batch, scores[0], scores[-1])
     torch.testing.assert_close(computed, slow)
     gradients = (torch.autograd.grad(total, scores, materialize_grads=True) for total in (computed, slow))
     torch.testing.assert_close(*gradients)
@@ -147,13 +149,13 @@ def test_any_batch_with_or_without_further_candidates_costs_what_the_loop_says(
 
 def test_the_collapsed_loss_counts_further_candidates_and_each_direction_its_own_matrix() -> None:
     i2t, t2i = tables(5, 5, 2)
-    images, captions = ranking_loss("max").objective(Table(i2t, t2i))(drawn_batch(5), 0).query_scores or (None, None)
+    images, captions = ranking_loss("max").build_objective(Table(i2t, t2i))(drawn_batch(5), 0).query_scores or (None, None)
     assert torch.equal(images.scores, i2t)
     assert torch.equal(captions.scores, t2i.T)
     batch, scores = drawn_batch(4, 3, 2), tables(7, 6)
-    computed = ranking_loss("sum").objective(Table(*scores))(batch, 0)
-    assert computed.collapsed.item() == pytest.approx(0.2 * (4 * (3 + 2) + 4 * (3 + 3)))
-    assert not computed.collapsed.requires_grad
+    computed = ranking_loss("sum").build_objective(Table(*scores))(batch, 0)
+    assert computed.collapsed_value.item() == pytest.approx(0.2 * (4 * (3 + 2) + 4 * (3 + 3)))
+    assert not computed.collapsed_value.requires_grad
 
 
 @pytest.mark.parametrize("k", [1, 2, None])
@@ -161,7 +163,7 @@ def test_an_image_that_a_batch_has_twice_is_a_negative_once_and_at_its_first_row
     scores = torch.tensor([[0.5, 0.0, 0.8], [0.0, 0.5, 0.9], [0.0, 0.0, 0.5]], requires_grad=True)
     batch = Batch(numbered(0, 3), numbered(0, 3), np.asarray([4, 4, 9]), np.arange(3))
     for same_image, of_third in (("mask", [1, 0, -1]), ("keep", [0, 1, -1] if k == 1 else [1, 1, -2])):
-        loss = ranking_loss("top", same_image=same_image, k=k, lambda1=0).objective(Table(scores))(batch, 0).value
+        loss = ranking_loss("top", same_image=same_image, k=k, lambda1=0).build_objective(Table(scores))(batch, 0).value
         assert torch.autograd.grad(loss, scores)[0][:, 2].tolist() == of_third
 
 
@@ -173,5 +175,5 @@ def test_the_cost_knows_what_it_would_be_if_all_embeddings_were_equal(name: str,
     with torch.no_grad():
         pairs.images[:] = pairs.captions[:] = torch.tensor([1.0, 0, 0, 0])
     computed = cost(pairs, loss)
-    assert computed.collapsed > 0
-    torch.testing.assert_close(computed.value, computed.collapsed)
+    assert computed.collapsed_value > 0
+    torch.testing.assert_close(computed.value, computed.collapsed_value)

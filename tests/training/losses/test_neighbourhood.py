@@ -26,7 +26,7 @@ from tests.training.losses.pairs_of_images import (
 from tests.training.losses.slow_losses import RANKING, Table, numbered, ranking_loss
 from vse.pipeline.errors import UserError
 from vse.training.losses.base import Batch
-from vse.training.losses.pair_loss import Indices, Logistic, balanced_pairs
+from vse.training.losses.pair_loss import Indices, LogisticLoss, sample_balanced_pairs
 
 DISTANCES = [("euclidean", {}, euclidean), ("euclidean", {"floor": 1e-4}, floored), ("cosine", {}, one_minus_cosine)]
 
@@ -75,14 +75,14 @@ def authors_loss(pairs: Pairs, margin: float, k: int, factors: tuple[float, floa
     and of negative sentences of the sentence, whose positive is the farthest sentence of its image, itself included.
     """
     im_loss, sent_loss, sent_only_loss = [], [], []
-    for a, own in enumerate(pairs.image_of):
+    for a, own in enumerate(pairs.image_indices):
         image, sentence = pairs.images[own], pairs.captions[a]
         negative_images = [pairs.images[j] for j in range(len(pairs.images)) if j != own]
-        negative = [pairs.captions[b] for b, other in enumerate(pairs.image_of) if other != own]
+        negative = [pairs.captions[b] for b, other in enumerate(pairs.image_indices) if other != own]
         positive = floored(sentence, image)
         im_loss += top([torch.relu(margin + positive - floored(sentence, other)) for other in negative_images], k)
         sent_loss += top([torch.relu(margin + positive - floored(image, other)) for other in negative], k)
-        together = [pairs.captions[b] for b, other in enumerate(pairs.image_of) if other == own]
+        together = [pairs.captions[b] for b, other in enumerate(pairs.image_indices) if other == own]
         farthest = torch.stack([floored(sentence, other) for other in together]).max()
         sent_only_loss += top([torch.relu(margin + farthest - floored(sentence, other)) for other in negative], k)
     parts = (torch.stack(part).mean() for part in (im_loss, sent_loss, sent_only_loss))
@@ -119,7 +119,7 @@ def test_a_query_without_a_neighbour_or_without_anything_outside_costs_nothing(c
 
 def test_the_logistic_loss_of_large_scores_is_finite() -> None:
     scores = torch.tensor([1e4, -1e4], requires_grad=True)
-    loss = Logistic().cost(scores, torch.tensor([-1.0, -1.0]))
+    loss = LogisticLoss().cost(scores, torch.tensor([-1.0, -1.0]))
     assert loss.item() == pytest.approx(1e4)
     assert torch.autograd.grad(loss, scores)[0].tolist() == [1, 0]
 
@@ -128,14 +128,14 @@ def test_the_logistic_loss_of_large_scores_is_finite() -> None:
 def test_any_similarity_is_taught_each_pair_and_its_image_with_a_caption_of_another(compared_by: str) -> None:
     """Eq. 7."""
     pairs, compare = Pairs([2, 3, 1]), similarity(compared_by).double()
-    computed = Logistic().objective(compare)(pairs.batch(), 4)
-    rows, columns = balanced_pairs(pairs.image_of, np.random.default_rng(4))
-    scores = compare(pairs.batch().images, pairs.batch().captions)
+    computed = LogisticLoss().build_objective(compare)(pairs.batch(), 4)
+    rows, columns = sample_balanced_pairs(pairs.image_indices, np.random.default_rng(4))
+    scores = compare(pairs.batch().image_embeddings, pairs.batch().caption_embeddings)
     slow = 0 * pairs.captions.sum()
     for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
         slow = slow + torch.log(1 + torch.exp(-(1 if row == column else -1) * scores[row, column]))
     assert computed.query_scores is None
-    assert computed.collapsed.item() == pytest.approx(len(rows) * np.log(2))
+    assert computed.collapsed_value.item() == pytest.approx(len(rows) * np.log(2))
     torch.testing.assert_close(pairs.with_gradients(computed.value), pairs.with_gradients(slow), check_dtype=False)
 
 
@@ -145,24 +145,24 @@ def image_numbers(draw: st.DrawFn) -> Indices:
     return np.random.default_rng(draw(st.integers(0, 99))).permutation(np.repeat(5 * np.arange(len(counts)), counts))
 
 
-@given(image_of=image_numbers(), seed=st.integers(0, 99))
-def test_there_is_a_negative_pair_for_each_positive_one(image_of: Indices, seed: int) -> None:
-    rows, columns = balanced_pairs(image_of, np.random.default_rng(seed))
-    n = len(image_of)
+@given(image_indices=image_numbers(), seed=st.integers(0, 99))
+def test_there_is_a_negative_pair_for_each_positive_one(image_indices: Indices, seed: int) -> None:
+    rows, columns = sample_balanced_pairs(image_indices, np.random.default_rng(seed))
+    n = len(image_indices)
     assert rows.tolist() == [*range(n), *range(n)]
     assert columns[:n].tolist() == list(range(n))
-    assert (image_of[rows[n:]] != image_of[columns[n:]]).all(), "never another caption of the same image"
+    assert (image_indices[rows[n:]] != image_indices[columns[n:]]).all(), "never another caption of the same image"
 
 
 def test_every_caption_of_another_image_is_as_likely() -> None:
-    image_of = np.asarray([7, 2, 7, 2, 2, 9, 7, 4])
+    image_indices = np.asarray([7, 2, 7, 2, 2, 9, 7, 4])
     rng, n_draws = np.random.default_rng(0), 2000
     drawn = Counter[tuple[int, int]]()
     for _ in range(n_draws):
-        rows, columns = (side[len(image_of) :].tolist() for side in balanced_pairs(image_of, rng))
+        rows, columns = (side[len(image_indices) :].tolist() for side in sample_balanced_pairs(image_indices, rng))
         drawn.update(zip(rows, columns, strict=True))
-    for row, own in enumerate(image_of):
-        negative = np.flatnonzero(image_of != own)
+    for row, own in enumerate(image_indices):
+        negative = np.flatnonzero(image_indices != own)
         expected = n_draws / len(negative)
         counts = [drawn.pop((row, int(column))) for column in negative]
         assert sum((count - expected) ** 2 / expected for count in counts) < 26, "chi square of 6 at most: 2 in 10,000"
@@ -170,12 +170,12 @@ def test_every_caption_of_another_image_is_as_likely() -> None:
 
 
 def test_a_batch_of_one_image_costs_nothing_and_a_direction_is_refused() -> None:
-    rows, columns = balanced_pairs(np.asarray([3, 3, 3]), np.random.default_rng(0))
+    rows, columns = sample_balanced_pairs(np.asarray([3, 3, 3]), np.random.default_rng(0))
     assert len(rows) == len(columns) == 0
     pairs = Pairs([3])
-    computed = Logistic().objective(similarity("network", widths=[5, 3]).double())(pairs.batch(), 0)
-    assert computed.value.item() == computed.collapsed.item() == 0
+    computed = LogisticLoss().build_objective(similarity("network", widths=[5, 3]).double())(pairs.batch(), 0)
+    assert computed.value.item() == computed.collapsed_value.item() == 0
     assert not any(part.any() for part in pairs.with_gradients(computed.value))
     batch = Batch(numbered(0, 3), numbered(0, 3), np.arange(3), np.arange(3))
     with pytest.raises(UserError, match="a loss of single pairs has no direction, but this similarity has a score for each"):
-        Logistic().objective(Table(torch.rand(3, 3), torch.rand(3, 3)))(batch, 0)
+        LogisticLoss().build_objective(Table(torch.rand(3, 3), torch.rand(3, 3)))(batch, 0)

@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from vse.training.kinds import Kind
-from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.kinds import InputKind
+from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 
 FEATURE_DIM, CAPTION_DIM, VOCABULARY_SIZE = 6, 9, 12
-IMAGES, REGIONS = Input(Kind.VECTORS, FEATURE_DIM, "'fc7'"), Input(Kind.SETS, FEATURE_DIM, "'regions'")
-WORDS_INPUT, CACHED_INPUT = Input(Kind.WORDS, VOCABULARY_SIZE, "the captions"), Input(Kind.VECTORS, CAPTION_DIM, "'tfidf'")
+IMAGES, REGIONS = InputSpec(InputKind.VECTORS, FEATURE_DIM, "'fc7'"), InputSpec(InputKind.SETS, FEATURE_DIM, "'regions'")
+WORDS_INPUT, CACHED_INPUT = (
+    InputSpec(InputKind.WORDS, VOCABULARY_SIZE, "the captions"),
+    InputSpec(InputKind.VECTORS, CAPTION_DIM, "'tfidf'"),
+)
 WORDS, LENGTHS = torch.tensor([[1, 4, 2, 0], [1, 5, 7, 2]]), torch.tensor([3, 4])
 LAYERS = ["none", "linear", "nonlinear"]
 
@@ -60,7 +63,7 @@ def test_both_sides_go_through_their_encoders_and_meet(cached: bool, layers: str
 
 
 @pytest.mark.parametrize(("read", "usual"), [(WORDS_INPUT, "gru"), (CACHED_INPUT, "linear")])
-def test_captions_have_a_usual_encoder_that_can_be_replaced(read: Input, usual: str) -> None:
+def test_captions_have_a_usual_encoder_that_can_be_replaced(read: InputSpec, usual: str) -> None:
     made = build_model(ModelConfig(dim=5, word_dim=3), IMAGES, read)
     assert made.config.caption_encoder.name == usual
     named = ModelConfig.model_validate({"caption_encoder": {"name": "lstm", "states": "all"}})

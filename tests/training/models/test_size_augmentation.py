@@ -47,7 +47,7 @@ def drawable(share: float, continued: Sequence[int] = ()) -> WordAugmentation:
     """An augmentation in which a word that is drawn for another is below ``WORDS``, so that it is known as such."""
     n_words = WORDS + 100
     made = WordAugmentation(share, n_words, [PAD, START, END, UNKNOWN, *range(WORDS, n_words)], UNKNOWN, PAD, continued)
-    made.is_special[WORDS:] = False
+    made.special_word_mask[WORDS:] = False
     return made
 
 
@@ -102,6 +102,6 @@ def test_captions_stay_in_evaluation_and_never_become_empty() -> None:
     assert (left == UNKNOWN).double().mean().item() == pytest.approx(0.495, abs=0.05)
     torch.manual_seed(0)
     made = WordAugmentation(0.9, 4, [PAD, START, END, UNKNOWN], UNKNOWN)
-    made.is_special[UNKNOWN] = False
+    made.special_word_mask[UNKNOWN] = False
     left, _ = made(torch.full((50, 3), UNKNOWN), torch.ones(50, 3, dtype=torch.bool))
     assert set(left.unique().tolist()) <= {PAD, UNKNOWN}

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import Dataset, list_mentions, list_phrase_tex
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.files.images import decode_image, read_image_bytes
 from vse.training.experiment import ExperimentConfig, load_experiment
-from vse.training.phrases.arrays import PhraseArrays, phrase_arrays, truth_regions
+from vse.training.phrases.arrays import PhraseArrays, build_phrase_arrays, find_truth_regions
 from vse.training.phrases.regions import BoxFeatures
 
 CPU = torch.device("cpu")
@@ -108,7 +108,7 @@ class World:
     pairs: PhraseArrays
     candidates: BoxFeatures
     truths: BoxFeatures
-    truth_of: NDArray[np.int64]
+    truth_indices: NDArray[np.int64]
 
     def box(self, region: int) -> Array:
         """The box of a region, be it a candidate or a truth."""
@@ -118,20 +118,20 @@ class World:
 
     def overlap(self, region: int, pair: int) -> float:
         """The IoU of a region with the truth of a pair."""
-        return float(iou(self.box(region)[None], self.pairs.truths[pair][None])[0, 0])
+        return float(iou(self.box(region)[None], self.pairs.truth_boxes[pair][None])[0, 0])
 
     def candidates_of(self, pair: int) -> list[int]:
         """The candidates of the image of a pair."""
-        return [k for k in range(len(self.candidates)) if self.candidates.image_of[k] == self.pairs.image_of[pair]]
+        return [k for k in range(len(self.candidates)) if self.candidates.image_indices[k] == self.pairs.image_indices[pair]]
 
 
 def world_of(caches: Caches) -> World:
     """What a sampler is given."""
     cache, truths = open_cache(caches.candidates), open_cache(caches.truths)
     dataset = load_dataset_file(cache.dataset_file)
-    pairs = phrase_arrays(dataset, dataset.split("train"), located=True)
+    pairs = build_phrase_arrays(dataset, dataset.split("train"), located=True)
     regions, true = (BoxFeatures(one, pairs.image_ids, CPU) for one in (cache, truths))
-    return World(pairs, regions, true, len(regions) + truth_regions(pairs, true, "truths"))
+    return World(pairs, regions, true, len(regions) + find_truth_regions(pairs, true, "truths"))
 
 
 def _meaning(text: str, dim: int) -> Array:

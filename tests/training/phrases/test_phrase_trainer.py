@@ -43,7 +43,7 @@ def test_stopped_at_random_steps(name: str, caches: Caches, tmp_path: Path) -> N
     train_with_stops(caches.candidates, config, tmp_path / "cut", stops, of=PhraseTrainer)
     assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
     whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
-    assert whole.best_file.read_bytes() == cut.best_file.read_bytes()
+    assert whole.best_weights_file.read_bytes() == cut.best_weights_file.read_bytes()
 
 
 def test_a_network_learns_where_phrases_are(caches: Caches, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_cca_finds_phrases_at_once_from_the_positive_pairs(caches: Caches, tmp_p
     run = train(caches.candidates, small(*LINEAR, name="phrase_cca"), out=tmp_path / "run")
     rows = table(run)
     assert [float(row["regularization"]) for row in rows] == [0.01, 0.03, 0.1, 0.3, 0.5, 1.0]
-    assert RunFolder(run).record()["best_rsum"] == max(float(row["rsum"]) for row in rows)
+    assert RunFolder(run).read_record()["best_rsum"] == max(float(row["rsum"]) for row in rows)
 
     def fitted(positives: str) -> dict[str, Any]:
         config = small(*LINEAR, f"solver.positives={positives}", "solver.positive_iou=0.4", name="phrase_cca")
@@ -70,7 +70,7 @@ def test_cca_finds_phrases_at_once_from_the_positive_pairs(caches: Caches, tmp_p
 
 
 def test_the_record_names_all_three_caches(phrase_run: Path, caches: Caches) -> None:
-    record = RunFolder(phrase_run).record()
+    record = RunFolder(phrase_run).read_record()
     files = {"features": caches.candidates, "truth_features": caches.truths, "caption_features": caches.phrases}
     for name, file in files.items():
         assert (phrase_run / record[name]["path"]).resolve() == file.resolve()
@@ -89,7 +89,7 @@ def test_constraints_start_from_the_run_without_them(caches: Caches, tmp_path: P
 
 
 def test_coordinates_alone_read_no_vector(caches: Caches, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(BoxFeatures, "vectors", lambda *_: pytest.fail("a vector was read"))
+    monkeypatch.setattr(BoxFeatures, "read_vectors", lambda *_: pytest.fail("a vector was read"))
     run = train(caches.candidates, small("solver.coordinates=alone"), out=tmp_path / "run")
     assert weights(run)["image_encoder.linears.0.weight"].shape[1] == 5
 

@@ -49,7 +49,7 @@ def test_validation_has_a_cache_of_its_own(bank: Path, cache: Path, tmp_path: Pa
     arguments = ["--features", bank, "--out", tmp_path / "run", *COMMAND]
     assert "demo_fc7.h5: no such feature cache" in fails(train_main, *arguments, "--set", "eval_feature=fc7")
     run = train(bank, experiment("eval_feature=tiny"), out=tmp_path / "run")
-    assert RunFolder(run).record()["eval_features"]["name"] == "tiny"
+    assert RunFolder(run).read_record()["eval_features"]["name"] == "tiny"
     other = train(bank, experiment(), out=tmp_path / "other")
     assert_same(state(run)["model"], state(other)["model"])
     assert [row["rsum"] for row in state(run)["rows"]] != [row["rsum"] for row in state(other)["rows"]]
@@ -65,8 +65,8 @@ def test_captions_are_read_from_the_named_cache(cache: Path, tfidf: Path, bank: 
     assert "image rows of 3 x 256 float16; features of captions are needed" in line
     assert not (tmp_path / "run").exists()
     run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=TrainInputs(caption_features=tfidf))
-    assert RunFolder(run).settings(ExperimentConfig).caption_feature == "tfidf"
-    assert RunFolder(run).record()["caption_features"]["name"] == "tfidf"
+    assert RunFolder(run).read_settings(ExperimentConfig).caption_feature == "tfidf"
+    assert RunFolder(run).read_record()["caption_features"]["name"] == "tfidf"
 
 
 KNOWN = ("red", "circle", "a")
@@ -89,7 +89,7 @@ def vectors(path: Path) -> dict[str, Tensor]:
 def embeddings(run: Path) -> dict[str, Tensor]:
     """The word embeddings of a run by word."""
     table = weights(run)["caption_encoder.words.weight"]
-    return dict(zip(RunFolder(run).vocabulary().words, table, strict=True))
+    return dict(zip(RunFolder(run).read_vocabulary().words, table, strict=True))
 
 
 def setting(name: str, file: Path, more: str = "") -> str:
@@ -116,7 +116,7 @@ def test_a_run_takes_the_file_that_an_option_names_and_needs_it_no_more(cache: P
     file = glove(tmp_path / "glove.txt")
     run = train(cache, experiment(*SETS), out=tmp_path / "run", inputs=TrainInputs(words=file))
     torch.testing.assert_close(embeddings(run)["red"], vectors(file)["red"])
-    record = RunFolder(run).record()
+    record = RunFolder(run).read_record()
     assert record["words_sha256"] == sha256_file(file)
     assert (run / record["words"]).resolve() == file.resolve()
     file.unlink()

@@ -14,7 +14,7 @@ from tests.training.toy_similarity import ToySettings
 from vse.pipeline.errors import UserError
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.options import TrainOptions
-from vse.training.run.processes import Processes, device_of_process
+from vse.training.run.processes import ProcessGroup, choose_process_device
 from vse.training.training import train
 
 CASES = {
@@ -128,7 +128,7 @@ def test_a_refusal_ends_all_processes(cache: Path, own_run: Path, tmp_path: Path
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_shares_make_up_the_batch_in_its_order(n: int, size: int) -> None:
     batch = np.arange(n) + 100
-    shares = [Processes(rank, size).own_share(batch) for rank in range(size)]
+    shares = [ProcessGroup(rank, size).own_share(batch) for rank in range(size)]
     assert np.concatenate(shares).tolist() == batch.tolist()
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -152,7 +152,7 @@ def two_gpus(monkeypatch: Patch, tmp_path: Path) -> list[str]:
 def test_each_process_takes_the_gpu_of_its_number(device: str, rank: int, two_gpus: list[str], monkeypatch: Patch) -> None:
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert device_of_process(device) == torch.device("cuda", rank)
+    assert choose_process_device(device) == torch.device("cuda", rank)
     assert two_gpus == [f"cuda:{rank}"]
 
 
@@ -168,7 +168,7 @@ def test_too_few_gpus_are_refused(device: str, processes: int, message: str, two
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     with pytest.raises(UserError) as refused:
-        device_of_process(device)
+        choose_process_device(device)
     assert str(refused.value).startswith(message)
     assert two_gpus == []
 
@@ -176,4 +176,4 @@ def test_too_few_gpus_are_refused(device: str, processes: int, message: str, two
 def test_more_processes_than_gpus_may_share_the_processor(two_gpus: list[str], monkeypatch: Patch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert device_of_process("cpu") == torch.device("cpu")
+    assert choose_process_device("cpu") == torch.device("cpu")

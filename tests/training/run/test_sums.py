@@ -42,7 +42,7 @@ from vse.training.training import train
 
 
 def test_a_finished_run_has_the_sums_of_its_files_and_one_without_is_read(run: Path, own_run: Path, caplog: Log) -> None:
-    files = RunFolder(run).record()["files"]
+    files = RunFolder(run).read_record()["files"]
     names = ("config.yaml", "vocab.json", "best.safetensors", "metrics.csv")
     assert files == {name: sha256_file(run / name) for name in names}
     record = json.loads((own_run / "run.json").read_text())
@@ -190,7 +190,7 @@ def test_the_workflow_has_no_dead_end(what: str, record: str, run: Path, own_run
     )
     assert_same(state(run), state(own_run))
     assert (run / "best.safetensors").read_bytes() == (own_run / "best.safetensors").read_bytes()
-    files = RunFolder(own_run).record()["files"]
+    files = RunFolder(own_run).read_record()["files"]
     assert {**files, "metrics.csv": ""} == {**stored["files"], "metrics.csv": ""}, "that one has the seconds of each epoch"
 
 
@@ -207,7 +207,7 @@ def test_weights_that_change_during_the_training_are_noticed(cache: Path, tmp_pa
         train(cache, experiment(), out=tmp_path / "run")
     monkeypatch.undo()
     train(cache, experiment(), out=tmp_path / "run", options=TrainOptions(resume=True, overwrite=True))
-    assert RunFolder(tmp_path / "run").record()["state"] == "finished"
+    assert RunFolder(tmp_path / "run").read_record()["state"] == "finished"
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def killed_in_epoch_2(cache: Path, tmp_path: Path) -> Callable[[str], RunFolder]
     return kill
 
 
-KILLED = {"before the new best weights": "save_next_best", "before the checkpoint": "save_checkpoint"}
+KILLED = {"before the new best weights": "save_next_best_weights", "before the checkpoint": "save_checkpoint"}
 
 
 @pytest.mark.parametrize("when", KILLED)
@@ -288,21 +288,21 @@ def test_killed_before_the_checkpoint_where_the_repeated_epoch_is_no_longer_the_
     best = weights(folder.path)
     rsums(4.0, 3.0)  # as on another processor
     train(cache, experiment(), out=folder.path, options=TrainOptions(resume=True))
-    record = folder.record()
+    record = folder.read_record()
     assert (record["state"], record["best_epoch"], record["best_rsum"]) == ("finished", 1, 5.0)
     assert all(torch.equal(best[name], value) for name, value in weights(folder.path).items())
-    assert not folder.next_best_file.exists()
+    assert not folder.next_best_weights_file.exists()
 
 
 def test_killed_after_checkpoint(
     killed_in_epoch_2: Callable[[str], RunFolder], rsums: Callable[..., None], cache: Path
 ) -> None:
     rsums(5.0, 6.0)
-    folder = killed_in_epoch_2("promote_next_best")
-    best = weights(folder.path, folder.next_best_file.name)
+    folder = killed_in_epoch_2("promote_next_best_weights")
+    best = weights(folder.path, folder.next_best_weights_file.name)
     rsums(4.0)
     train(cache, experiment(), out=folder.path, options=TrainOptions(resume=True))
-    assert (folder.record()["best_epoch"], folder.record()["best_rsum"]) == (2, 6.0)
+    assert (folder.read_record()["best_epoch"], folder.read_record()["best_rsum"]) == (2, 6.0)
     assert all(torch.equal(best[name], value) for name, value in weights(folder.path).items())
 
 
@@ -310,9 +310,9 @@ def test_damaged_best_weights_are_refused_before_a_step_is_trained(
     killed_in_epoch_2: Callable[[str], RunFolder], cache: Path, fails: Fails, monkeypatch: Patch
 ) -> None:
     folder = killed_in_epoch_2("save_checkpoint")
-    content = bytearray(folder.best_file.read_bytes())
+    content = bytearray(folder.best_weights_file.read_bytes())
     content[-1] ^= 1
-    folder.best_file.write_bytes(content)
+    folder.best_weights_file.write_bytes(content)
     monkeypatch.setattr(retrieval.RetrievalTrainer, "step", lambda *_: pytest.fail("a step is trained"))
     line = fails(train_main, "--features", cache, *COMMAND, "--out", folder.path, "--resume")
     assert "best.safetensors: not what the training wrote" in line

@@ -18,11 +18,11 @@ from tests.training.use.attending import scan
 from vse.training.options import RunFileOptions
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import PageSettings, create_app
-from vse.training.serve.server import Limits, PageServer
+from vse.training.serve.server import ConnectionLimits, PageServer
 from vse.training.training import train
 from vse.training.use.search import SearchOptions
 
-MANY = SearchOptions(rerank=200, many_queries=True)
+MANY = SearchOptions(n_reranked=200, expects_many_queries=True)
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def served(vectors_run: Path, sets_run: Path) -> ServedRuns:
 @pytest.fixture(scope="session")
 def app(served: ServedRuns) -> flask.Flask:
     hosts = ["localhost", "127.0.0.1", "[::1]"]
-    return create_app(served, PageSettings(k=3, upload_bytes=100_000, hosts=hosts))
+    return create_app(served, PageSettings(n_results=3, max_upload_bytes=100_000, allowed_hosts=hosts))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def encoded() -> Callable[..., bytes]:
 
 
 @contextmanager
-def running(app: flask.Flask, upload_bytes: int = 100_000, limits: Limits | None = None) -> Iterator[str]:
+def running(app: flask.Flask, upload_bytes: int = 100_000, limits: ConnectionLimits | None = None) -> Iterator[str]:
     """Its address."""
     server = PageServer(app, "127.0.0.1", 0, upload_bytes, limits)
     thread = threading.Thread(target=server.run)

@@ -257,7 +257,7 @@ def test_a_failure_is_one_line_without_a_traceback(client: FlaskClient, served: 
     def broken(*_: object) -> None:
         raise RuntimeError("a secret path")
 
-    monkeypatch.setattr(served, "answers", broken)
+    monkeypatch.setattr(served, "answer_query", broken)
     answer = client.get("/search?q=a&as=json")
     assert answer.status_code == 500
     assert answer.get_json() == {"error": "That did not work; the terminal of vse-serve may say why."}

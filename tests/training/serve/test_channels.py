@@ -20,9 +20,9 @@ from tests.training.conftest import Capture, Fails, Patch, done
 from tests.training.serve.conftest import running
 from vse.pipeline.errors import UserError
 from vse.training.serve.cli import serve_main
-from vse.training.serve.server import Limits, PageServer, is_loopback, trusted_hosts
+from vse.training.serve.server import ConnectionLimits, PageServer, is_loopback, trusted_hosts
 
-IMPATIENT = Limits(idle_s=0.2, request_s=0.4, refused_s=0.2)
+IMPATIENT = ConnectionLimits(idle_timeout_s=0.2, request_timeout_s=0.4, refused_timeout_s=0.2)
 LARGE = 30_000_000  # bytes, more than the buffers of a socket hold
 HEADER = b"POST /search?as=json HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
@@ -70,7 +70,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_disconnected(app: flask.Flas
 
 
 def test_half_open_connections_do_not_keep_others_out_for_long(app: flask.Flask) -> None:
-    limits = Limits(connections=5, idle_s=0.2, refused_s=0.2)
+    limits = ConnectionLimits(max_connections=5, idle_timeout_s=0.2, refused_timeout_s=0.2)
     with running(app, limits=limits) as url:
         half_open = [connect(url) for _ in range(30)]
         for connection in half_open:
@@ -84,7 +84,7 @@ def test_half_open_connections_do_not_keep_others_out_for_long(app: flask.Flask)
 @pytest.mark.parametrize("form", ["json", "page"])
 def test_a_connection_beyond_the_limit_gets_503_in_the_form_that_it_asks_for(app: flask.Flask, form: str) -> None:
     line = "The server has too many connections; try again in a moment."
-    with running(app, limits=Limits(connections=2)) as url:
+    with running(app, limits=ConnectionLimits(max_connections=2)) as url:
         kept = [HTTPConnection(urlsplit(url).netloc) for _ in range(2)]
         for connection in kept:
             connection.request("GET", "/page.js")
@@ -114,7 +114,7 @@ def test_a_photograph_that_is_much_too_large_gets_its_answer_while_it_is_sent(ap
 
 
 def test_photographs_that_arrive_at_once_take_bounded_memory(app: flask.Flask) -> None:
-    with running(app, limits=Limits(bodies=1)) as url, connect(url) as first, connect(url) as second:
+    with running(app, limits=ConnectionLimits(max_bodies=1)) as url, connect(url) as first, connect(url) as second:
         for client in (first, second):
             client.sendall(HEADER + b"Content-Length: 1000000\r\nExpect: 100-continue\r\n\r\n")
         assert first.recv(1000).startswith(b"HTTP/1.1 100 Continue")
@@ -140,7 +140,7 @@ class Slow:
 def slow_server(grace_s: float) -> Iterator[tuple[PageServer, Slow, socket.socket]]:
     """Yield a server that is busy with the request of a connection, the application, and the connection."""
     slow = Slow()
-    server = PageServer(slow, "127.0.0.1", 0, 100_000, Limits(grace_s=grace_s))
+    server = PageServer(slow, "127.0.0.1", 0, 100_000, ConnectionLimits(stop_grace_s=grace_s))
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(server.run)
         with connect(server.url) as client:

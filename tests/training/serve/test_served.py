@@ -28,19 +28,19 @@ def test_runs_of_one_name_are_known_by_their_folders(served: ServedRuns, vectors
 def test_a_query_reads_no_file_of_a_run_or_of_the_data_set(own_cache: Path, tmp_path: Path) -> None:
     run = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "run")
     served = ServedRuns([run], "test", [RunFileOptions()], MANY, "cpu")
-    before = served.answers("a red square", 3)[0]
+    before = served.answer_query("a red square", 3)[0]
     images = own_cache.parent.parent / "data" / "images"
     photo = decode_image(next(images.iterdir()))
-    captions = served.answers(photo, 3)[0]
+    captions = served.answer_query(photo, 3)[0]
     image = served.dataset.split("test")[0]
     served.dataset.image_path(image).write_bytes(b"spoilt")
     for number in (image.imgid, -5):
         with pytest.raises(UnknownId):
-            served.small_photo(number)
+            served.read_small_photo(number)
     for folder in (run, own_cache.parent, images.parent):
         shutil.rmtree(folder)
-    assert served.answers("a red square", 3)[0].hits == before.hits
-    assert served.answers(photo, 3)[0].hits == captions.hits
+    assert served.answer_query("a red square", 3)[0].hits == before.hits
+    assert served.answer_query(photo, 3)[0].hits == captions.hits
 
 
 def test_imported_features_read_texts_alone(regions: Path, tmp_path: Path, caplog: Log) -> None:
@@ -48,8 +48,8 @@ def test_imported_features_read_texts_alone(regions: Path, tmp_path: Path, caplo
     served = ServedRuns([run], "test", [RunFileOptions()], MANY, "cpu")
     assert "reads no photos" in caplog.text
     assert not served.reads_photos
-    assert len(served.answers("a red square", 3)[0].hits) == 3
-    (answer,) = served.answers(Image.new("RGB", (32, 32)), 3)
+    assert len(served.answer_query("a red square", 3)[0].hits) == 3
+    (answer,) = served.answer_query(Image.new("RGB", (32, 32)), 3)
     assert answer.error == "It reads no photos here; the terminal of vse-serve says why."
 
 

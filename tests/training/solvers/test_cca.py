@@ -21,7 +21,7 @@ from vse.training.experiment import ExperimentConfig
 from vse.training.options import TrainInputs, TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import cca as cca_module
-from vse.training.solvers.cca import CaptionCca, Covariances, canonical_directions, covariances
+from vse.training.solvers.cca import CaptionCcaSolver, Covariances, compute_canonical_directions, compute_covariances
 from vse.training.training import train
 from vse.training.use.embed import embed_split
 
@@ -69,7 +69,7 @@ def up_to_sign(x: Matrix, y: Matrix, like: Matrix) -> tuple[Matrix, Matrix]:
 def test_directions_solve_the_generalised_eigenproblem(dim_x: int, dim_y: int, regularization: float) -> None:
     found = score_pairs(*pairs(dim_x, dim_y))
     for dim in range(1, min(dim_x, dim_y) + 1):
-        x, y, correlations = canonical_directions(found, dim, regularization)
+        x, y, correlations = compute_canonical_directions(found, dim, regularization)
         slow_x, slow_y, slow_correlations = slow_directions(found, dim, regularization)
         assert (x.shape, y.shape) == ((dim_x, dim), (dim_y, dim))
         np.testing.assert_allclose(correlations, slow_correlations, rtol=1e-8)
@@ -79,24 +79,24 @@ def test_directions_solve_the_generalised_eigenproblem(dim_x: int, dim_y: int, r
 
 def test_missing_uncorrelated_and_singular_directions() -> None:
     found = score_pairs(*pairs(3, 8))
-    x, y, correlations = canonical_directions(found, 5, 0.01)
-    fewer = canonical_directions(found, 3, 0.01)
+    x, y, correlations = compute_canonical_directions(found, 5, 0.01)
+    fewer = compute_canonical_directions(found, 3, 0.01)
     for whole, part in zip((x, y, correlations), fewer, strict=True):
         np.testing.assert_array_equal(whole[..., :3], part)
         assert not whole[..., 3:].any()
     assert (x.shape, y.shape) == ((3, 5), (8, 5))
     assert fewer[2].all()
     found = Covariances(np.zeros(3), np.zeros(3), np.eye(3), np.eye(3), np.diag([0.5, 0.2, 0]))
-    x, y, correlations = canonical_directions(found, 3, 0.0)
+    x, y, correlations = compute_canonical_directions(found, 3, 0.0)
     np.testing.assert_allclose(correlations, [0.5, 0.2, 0])
     np.testing.assert_allclose(abs(x), np.diag([1, 1, 0]), atol=1e-12)
     np.testing.assert_allclose(abs(y), np.diag([1, 1, 0]), atol=1e-12)
     x, y = pairs(5, 8)
     x[:, 2] = x[:, 0] + x[:, 1]
     y[:, 3] = 7
-    canonical_directions(score_pairs(x, y), 4, 1e-6)
+    compute_canonical_directions(score_pairs(x, y), 4, 1e-6)
     with pytest.raises(UserError, match=r"solver.regularization 0 is too small: a covariance is singular"):
-        canonical_directions(score_pairs(x, y), 4, 0.0)
+        compute_canonical_directions(score_pairs(x, y), 4, 0.0)
 
 
 Blocks = list[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]
@@ -122,7 +122,7 @@ def blocks(counts: list[list[int]], dim_x: int, dim_y: int, offset: float, seed:
 )
 def test_covariances_are_those_of_all_pairs(counts: list[list[int]], dims: tuple[int, int], offset: float, seed: int) -> None:
     parts = blocks(counts, *dims, offset, seed)
-    found = covariances(iter(parts))
+    found = compute_covariances(iter(parts))
     x = np.concatenate([images.double().numpy()[image_of_caption] for images, _, image_of_caption in parts])
     y = np.concatenate([captions.double().numpy() for _, captions, _ in parts])
     np.testing.assert_allclose(found.mean_x, x.mean(0), rtol=1e-5, atol=1e-4)
@@ -136,7 +136,7 @@ def test_covariances_are_those_of_all_pairs(counts: list[list[int]], dims: tuple
 def test_a_mean_far_from_zero_does_no_harm() -> None:
     parts = blocks([[2] * 50, [5] * 40, [1] * 7], 4, 3, offset=3000, seed=1)
     x = np.concatenate([images.double().numpy()[image_of_caption] for images, _, image_of_caption in parts])
-    np.testing.assert_allclose(covariances(iter(parts)).xx, np.cov(x.T, bias=True), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(compute_covariances(iter(parts)).xx, np.cov(x.T, bias=True), rtol=1e-3, atol=1e-4)
 
 
 SETS = [
@@ -158,7 +158,7 @@ def run(cache: Path, tfidf: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def test_a_run_tries_each_regularisation_and_keeps_the_best(run: Path) -> None:
     files = {path.name for path in run.iterdir()}
     assert files == {"config.yaml", "vocab.json", "metrics.csv", "best.safetensors", "last.ckpt", "run.json"}
-    rows, record = numbers(run), RunFolder(run).record()
+    rows, record = numbers(run), RunFolder(run).read_record()
     assert [(row["epoch"], row["regularization"]) for row in rows] == [(1, 1.0), (2, 0.01), (3, 0.1)]
     assert (record["state"], record["epochs"], record["dataset"]) == ("finished", 3, "demo")
     best = max(rows, key=lambda row: row["rsum"])
@@ -209,15 +209,15 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path, cac
     assert recalls.items() <= best.items()
     test = write_result([embed_split(run, tmp_path / "test.h5")], tmp_path / "t.json", ["auto", "sentence"])
     assert json.loads(test.read_text())["protocols"].keys() == {"full", "sentence"}
-    monkeypatch.setattr(cca_module, "_BLOCK_IMAGES", 7)
-    small = RunFolder(train(cache, experiment(*SETS), out=tmp_path / "small")).checkpoint()["model"]
-    for name, weights in RunFolder(run).checkpoint()["model"].items():
+    monkeypatch.setattr(cca_module, "_IMAGES_PER_BLOCK", 7)
+    small = RunFolder(train(cache, experiment(*SETS), out=tmp_path / "small")).read_checkpoint()["model"]
+    for name, weights in RunFolder(run).read_checkpoint()["model"].items():
         torch.testing.assert_close(abs(small[name]), abs(weights), rtol=1e-3, atol=1e-3)  # directions may turn round
 
 
-@pytest.mark.parametrize(("method", "call"), [("blocks", 0), ("validate", 0), ("validate", 2)])
+@pytest.mark.parametrize(("method", "call"), [("pair_blocks", 0), ("validate", 0), ("validate", 2)])
 def test_a_run_that_is_stopped_is_resumed(method: str, call: int, run: Path, cache: Path, tmp_path: Path) -> None:
-    with interrupted(call, of=CaptionCca, method=method), pytest.raises(Interrupted, match="--resume"):
+    with interrupted(call, of=CaptionCcaSolver, method=method), pytest.raises(Interrupted, match="--resume"):
         train(cache, experiment(*SETS), out=tmp_path / "cut")
     cut = train(cache, experiment(*SETS), out=tmp_path / "cut", options=TrainOptions(resume=True))
     assert_same(state(run), state(cut))
@@ -237,4 +237,4 @@ def test_cca_needs_vectors_of_captions_which_a_path_may_name(cache: Path, tmp_pa
         train(cache, experiment(*SETS), out=tmp_path / "run", options=TrainOptions(log_negatives=1))
     inputs = TrainInputs(caption_features=tfidf)
     out = train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", inputs=inputs)
-    assert RunFolder(out).settings(ExperimentConfig).caption_feature == "tfidf"
+    assert RunFolder(out).read_settings(ExperimentConfig).caption_feature == "tfidf"

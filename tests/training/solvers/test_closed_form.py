@@ -14,7 +14,7 @@ from tests.training.conftest import Log, experiment, numbers
 from tests.training.solvers.test_cca import pairs, score_pairs, slow_directions, split, vectors
 from vse.pipeline.errors import UserError
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.closed_form import anchor_pairs, reduce_maps, ridge_maps
+from vse.training.solvers.closed_form import fit_ridge_maps, reduce_maps, sample_anchor_pairs
 from vse.training.training import train
 from vse.training.use.embed import embed_split
 
@@ -63,14 +63,14 @@ def test_ridge_minimises_the_regularised_squares(dim_x: int, dim_y: int, regular
     x, y = pairs(dim_x, dim_y)
     statistics = score_pairs(x, y)
     of_captions, of_images = slow_regression(x, y, regularization), slow_regression(y, x, regularization)
-    images, captions = ridge_maps(statistics, "captions", regularization)
+    images, captions = fit_ridge_maps(statistics, "captions", regularization)
     np.testing.assert_array_equal(images, np.eye(dim_x))
     np.testing.assert_allclose(captions, of_captions, rtol=1e-7, atol=1e-9)
-    images, captions = ridge_maps(statistics, "images", regularization)
+    images, captions = fit_ridge_maps(statistics, "images", regularization)
     np.testing.assert_allclose(images, of_images, rtol=1e-7, atol=1e-9)
     np.testing.assert_array_equal(captions, np.eye(dim_y))
     s_x, s_y = np.sqrt(x.var(0).sum()), np.sqrt(y.var(0).sum())
-    images, captions = ridge_maps(statistics, "both", regularization)
+    images, captions = fit_ridge_maps(statistics, "both", regularization)
     np.testing.assert_allclose(images, np.vstack([np.eye(dim_x) / s_x, of_images / s_y]), rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(captions, np.vstack([of_captions / s_x, np.eye(dim_y) / s_y]), rtol=1e-7, atol=1e-9)
 
@@ -79,7 +79,7 @@ def test_ridge_minimises_the_regularised_squares(dim_x: int, dim_y: int, regular
 def test_a_smaller_space_keeps_what_varies_most(dim: int) -> None:
     x, y = pairs(5, 8)
     statistics = score_pairs(x, y)
-    images, captions = ridge_maps(statistics, "captions", 0.1)
+    images, captions = fit_ridge_maps(statistics, "captions", 0.1)
     small_images, small_captions = reduce_maps(images, captions, statistics, dim)
     both = np.vstack([(x - x.mean(0)) @ images.T, (y - y.mean(0)) @ captions.T])
     _, _, principal = np.linalg.svd(both, full_matrices=False)
@@ -109,7 +109,7 @@ def test_each_point_of_the_grid_is_tried_and_the_best_is_kept(ridge: Path, csa: 
     assert [(row["regularization"], row["directions"]) for row in numbers(csa)] == list(product([1.0, 0.1], [8, 6, 3]))
     assert [(row["k"], row["power"]) for row in numbers(asif)] == list(product([5, 20], [2, 8]))
     for run in (ridge, csa, asif):
-        record = RunFolder(run).record()
+        record = RunFolder(run).read_record()
         assert (record["state"], record["best_rsum"]) == ("finished", best_row(run)["rsum"])
 
 
@@ -138,7 +138,7 @@ def test_csa_weighs_the_product_and_not_the_norms(csa: Path, cache: Path, tfidf:
 def test_asif_compares_sparse_powers_of_cosines_with_known_pairs(asif: Path, cache: Path, tfidf: Path, demo: Path) -> None:
     x, y, images, captions = sides(cache, tfidf, demo)
     best, (_, _, image_of_caption) = best_row(asif), split(demo, "train")
-    anchors = anchor_pairs(np.unique(image_of_caption, return_inverse=True)[1], 60, 0)
+    anchors = sample_anchor_pairs(np.unique(image_of_caption, return_inverse=True)[1], 60, 0)
     slow: list[Matrix] = []
     for rows, known in ((images, x[anchors]), (captions, y[anchors])):
         relative = np.zeros((len(rows), 60))
@@ -153,24 +153,24 @@ def test_asif_compares_sparse_powers_of_cosines_with_known_pairs(asif: Path, cac
 
 @given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=9), n=st.integers(1, 40), seed=st.integers(0, 99))
 def test_anchors_are_of_as_many_images_as_there_are(counts: list[int], n: int, seed: int) -> None:
-    image_of = np.repeat(np.arange(len(counts)), counts)
-    anchors = anchor_pairs(image_of, n, seed)
-    assert len(set(anchors.tolist())) == len(anchors) == min(n, len(image_of))
+    image_indices = np.repeat(np.arange(len(counts)), counts)
+    anchors = sample_anchor_pairs(image_indices, n, seed)
+    assert len(set(anchors.tolist())) == len(anchors) == min(n, len(image_indices))
     assert (np.diff(anchors) > 0).all()
-    taken = np.bincount(image_of[anchors], minlength=len(counts))
+    taken = np.bincount(image_indices[anchors], minlength=len(counts))
     assert all(mine >= taken.max() - 1 or mine == all_of for mine, all_of in zip(taken, counts, strict=True))
 
 
 def test_too_few_anchors_and_singular_covariances(cache: Path, tfidf: Path, tmp_path: Path, caplog: Log) -> None:
     out = train(cache, experiment(*ASIF, "model.dim=900", "solver.k=[5]", "solver.power=[2]"), out=tmp_path / "run")
     assert "training pairs can be anchors, not 900" in caplog.text
-    weights = RunFolder(out).best_weights()["image_encoder.anchors"]
-    n_pairs = RunFolder(out).record()["n_train_pairs"]
+    weights = RunFolder(out).read_best_weights()["image_encoder.anchors"]
+    n_pairs = RunFolder(out).read_record()["n_train_pairs"]
     assert [bool(row.any()) for row in weights] == [True] * n_pairs + [False] * (900 - n_pairs)
     x, y = pairs(5, 8)
     y[:, 3] = 0
     with pytest.raises(UserError, match=r"solver\.regularization 0 is too small"):
-        ridge_maps(score_pairs(x, y), "captions", 0.0)
+        fit_ridge_maps(score_pairs(x, y), "captions", 0.0)
 
 
 @pytest.mark.parametrize(

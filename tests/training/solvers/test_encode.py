@@ -13,19 +13,19 @@ from tests.eval.slow_ranks import slow_ranks
 from tests.training.conftest import Patch, experiment, numbers
 from tests.training.toy_similarity import ToySettings
 from vse.eval.ranking.metrics import metrics
-from vse.training.kinds import Encoded, Kind, pack, select
-from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.kinds import BatchVectors, InputKind, pack_embeddings, select_rows
+from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.solvers import encode as encode_module
-from vse.training.solvers.base import folds_of
-from vse.training.solvers.encode import PairScores, encode, ranks
+from vse.training.solvers.base import split_into_folds
+from vse.training.solvers.encode import PairScores, compute_ranks, encode
 from vse.training.training import train
 from vse.training.use.model import load_run
 
 DIM = 6
 
 
-def sets(n: int, longest: int, seed: int) -> Encoded:
+def sets(n: int, longest: int, seed: int) -> BatchVectors:
     """Sets of one to ``longest`` unit vectors, some of them equal, with something other than zeros as padding."""
     rng = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, longest + 1, (n,), generator=rng)
@@ -39,12 +39,12 @@ def sets(n: int, longest: int, seed: int) -> Encoded:
 def model(similarity: str) -> Model:
     """The similarity within a model; its encoders do not matter."""
     states = "last" if similarity == "network" else "all"
-    kind = Kind.VECTORS if similarity == "network" else Kind.SETS
+    kind = InputKind.VECTORS if similarity == "network" else InputKind.SETS
     config = ModelConfig.model_validate(
         {"dim": DIM, "word_dim": 2, "similarity": similarity, "caption_encoder": {"name": "gru", "states": states}}
     )
     torch.manual_seed(1)
-    return build_model(config, Input(kind, 3, "x"), Input(Kind.WORDS, 5, "the captions"))
+    return build_model(config, InputSpec(kind, 3, "x"), InputSpec(InputKind.WORDS, 5, "the captions"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,26 +52,26 @@ def lines() -> Iterator[None]:
     """The toy similarity; and tiles of 8 images and 16 captions, of which the last ones are smaller."""
     SIMILARITIES.add(ToySettings)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encode_module, "TILE_IMAGES", 8)
-        patch.setattr(encode_module, "TILE_CAPTIONS", 16)
+        patch.setattr(encode_module, "MAX_TILE_IMAGES", 8)
+        patch.setattr(encode_module, "MAX_TILE_CAPTIONS", 16)
         yield
     SIMILARITIES.remove("toy")
 
 
-def sides(similarity: str, n_images: int, n_captions: int, seed: int) -> tuple[Encoded, Encoded]:
+def sides(similarity: str, n_images: int, n_captions: int, seed: int) -> tuple[BatchVectors, BatchVectors]:
     images, captions = sets(n_images, 5, seed), sets(n_captions, 11, seed + 1)
     if similarity == "network":
         images = (images[0][:, 0],)
     return images, captions if similarity == "toy" else (captions[0][:, 0],)
 
 
-def own(side: Encoded, row: int) -> Encoded:
+def own(side: BatchVectors, row: int) -> BatchVectors:
     """One image or caption alone, without its padding."""
-    one = select(side, torch.tensor([row]))
+    one = select_rows(side, torch.tensor([row]))
     return one if len(one) == 1 else (one[0][:, one[1][0]], one[1][:, one[1][0]])
 
 
-def slow_scores(model: Model, images: Encoded, captions: Encoded) -> tuple[np.ndarray, np.ndarray]:
+def slow_scores(model: Model, images: BatchVectors, captions: BatchVectors) -> tuple[np.ndarray, np.ndarray]:
     """Both directions, pair by pair."""
     i2t, t2i = np.empty((2, len(images[0]), len(captions[0])))
     with torch.inference_mode():
@@ -90,7 +90,7 @@ SIZES = [(1, 1), (3, 16), (8, 17), (9, 5), (16, 39)]
 def test_scores_are_those_of_each_pair(similarity: str, n_images: int, n_captions: int) -> None:
     made, (images, captions) = model(similarity), sides(similarity, n_images, n_captions, 3)
     slow = slow_scores(made, images, captions)
-    scores = PairScores(made, pack([images]), pack([captions]))
+    scores = PairScores(made, pack_embeddings([images]), pack_embeddings([captions]))
     assert scores.has_directions == (similarity == "toy")
     for rows in (slice(start, min(start + 8, n_images)) for start in range(0, n_images, 8)):
         for columns in (None, torch.arange(n_captions - 1, -1, -2), torch.empty(0, dtype=torch.int64)):
@@ -106,7 +106,7 @@ def test_scores_are_those_of_each_pair(similarity: str, n_images: int, n_caption
 def test_a_pair_scores_the_same_whatever_it_is_scored_with(similarity: str, n_images: int, per_image: int, seed: int) -> None:
     n_captions = n_images * per_image
     made, (images, captions) = model(similarity), sides(similarity, n_images, n_captions, seed)
-    scores = PairScores(made, pack([images]), pack([captions]))
+    scores = PairScores(made, pack_embeddings([images]), pack_embeddings([captions]))
     whole = [direction.clone() for direction in scores(slice(0, n_images), None)]
     columns = torch.randperm(n_captions)[: max(1, n_captions // 2)]
     for one, all_of_them in zip(scores(slice(0, n_images), columns), whole, strict=True):
@@ -122,10 +122,10 @@ def test_a_pair_scores_the_same_whatever_it_is_scored_with(similarity: str, n_im
 def test_ranks_are_those_of_the_whole_matrix(similarity: str, n_images: int) -> None:
     image_of_caption = torch.arange(n_images).repeat_interleave(3)
     made, (images, captions) = model(similarity), sides(similarity, n_images, 3 * n_images, n_images)
-    scores = PairScores(made, pack([images]), pack([captions]))
+    scores = PairScores(made, pack_embeddings([images]), pack_embeddings([captions]))
     parts = [scores(slice(start, min(start + 4, n_images)), None) for start in range(0, n_images, 4)]
     i2t, t2i = (torch.cat([part[k] for part in parts]).numpy() for k in (0, 1))
-    fast = ranks(made, pack([images]), pack([captions]), image_of_caption)
+    fast = compute_ranks(made, pack_embeddings([images]), pack_embeddings([captions]), image_of_caption)
     assert fast.i2t.tolist() == slow_ranks(i2t, image_of_caption.tolist())[0]
     assert fast.t2i.tolist() == slow_ranks(t2i, image_of_caption.tolist())[1]
 
@@ -135,7 +135,7 @@ def test_large_sets_are_scored_in_smaller_tiles(monkeypatch: Patch) -> None:
     made, (images, captions) = model("toy"), sides("toy", 3, 40, 2)
     slow = slow_scores(made, images, captions)
     shapes = []
-    scores = PairScores(made, pack([images]), pack([captions]))
+    scores = PairScores(made, pack_embeddings([images]), pack_embeddings([captions]))
     made.similarity.register_forward_pre_hook(lambda _, sides: shapes.append((*sides[0][1].shape, *sides[1][1].shape)))
     for direction, fast in zip(slow, scores(slice(0, 3), None), strict=True):
         np.testing.assert_allclose(fast, direction, atol=1e-6)
@@ -144,9 +144,9 @@ def test_large_sets_are_scored_in_smaller_tiles(monkeypatch: Patch) -> None:
 
 
 def test_folds_are_consecutive_images_with_their_captions() -> None:
-    images, image_of = torch.arange(7.0)[:, None], torch.tensor([0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 6])
+    images, image_indices = torch.arange(7.0)[:, None], torch.tensor([0, 0, 1, 2, 2, 2, 3, 4, 4, 5, 6])
     captions = 10 * torch.arange(11.0)[:, None]
-    folds = list(folds_of(pack([(images,)]), pack([(captions,)]), image_of, 3))
+    folds = list(split_into_folds(pack_embeddings([(images,)]), pack_embeddings([(captions,)]), image_indices, 3))
     assert [fold[0].vectors[:, 0].tolist() for fold in folds] == [[0, 1, 2], [3, 4, 5]]
     assert [fold[1].vectors[:, 0].tolist() for fold in folds] == [[0, 10, 20, 30, 40, 50], [60, 70, 80, 90]]
     assert [fold[2].tolist() for fold in folds] == [[0, 0, 1, 2, 2, 2], [0, 1, 1, 2]]
@@ -158,16 +158,19 @@ def test_validation_takes_means_over_folds(cache: Path, tmp_path: Path) -> None:
     images, captions = encode(opened.model, opened.split, opened.device)
     found = []
     for first in (0, 3):
-        image_of = torch.arange(3).repeat_interleave(5)
-        own = pack([(images.vectors[first : first + 3],)]), pack([(captions.vectors[5 * first : 5 * first + 15],)])
-        found.append(metrics(ranks(opened.model, *own, image_of))["rsum"])
+        image_indices = torch.arange(3).repeat_interleave(5)
+        own = (
+            pack_embeddings([(images.vectors[first : first + 3],)]),
+            pack_embeddings([(captions.vectors[5 * first : 5 * first + 15],)]),
+        )
+        found.append(metrics(compute_ranks(opened.model, *own, image_indices))["rsum"])
     assert numbers(run)[0]["rsum"] == pytest.approx(np.mean(found))
 
 
 KEPT_DIM = 3
 
 
-def kept_sets(counts: list[int], seed: int = 0, n_padding: int = 0) -> Encoded:
+def kept_sets(counts: list[int], seed: int = 0, n_padding: int = 0) -> BatchVectors:
     """Sets of so many vectors each, with zeros as padding."""
     longest = max(counts) + n_padding
     mask = torch.arange(longest) < torch.tensor(counts)[:, None]
@@ -175,7 +178,7 @@ def kept_sets(counts: list[int], seed: int = 0, n_padding: int = 0) -> Encoded:
     return vectors * mask[:, :, None], mask
 
 
-def members(encoded: Encoded) -> list[list[list[float]]]:
+def members(encoded: BatchVectors) -> list[list[list[float]]]:
     """The vectors of each set, without the padding."""
     vectors, mask = encoded
     return [one[inside].tolist() for one, inside in zip(vectors, mask, strict=True)]
@@ -183,14 +186,14 @@ def members(encoded: Encoded) -> list[list[list[float]]]:
 
 def test_stored_vectors_follow_each_other_and_members_need_not_come_first() -> None:
     parts = [torch.randn(n, KEPT_DIM) for n in (2, 0, 3)]
-    kept = pack([(part,) for part in parts])
+    kept = pack_embeddings([(part,) for part in parts])
     assert (len(kept), kept.lengths) == (5, None)
     (whole,) = kept.unpack_all()
     assert torch.equal(whole, torch.cat(parts))
     (some,) = kept.unpack(torch.tensor([4, 0]), longest=9)
     assert torch.equal(some, whole[[4, 0]])
     vectors, mask = torch.arange(6.0).view(1, 3, 2), torch.tensor([[True, False, True]])
-    assert members(pack([(vectors, mask)]).unpack_all()) == [[[0, 1], [4, 5]]]
+    assert members(pack_embeddings([(vectors, mask)]).unpack_all()) == [[[0, 1], [4, 5]]]
 
 
 @given(
@@ -200,7 +203,7 @@ def test_stored_vectors_follow_each_other_and_members_need_not_come_first() -> N
 )
 def test_stored_sets_keep_their_vectors_and_are_padded(counts: list[list[int]], n_more: int, seed: int) -> None:
     parts = [kept_sets(part, seed, n_padding=k % 3) for k, part in enumerate(counts)]
-    kept = pack(parts)
+    kept = pack_embeddings(parts)
     assert len(kept.vectors) == sum(map(sum, counts))
     expected = [one for part in parts for one in members(part)]
     vectors, mask = kept.unpack_all()
@@ -221,9 +224,9 @@ def test_some_of_the_stored_rows_are_stored_as_they_would_be_alone(counts: list[
     rng = torch.Generator().manual_seed(0)
     kept_sets = [(torch.randn(1, count, 3, generator=rng), torch.ones(1, count, dtype=torch.bool)) for count in counts]
     rows = data.draw(st.lists(st.integers(0, len(counts) - 1), min_size=1))
-    some = pack(kept_sets).select(torch.tensor(rows))
-    alone = pack([kept_sets[row] for row in rows])
+    some = pack_embeddings(kept_sets).select_rows(torch.tensor(rows))
+    alone = pack_embeddings([kept_sets[row] for row in rows])
     assert torch.equal(some.vectors, alone.vectors)
     assert torch.equal(some.lengths, alone.lengths)
-    vectors = pack([(part[0][:, 0],) for part in kept_sets])
-    assert torch.equal(vectors.select(torch.tensor(rows)).vectors, vectors.vectors[rows])
+    vectors = pack_embeddings([(part[0][:, 0],) for part in kept_sets])
+    assert torch.equal(vectors.select_rows(torch.tensor(rows)).vectors, vectors.vectors[rows])

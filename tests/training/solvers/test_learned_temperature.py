@@ -41,7 +41,7 @@ def test_a_checkpoint_has_them_in_float32_and_the_model_does_not(precision: str,
     saved = state(run)
     dtypes = {name: weight.dtype for name, weight in saved["loss_weights"].items()}
     assert dtypes == {"log_scale": torch.float32, "bias": torch.float32}
-    assert not any("log_scale" in name for name in RunFolder(run).best_weights())
+    assert not any("log_scale" in name for name in RunFolder(run).read_best_weights())
 
 
 def test_they_have_a_learning_rate_of_their_own_that_decays_and_no_weight_decay(cache: Path, tmp_path: Path) -> None:

@@ -72,22 +72,22 @@ def vectors(cache: Path, ids: list[int]) -> Floats:
     return found
 
 
-def slow_recalls(scores: Floats, image_of: list[int]) -> dict[str, float]:
+def slow_recalls(scores: Floats, image_indices: list[int]) -> dict[str, float]:
     """Recalls by a loop over queries."""
-    ranks = dict(zip(("i2t", "t2i"), slow_ranks(scores, image_of), strict=True))
+    ranks = dict(zip(("i2t", "t2i"), slow_ranks(scores, image_indices), strict=True))
     return {f"{way}_r{k}": 100 * float(np.mean(np.asarray(ranks[way]) < k)) for way in ranks for k in (1, 5, 10)}
 
 
 def of_split(demo: Path, split: str, images: Path, captions: Path) -> tuple[Floats, Floats, list[int]]:
     found = load_dataset_file(demo).split(split)
-    image_of = [k for k, image in enumerate(found) for _ in image.captions]
+    image_indices = [k for k, image in enumerate(found) for _ in image.captions]
     sentids = [caption.sentid for image in found for caption in image.captions]
-    return vectors(images, [image.imgid for image in found]), vectors(captions, sentids), image_of
+    return vectors(images, [image.imgid for image in found]), vectors(captions, sentids), image_indices
 
 
 def test_the_only_epoch_has_the_recalls_of_the_cached_vectors(run: Path, demo: Path, images: Path, captions: Path) -> None:
-    x, y, image_of = of_split(demo, "val", images, captions)
-    expected = slow_recalls(x @ y.T, image_of)
+    x, y, image_indices = of_split(demo, "val", images, captions)
+    expected = slow_recalls(x @ y.T, image_indices)
     (row,) = table(run)
     for name, recall in expected.items():
         assert float(row[name]) == pytest.approx(recall, abs=1e-4)
@@ -96,17 +96,17 @@ def test_the_only_epoch_has_the_recalls_of_the_cached_vectors(run: Path, demo: P
 
 
 def test_the_run_is_one_like_any_other(run: Path, demo: Path, images: Path, captions: Path, tmp_path: Path) -> None:
-    record = RunFolder(run).record()
+    record = RunFolder(run).read_record()
     assert (record["state"], record["epochs"], record["best_epoch"]) == ("finished", 1, 1)
-    assert RunFolder(run).best_weights() == {}
-    x, y, image_of = of_split(demo, "test", images, captions)
+    assert RunFolder(run).read_best_weights() == {}
+    x, y, image_indices = of_split(demo, "test", images, captions)
     done(embed_main, run, "--out", tmp_path / "test.h5")
     with h5py.File(tmp_path / "test.h5") as file:
         np.testing.assert_allclose(file["images"][:], x, atol=1e-6)
         np.testing.assert_allclose(file["captions"][:], y, atol=1e-6)
     done(eval_main, tmp_path / "test.h5", "--bootstrap", 100, "--out", tmp_path / "r.json")
     full = json.loads((tmp_path / "r.json").read_text())["protocols"]["full"]
-    for name, recall in slow_recalls(x @ y.T, image_of).items():
+    for name, recall in slow_recalls(x @ y.T, image_indices).items():
         direction, _, measure = name.partition("_")
         assert full[direction][measure] == pytest.approx(recall, abs=1e-4)
     done(table_main, "summary", tmp_path / "r.json", "--out", tmp_path / "t.csv")

@@ -102,7 +102,7 @@ def test_stopped_at_a_random_step(name: str, cache: Path, tmp_path: Path) -> Non
     train_with_stops(cache, experiment(*sets), tmp_path / "cut", [stop], options=options)
     assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
     whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
-    assert whole.best_file.read_bytes() == cut.best_file.read_bytes()
+    assert whole.best_weights_file.read_bytes() == cut.best_weights_file.read_bytes()
     if listed(sets):
         assert whole.negatives_file.read_bytes() == cut.negatives_file.read_bytes()
 
@@ -127,7 +127,7 @@ def test_a_signal_in_validation_loses_no_step(run: Path, cache: Path, tmp_path: 
         patch.setattr(retrieval.RetrievalTrainer, "validate", lambda _: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(Interrupted, match="stopped in epoch 1, step 8; --resume continues from there"):
             train(cache, experiment(), out=tmp_path / "cut")
-    assert RunFolder(tmp_path / "cut").checkpoint()["step"] == 8
+    assert RunFolder(tmp_path / "cut").read_checkpoint()["step"] == 8
     train(cache, experiment(), out=tmp_path / "cut", options=TrainOptions(resume=True))
     assert_same(state(run), state(tmp_path / "cut"))
 
@@ -155,10 +155,10 @@ class Attraction(Loss):
     def is_mean_over_queries(self) -> bool:
         return self.reduction == "mean_topk"
 
-    def objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
+    def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         def cost(batch: Batch, seed: int) -> Cost:
-            pairs = torch.arange(len(batch.image_of))
-            costs = 1 - similarity.score_pairs(batch.images, batch.captions, pairs, pairs)
+            pairs = torch.arange(len(batch.image_indices))
+            costs = 1 - similarity.score_pairs(batch.image_embeddings, batch.caption_embeddings, pairs, pairs)
             loss = costs.mean() if self.is_mean_over_queries else costs.sum()
             return Cost(loss, torch.zeros_like(loss))
 
@@ -217,6 +217,6 @@ def test_a_signal_waits_for_the_update_at_hand(cache: Path, tmp_path: Path) -> N
     for stop, saved in ((0, 3), (1, 6), (1, 8)):  # the steps of an update are 0 to 2; the last update has two
         with interrupted(stop), pytest.raises(Interrupted, match=f"stopped in epoch 1, step {saved}"):
             train(cache, config, out=tmp_path / "cut", options=resume)
-        assert RunFolder(tmp_path / "cut").checkpoint()["step"] == saved
+        assert RunFolder(tmp_path / "cut").read_checkpoint()["step"] == saved
     train(cache, config, out=tmp_path / "cut", options=resume)
     assert_same(whole, state(tmp_path / "cut"))

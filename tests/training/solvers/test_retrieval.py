@@ -11,7 +11,7 @@ import torch
 from tests.training import forked
 from tests.training.conftest import COMMAND, Fails, Log, Patch, assert_same, experiment, losses, options, state, weights
 from vse.training.cli import train_main
-from vse.training.kinds import select
+from vse.training.kinds import select_rows
 from vse.training.losses.base import Batch, Cost, Objective
 from vse.training.losses.hinges import SumOfHinges
 from vse.training.losses.ranking import RankingLoss
@@ -32,7 +32,7 @@ def test_a_collapse_stops_with_the_cure_or_is_a_warning(cache: Path, tmp_path: P
     with caplog.at_level(logging.WARNING):
         run = train(cache, experiment(*COLLAPSED, "train.on_collapse=warn", "train.epochs=1"), out=tmp_path / "told")
     assert "the loss stayed at its collapsed value" in caplog.text
-    assert RunFolder(run).record()["state"] == "finished"
+    assert RunFolder(run).read_record()["state"] == "finished"
 
 
 def test_a_diverging_run_keeps_its_last_good_checkpoint(cache: Path, tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:
@@ -78,10 +78,12 @@ def test_an_epoch_has_the_loss_of_its_pairs(
     found = load_run(run, "train", device="cpu")
     images, captions = (side.unpack_all() for side in encode(found.model, found.split, found.device))
     pairs, settings = found.split.pairs, found.experiment
-    assert len(set(pairs.text_of)) < len(pairs), "some images share a text"
+    assert len(set(pairs.text_indices)) < len(pairs), "some images share a text"
     loss = settings.loss if not settings.warmup.epochs else SumOfHinges(margin=settings.loss.margin)
-    batch = Batch(select(images, torch.from_numpy(pairs.image_of)), captions, pairs.image_of, pairs.text_of)
-    cost = loss.objective(found.model.similarity)(batch, 0).value.item() / len(pairs)
+    batch = Batch(
+        select_rows(images, torch.from_numpy(pairs.image_indices)), captions, pairs.image_indices, pairs.text_indices
+    )
+    cost = loss.build_objective(found.model.similarity)(batch, 0).value.item() / len(pairs)
     assert cost > 0
     assert state(run)["rows"][0]["loss"] == pytest.approx(cost, rel=1e-4)
 
@@ -102,9 +104,9 @@ def test_dropout_changes_what_a_training_sees(dropout: float, alike: bool, cache
 def test_dropout_and_wrong_pairs_have_seeds_of_their_own_in_each_step(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     def seeds(out: str, seed: int) -> list[int]:
         found = []
-        real = RankingLoss.objective
+        real = RankingLoss.build_objective
 
-        def objective(self: RankingLoss, *arguments: Any) -> Objective:
+        def build_objective(self: RankingLoss, *arguments: Any) -> Objective:
             cost = real(self, *arguments)
 
             def note(batch: Batch, score_pairs: int) -> Cost:
@@ -114,7 +116,7 @@ def test_dropout_and_wrong_pairs_have_seeds_of_their_own_in_each_step(cache: Pat
             return note
 
         with monkeypatch.context() as patch:
-            patch.setattr(RankingLoss, "objective", objective)
+            patch.setattr(RankingLoss, "build_objective", build_objective)
             train(cache, experiment(*DEEP), seed=seed, out=tmp_path / out)
         return found
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tests.training.conftest import COMMAND, Fails, Log, Patch, assert_same, experiment, state, table, weights
 from vse.training.cli import train_main
-from vse.training.kinds import Kind
-from vse.training.models.build import Input, Model, ModelConfig, build_model
+from vse.training.kinds import InputKind
+from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.models.encoders.mlp import BranchSettings
 from vse.training.settings import TrainConfig
 from vse.training.solvers import retrieval
@@ -27,13 +27,13 @@ RATE = 0.01
 
 def model() -> Model:
     config = ModelConfig(dim=4, word_dim=3)
-    return build_model(config, Input(Kind.VECTORS, 5, "images"), Input(Kind.WORDS, 7, "captions"))
+    return build_model(config, InputSpec(InputKind.VECTORS, 5, "images"), InputSpec(InputKind.WORDS, 7, "captions"))
 
 
 def schedule(**settings: Any) -> tuple[Schedule, Model, torch.optim.Adam]:
     made = model()
     found = Schedule(TrainConfig.model_validate({"learning_rate": RATE, **settings}), made)
-    return found, made, torch.optim.Adam(found.groups())
+    return found, made, torch.optim.Adam(found.build_parameter_groups())
 
 
 def rates(made: Model, optimizer: torch.optim.Adam) -> dict[str, float]:
@@ -53,8 +53,8 @@ def rates(made: Model, optimizer: torch.optim.Adam) -> dict[str, float]:
 def test_learning_rates_decay_after_every_few_epochs_or_after_named_ones(settings: Any, expected: list[float]) -> None:
     found, made, optimizer = schedule(learning_rates={"caption_encoder": 0.3}, **settings)
     for epoch, factor in enumerate(expected):
-        found.set_rates(optimizer, epoch)
-        assert found.rate(epoch) == pytest.approx(RATE * factor)
+        found.set_learning_rates(optimizer, epoch)
+        assert found.learning_rate(epoch) == pytest.approx(RATE * factor)
         now = rates(made, optimizer)
         assert now["image_encoder.linear.weight"] == pytest.approx(RATE * factor)
         assert now["caption_encoder.words.weight"] == pytest.approx(0.3 * factor)
@@ -66,10 +66,10 @@ def test_a_cosine_falls_over_all_updates_after_the_warm_up(warmup: int) -> None:
     found, made, optimizer = schedule(epochs=2, schedule="cosine", warmup_steps=warmup, learning_rates=own, decay_at=[1])
     for number in range(10):
         epoch, update = divmod(number, 5)
-        found.set_rates(optimizer, epoch, update, 5)
+        found.set_learning_rates(optimizer, epoch, update, 5)
         done = (number - warmup) / (10 - warmup)
         factor = (number + 1) / warmup if number < warmup else 0.5 + 0.5 * math.cos(math.pi * done)
-        assert found.rate(epoch, update, 5) == pytest.approx(RATE * factor)
+        assert found.learning_rate(epoch, update, 5) == pytest.approx(RATE * factor)
         now = rates(made, optimizer)
         assert now["image_encoder.linear.weight"] == pytest.approx(RATE * factor)
         assert now["caption_encoder.words.weight"] == pytest.approx(0.3 * factor)
@@ -77,10 +77,10 @@ def test_a_cosine_falls_over_all_updates_after_the_warm_up(warmup: int) -> None:
 
 def test_names_of_parts_give_rates_and_a_warm_up_may_last_beyond_an_epoch() -> None:
     found, _, _ = schedule(epochs=3, decay_at=[2], warmup_steps=4)
-    factors = [found.factor(epoch, update, 3) for epoch in range(3) for update in range(3)]
+    factors = [found.learning_rate_factor(epoch, update, 3) for epoch in range(3) for update in range(3)]
     assert factors == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 0.1, 0.1, 0.1])
     found, made, optimizer = schedule(learning_rates={"caption_encoder.words": 0.5, "caption_encoder": 0.25})
-    found.set_rates(optimizer, 0)
+    found.set_learning_rates(optimizer, 0)
     expected = {"image_encoder": RATE, "caption_encoder": 0.25, "caption_encoder.words": 0.5}
     for name, rate in rates(made, optimizer).items():
         assert rate == expected[max((part for part in expected if name.startswith(part)), key=len)], name
@@ -109,10 +109,12 @@ UNDECAYED["vectors"] = [*UNDECAYED["biases"], "image_encoder.batch_norm.weight"]
 def test_weights_that_do_not_decay_are_named_by_their_kinds(kinds: list[str]) -> None:
     torch.manual_seed(0)
     branch = BranchSettings(widths=[6, 4])
-    inputs = Input(Kind.VECTORS, 5, "images"), Input(Kind.WORDS, 7, "captions")
+    inputs = InputSpec(InputKind.VECTORS, 5, "images"), InputSpec(InputKind.WORDS, 7, "captions")
     made = build_model(ModelConfig(dim=4, word_dim=3, image_encoder=branch), *inputs)
     settings = TrainConfig.model_validate({"weight_decay": 0.5, "undecayed": kinds, "learning_rates": {"image_encoder": 0.1}})
-    decay_of = {id(w): group["weight_decay"] for group in Schedule(settings, made).groups() for w in group["params"]}
+    decay_of = {
+        id(w): group["weight_decay"] for group in Schedule(settings, made).build_parameter_groups() for w in group["params"]
+    }
     found = {name for name, weight in made.named_parameters() if not decay_of[id(weight)]}
     assert found == {name for kind in kinds for name in UNDECAYED[kind]}
     assert set(decay_of.values()) <= {0.0, 0.5}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.drawn import Shown, shares
-from vse.training.kinds import Packed
+from vse.training.kinds import PackedEmbeddings
 from vse.training.solvers.encode import encode
 from vse.training.use.model import TrainedRun, load_run
 
@@ -21,7 +21,7 @@ def scan(side: str) -> list[str]:
 
 
 @cache
-def _loaded(run: Path) -> tuple[TrainedRun, Packed]:
+def _loaded(run: Path) -> tuple[TrainedRun, PackedEmbeddings]:
     trained = load_run(run, "test", device="cpu")
     return trained, encode(trained.model, trained.split, trained.device)[0]
 

@@ -27,7 +27,7 @@ from vse.training.training import train
 from vse.training.use import corpus as searched
 from vse.training.use.corpus import encode_side, pool_side
 from vse.training.use.model import load_run
-from vse.training.use.search import LastSearcher, Searcher, SearchOptions, SearchRequest, search_run
+from vse.training.use.search import LastSearcherCache, Searcher, SearchOptions, SearchRequest, search_run
 
 TEXT = "a red square above a blue circle"
 Search = Callable[..., list[SearchHit]]
@@ -50,7 +50,7 @@ def search(own_run: Path, own_cache: Path, dataset: Path, tmp_path: Path) -> Sea
     """A search of that data set, with an index."""
     places = RunFileOptions(features=forget_captions(own_cache), captions=dataset)
 
-    def run(query: str | Path, *, last: LastSearcher | None = None, **options: Any) -> list[SearchHit]:
+    def run(query: str | Path, *, last: LastSearcherCache | None = None, **options: Any) -> list[SearchHit]:
         request = SearchRequest(**{"index": tmp_path / "x.faiss", **options})
         return search_run(own_run, query, request, places, "cpu", last)
 
@@ -121,7 +121,7 @@ def test_other_requests_and_changed_files_are_read_again(search: Search, tmp_pat
 def test_files_that_break_between_two_queries_are_named(search: Search, own_run: Path, own_cache: Path) -> None:
     for _ in range(2):
         search(TEXT)
-    weights = RunFolder(own_run).best_file
+    weights = RunFolder(own_run).best_weights_file
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(UserError, match="not what the training wrote"):
@@ -162,7 +162,7 @@ def test_each_of_many_queries_finds_what_it_finds_alone(of_form: Path, photo: Pa
     opened = load_run(of_form, "test", device="cpu")
     alone = {query: search_run(of_form, query, SearchRequest(k=5), device="cpu") for query in (TEXT, photo)}
     for many, held in ((False, 0), (False, 2**30), (True, 0), (True, 2**30)):
-        options = SearchOptions(rerank=60 if many else None, many_queries=many, max_held_bytes=held)
+        options = SearchOptions(n_reranked=60 if many else None, expects_many_queries=many, max_held_bytes=held)
         of_run = Searcher(opened, "test", options=options)
         for query in (TEXT, photo, TEXT, photo):
             asked = decode_image(query) if isinstance(query, Path) else query
@@ -176,7 +176,7 @@ def test_each_of_many_queries_finds_what_it_finds_alone(of_form: Path, photo: Pa
 def test_pooled_vectors_made_in_blocks_are_those_made_at_once(of_form: Path, by_photo: bool, monkeypatch: Patch) -> None:
     opened = load_run(of_form, "test", device="cpu")
     whole = encode_side(opened, by_photo)
-    monkeypatch.setattr(searched, "_BLOCK_ROWS", 5)
+    monkeypatch.setattr(searched, "_ROWS_PER_BLOCK", 5)
     vectors, kept = pool_side(opened, by_photo, max_held_bytes=2**30)
     np.testing.assert_allclose(vectors, pool_embeddings(whole), atol=1e-5)
     np.testing.assert_allclose(kept.vectors, whole.vectors, atol=1e-5)

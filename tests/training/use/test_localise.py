@@ -55,7 +55,7 @@ def test_the_file_has_every_phrase_of_the_split_with_the_candidates_of_its_image
 def test_the_evaluator_finds_what_validation_found(scored: Path, phrase_run: Path, tmp_path: Path) -> None:
     result = json.loads(write_phrase_result([scored], tmp_path / "result.json", bootstrap=0).read_text())
     metrics = result["protocols"]["phrase"]["phrase"]
-    assert sum(metrics[f"r{k}"] for k in (1, 5, 10)) == pytest.approx(RunFolder(phrase_run).record()["best_rsum"])
+    assert sum(metrics[f"r{k}"] for k in (1, 5, 10)) == pytest.approx(RunFolder(phrase_run).read_record()["best_rsum"])
     own = Path(shutil.copytree(phrase_run, phrase_run.parent / "own"))
     assert embed_split(own) == own / "test.h5"
     assert read_phrase_scores(own / "test.h5").split == "test"

@@ -107,7 +107,7 @@ def test_images_without_captions_are_left_out_of_a_training(cache: Path, own_dem
     run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=TrainInputs(captions=own_demo))
     assert "images without captions are left out" in caplog.text
     n_captioned = sum(bool(image["sentences"]) and image["split"] == "train" for image in content["images"])
-    assert RunFolder(run).record()["n_train_pairs"] == 5 * n_captioned
+    assert RunFolder(run).read_record()["n_train_pairs"] == 5 * n_captioned
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -116,7 +116,7 @@ def test_another_extractor_is_refused(recorded: bool, own_run: Path, shapes: Pat
     if not recorded:
         record = json.loads((own_run / "run.json").read_text())
         del record["features"]["extractor"]
-        own_cache = RunFolder(own_run).feature_file()
+        own_cache = RunFolder(own_run).image_cache_file()
         record["features"]["path"] = str(own_cache.resolve())
         (own_run / "run.json").write_text(json.dumps(record))
     done(embed_main, own_run, "--features", shapes)
@@ -137,7 +137,7 @@ def test_other_captions_go_through_the_encoder_of_the_run(cache: Path, tfidf: Pa
     content = json.loads((shapes.parent.parent / "data" / "dataset.json").read_text())
     tokens = [s["tokens"] for image in content["images"] if image["split"] == "test" for s in image["sentences"]]
     vectors = load_cache_encoder(open_cache(tfidf), "cpu").encode(tokens).numpy().astype(np.float16).astype(np.float32)
-    weights = RunFolder(run).best_weights()
+    weights = RunFolder(run).read_best_weights()
     weight, bias = (
         next(w.numpy() for n, w in weights.items() if n.startswith("caption") and n.endswith(e)) for e in ("weight", "bias")
     )
@@ -272,7 +272,7 @@ def stopped(cache: Path, out: Path, monkeypatch: Patch, how: str) -> Path:
 @pytest.mark.parametrize("how", ["running", "diverged", "collapsed"])
 def test_an_unfinished_run_needs_an_option(how: str, cache: Path, tmp_path: Path, monkeypatch: Patch, fails: Fails) -> None:
     run = stopped(cache, tmp_path / "run", monkeypatch, how)
-    assert RunFolder(run).record()["state"] == how
+    assert RunFolder(run).read_record()["state"] == how
     line = fails(embed_main, run)
     assert f"did not finish (state: {how})" in line
     assert "--allow-unfinished" in line

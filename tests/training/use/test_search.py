@@ -55,7 +55,7 @@ def run(request: pytest.FixtureRequest, trained: Callable[[str], Path]) -> Path:
 
 
 def order_or_product(run: Path, images: np.ndarray, captions: np.ndarray) -> np.ndarray:
-    if RunFolder(run).settings(ExperimentConfig).model.similarity.name == "order":
+    if RunFolder(run).read_settings(ExperimentConfig).model.similarity.name == "order":
         return -(np.maximum(0, captions[None] - images[:, None]) ** 2).sum(2)
     return images @ captions.T
 
@@ -143,9 +143,9 @@ def test_an_index_of_something_else_is_one_line(
     assert "an index of type Flat, not HNSW8" in fails(search_main, run, *options, "--index-type", "HNSW8")
     assert "side: images" not in fails(search_main, run, *options, "--corpus", run / "test.h5")
     trained = Path(shutil.copytree(run, run.with_name("trained anew")))
-    weights = RunFolder(trained).best_weights()
-    sha256 = RunFolder(trained).save_next_best({name: 1.01 * values for name, values in weights.items()})
-    RunFolder(trained).promote_next_best()
+    weights = RunFolder(trained).read_best_weights()
+    sha256 = RunFolder(trained).save_next_best_weights({name: 1.01 * values for name, values in weights.items()})
+    RunFolder(trained).promote_next_best_weights()
     edit(trained / "run.json", lambda record: record["files"].update({"best.safetensors": sha256}))
     assert "(other weights)" in fails(search_main, trained, *options)
     shutil.rmtree(trained)
@@ -157,7 +157,7 @@ def test_an_index_of_something_else_is_one_line(
 
 @pytest.mark.parametrize("run", ["cosine", "order"], indirect=True)
 def test_order_re_ranks_and_needs_exact_vectors(run: Path, tmp_path: Path, capsys: Capture, fails: Fails) -> None:
-    order = RunFolder(run).settings(ExperimentConfig).model.similarity.name == "order"
+    order = RunFolder(run).read_settings(ExperimentConfig).model.similarity.name == "order"
     _, told = printed(capsys, run, "a disc")
     assert (f"order scores are no inner products: by these FAISS finds {CANDIDATES} candidates" in told) == order
     options = ("a disc", "--index", tmp_path / "x.faiss", "--index-type", "SQ8")

@@ -9,9 +9,9 @@ SAMPLERS: Registry[Sampler] = Registry(
     "sampler",
     base=Sampler,
     lazy={
-        "shuffled": "vse.training.data.samplers.base:Shuffled",
-        "neighbourhood": "vse.training.data.samplers.neighbourhood:NeighbourhoodSampling",
-        "by_image": "vse.training.data.samplers.base:GroupedByImage",
-        "neighbourhood_added": "vse.training.data.samplers.neighbourhood:ShuffledPlusNeighbours",
+        "shuffled": "vse.training.data.samplers.base:ShuffledSampler",
+        "neighbourhood": "vse.training.data.samplers.neighbourhood:NeighbourhoodSampler",
+        "by_image": "vse.training.data.samplers.base:GroupedByImageSampler",
+        "neighbourhood_added": "vse.training.data.samplers.neighbourhood:NeighbourAddingSampler",
     },
 )

@@ -17,25 +17,25 @@ class Sampler(Settings):
 
     name: str
 
-    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
+    def batches(self, image_indices: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
         """Return the pair indices of each batch, given the image index of every pair (n_pairs,)."""
         raise NotImplementedError
 
-    def batches_of_epoch(self, image_of: Indices, batch_size: int, seed: int, epoch: int) -> list[Indices]:
+    def build_epoch_batches(self, image_indices: Indices, batch_size: int, seed: int, epoch: int) -> list[Indices]:
         """Return the batches of an epoch. The batches depend only on ``seed`` and ``epoch``."""
-        return self.batches(image_of, batch_size, np.random.default_rng([seed, epoch]))
+        return self.batches(image_indices, batch_size, np.random.default_rng([seed, epoch]))
 
 
-class Shuffled(Sampler):
+class ShuffledSampler(Sampler):
     """Every pair once, in random order. A last batch of a single pair is left out, because it has no negatives."""
 
     name: Literal["shuffled"] = "shuffled"
 
-    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
-        return _split_into_batches(rng.permutation(len(image_of)), batch_size)
+    def batches(self, image_indices: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
+        return _split_into_batches(rng.permutation(len(image_indices)), batch_size)
 
 
-class GroupedByImage(Sampler):
+class GroupedByImageSampler(Sampler):
     """Every pair once, with images in random order and the captions of an image one after another.
 
     A last batch of a single pair is left out.
@@ -43,10 +43,10 @@ class GroupedByImage(Sampler):
 
     name: Literal["by_image"] = "by_image"
 
-    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
-        _, image = np.unique(image_of, return_inverse=True)
+    def batches(self, image_indices: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
+        _, image = np.unique(image_indices, return_inverse=True)
         rank = rng.permutation(image.max(initial=0) + 1)
-        return _split_into_batches(np.lexsort((rng.random(len(image_of)), rank[image])), batch_size)
+        return _split_into_batches(np.lexsort((rng.random(len(image_indices)), rank[image])), batch_size)
 
 
 def _split_into_batches(order: Indices, batch_size: int) -> list[Indices]:

@@ -7,12 +7,12 @@ from typing import Literal
 import numpy as np
 
 from vse.pipeline.errors import UserError
-from vse.training.data.samplers.base import Indices, Sampler, Shuffled
+from vse.training.data.samplers.base import Indices, Sampler, ShuffledSampler
 
 _MIN_BATCH_SIZE = 4  # two captions of each of two images
 
 
-class NeighbourhoodSampling(Sampler):
+class NeighbourhoodSampler(Sampler):
     """Every pair once; a batch has at least two captions of each of its images (two-branch paper, Algorithm 1, step 3c).
 
     The captions of an image are split into random groups of two. A single remaining caption joins the last group. An image
@@ -23,13 +23,13 @@ class NeighbourhoodSampling(Sampler):
 
     name: Literal["neighbourhood"] = "neighbourhood"
 
-    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
+    def batches(self, image_indices: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
         if batch_size < _MIN_BATCH_SIZE:
             raise UserError(
                 f"train.batch_size {batch_size}: neighbourhood sampling requires at least {_MIN_BATCH_SIZE} pairs in a batch"
             )
-        order = np.lexsort((rng.random(len(image_of)), image_of))
-        _, firsts, counts = np.unique(image_of[order], return_index=True, return_counts=True)
+        order = np.lexsort((rng.random(len(image_indices)), image_indices))
+        _, firsts, counts = np.unique(image_indices[order], return_index=True, return_counts=True)
         position = np.arange(len(order)) - np.repeat(firsts, counts)
         starts_group = (position % 2 == 0) & ((position == 0) | (position + 1 < np.repeat(counts, counts)))
         group_starts = np.flatnonzero(starts_group)
@@ -44,12 +44,12 @@ class NeighbourhoodSampling(Sampler):
             fitting = int(np.searchsorted(ends, bounds[-1] + batch_size, side="right")) - 1
             following = int(np.searchsorted(ends, bounds[-1], side="right"))
             bounds.append(int(ends[max(fitting, following)]))
-        if len(bounds) > 2 and len(np.unique(image_of[pairs[bounds[-2] :]])) == 1:
+        if len(bounds) > 2 and len(np.unique(image_indices[pairs[bounds[-2] :]])) == 1:
             del bounds[-2]
         return np.split(pairs, bounds[1:-1])
 
 
-class ShuffledPlusNeighbours(Sampler):
+class NeighbourAddingSampler(Sampler):
     """Shuffled batches. An image with a single caption in a batch receives a second one of its captions.
 
     This is Algorithm 1 of the two-branch paper. The authors' code also adds captions of images that already occur twice in a
@@ -58,14 +58,14 @@ class ShuffledPlusNeighbours(Sampler):
 
     name: Literal["neighbourhood_added"] = "neighbourhood_added"
 
-    def batches(self, image_of: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
-        by_image = np.argsort(image_of, kind="stable")
-        _, image, counts = np.unique(image_of, return_inverse=True, return_counts=True)
+    def batches(self, image_indices: Indices, batch_size: int, rng: np.random.Generator) -> list[Indices]:
+        by_image = np.argsort(image_indices, kind="stable")
+        _, image, counts = np.unique(image_indices, return_inverse=True, return_counts=True)
         firsts = np.cumsum(counts) - counts
-        position = np.empty(len(image_of), np.int64)
-        position[by_image] = np.arange(len(image_of))
+        position = np.empty(len(image_indices), np.int64)
+        position[by_image] = np.arange(len(image_indices))
         batches = []
-        for batch in Shuffled().batches(image_of, batch_size, rng):
+        for batch in ShuffledSampler().batches(image_indices, batch_size, rng):
             images = image[batch]
             alone = batch[(np.bincount(images, minlength=len(counts))[images] == 1) & (counts[images] > 1)]
             images = image[alone]

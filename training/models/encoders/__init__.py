@@ -7,7 +7,7 @@ An encoder is a class of settings, derived from :class:`vse.training.models.enco
 from __future__ import annotations
 
 from vse.pipeline.presets.parts import Registry
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.models.encoders.base import EncoderSettings
 
 IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
@@ -45,4 +45,4 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
 )
 
 # The default caption encoder for each kind of captions.
-DEFAULT_CAPTION_ENCODERS = {Kind.WORDS: "gru", Kind.VECTORS: "linear", Kind.SETS: "linear"}
+DEFAULT_CAPTION_ENCODERS = {InputKind.WORDS: "gru", InputKind.VECTORS: "linear", InputKind.SETS: "linear"}

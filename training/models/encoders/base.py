@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from vse.features.backbones.transformer import Transformer
 from vse.pipeline.presets.schema import Settings
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import BatchVectors, InputKind
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class EncoderSpec:
     ``transformer`` : the transformer whose tokens the encoder reads; None for other inputs.
     """
 
-    kind: Kind
+    kind: InputKind
     input_dim: int
     dim: int
     word_dim: int
@@ -42,9 +42,9 @@ class Encoder(nn.Module):
     """
 
     dim: int
-    forward: Callable[..., Encoded]
+    forward: Callable[..., BatchVectors]
 
-    def linear_map(self) -> nn.Linear | None:
+    def single_linear_layer(self) -> nn.Linear | None:
         """Return the layer if the encoder consists of a single linear layer, else None."""
         return None
 
@@ -54,20 +54,20 @@ class Encoder(nn.Module):
 
 
 class EncoderSettings(Settings):
-    """Settings of an encoder, chosen by its ``name``; ``takes`` lists the kinds of input that it can read."""
+    """Settings of an encoder, chosen by its ``name``; ``input_kinds`` lists the kinds of input that it can read."""
 
     name: str
-    takes: ClassVar[tuple[Kind, ...]]
+    input_kinds: ClassVar[tuple[InputKind, ...]]
 
-    def gives(self, kind: Kind) -> Kind:
+    def embedding_kind(self, kind: InputKind) -> InputKind:
         """Return the kind of embeddings, vectors or sets, that the encoder computes from a kind of input."""
         return kind
 
-    def word_file(self) -> Path | None:
+    def word_vector_file(self) -> Path | None:
         """Return the file of word vectors that initialise the word embeddings, or None for random ones."""
         return None
 
-    def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
+    def load_transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
         """Return the transformer whose tokens the encoder reads, or None. ``words`` returns the words of training captions."""
         return None
 
@@ -76,7 +76,7 @@ class EncoderSettings(Settings):
         raise NotImplementedError
 
 
-def unit_length(vectors: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+def l2_normalize(vectors: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
     """Divide each vector by its Euclidean norm, in float32 if its type has 16 bits. A zero vector stays zero."""
     vectors = vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
     return nn.functional.normalize(vectors, dim=-1)

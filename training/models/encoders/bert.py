@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vse.features.backbones.transformer import TINY, Transformer, find_layers, read_transformer, tiny_transformer
 from vse.pipeline.errors import UserError
-from vse.training.kinds import Encoded, Kind, pad_sets
+from vse.training.kinds import BatchVectors, InputKind, pad_sets
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
 from vse.training.models.encoders.gpo import GeneralisedPooling, WordAugmentation
 
@@ -25,18 +25,18 @@ class BertSettings(EncoderSettings):
     """A pretrained transformer, and a linear map of the outputs of its last layer (TOD-Net paper, section IV-A)."""
 
     name: Literal["bert"] = "bert"
-    takes: ClassVar = (Kind.TOKENS,)
+    input_kinds: ClassVar = (InputKind.TOKENS,)
     model: str = Field(
         "bert-large-uncased",
         description="a model of the Hugging Face hub such as BERT, MiniLM or RoBERTa, or its local folder; tiny: 2 layers of "
         "width 32 with random weights and the words of the training captions, for demos",
     )
     states: Literal["pooled", "all"] = Field(
-        "pooled", description="pooled: a caption is one vector; all: the set of the vectors of its tokens"
+        "pooled", description="representation of a caption: pooled, one vector; all, the set of the vectors of its tokens"
     )
     pooling: Literal["mean", "first", "gpo"] = Field(
         "mean",
-        description="mean: the mean of the last layer's outputs over the tokens; first: the output of the first token; gpo: "
+        description="pooling of the last layer's outputs: mean, over the tokens; first, the output of the first token; gpo, "
         "generalised pooling of the mapped outputs (VSE-infinity)",
     )
     size_augmentation: float = Field(
@@ -61,10 +61,10 @@ class BertSettings(EncoderSettings):
             raise ValueError("pooling goes with states: pooled; states: all keeps the vector of every token")
         return self
 
-    def gives(self, kind: Kind) -> Kind:
-        return Kind.SETS if self.states == "all" else Kind.VECTORS
+    def embedding_kind(self, kind: InputKind) -> InputKind:
+        return InputKind.SETS if self.states == "all" else InputKind.VECTORS
 
-    def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
+    def load_transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
         if self.model == TINY:
             return tiny_transformer(words(), self.max_length)
         return read_transformer(self.model, weights_dir, self.max_length)
@@ -85,7 +85,7 @@ class BertEncoder(Encoder):
         self.states, self.pooling = settings.states, settings.pooling
         self.gpo = GeneralisedPooling() if settings.pooling == "gpo" else None
         share = settings.size_augmentation
-        self.augmentation = _augmentation(transformer, share) if share else None
+        self.augmentation = _build_augmentation(transformer, share) if share else None
         embeddings, layers = find_layers(self.network, transformer.name)
         n_frozen = settings.frozen_layers
         if n_frozen > len(layers):
@@ -96,7 +96,7 @@ class BertEncoder(Encoder):
         for layer in layers[n_frozen:] if settings.gradient_checkpointing else []:
             layer.forward = _wrap_in_checkpoint(layer.forward)
 
-    def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
+    def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> BatchVectors:
         """Return the embeddings. A CPU encodes captions of similar lengths together, which halves the padding."""
         if self.augmentation is not None:
             tokens, mask = self.augmentation(tokens, mask)
@@ -111,7 +111,7 @@ class BertEncoder(Encoder):
         back = order.argsort()
         return tuple(torch.cat(tensors)[back] for tensors in zip(*parts, strict=True))
 
-    def _encode(self, tokens: Tensor, mask: Tensor) -> Encoded:
+    def _encode(self, tokens: Tensor, mask: Tensor) -> BatchVectors:
         states = self.network(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
         if self.states == "all":
             return self.linear(states), mask
@@ -133,7 +133,7 @@ class BertEncoder(Encoder):
         return [self.network.get_input_embeddings().weight]
 
 
-def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
+def _build_augmentation(transformer: Transformer, share: float) -> WordAugmentation:
     tokenizer = transformer.tokenizer
     index_of = tokenizer.get_vocab()
     mask_token = next((index_of[name] for name in ("[MASK]", "<mask>") if name in index_of), None)

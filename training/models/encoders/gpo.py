@@ -12,11 +12,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
 
-_DIM = 32  # length of the encoding of a rank, and of a state of the network
-_TEMPERATURE = 0.1
+_RANK_ENCODING_DIM = 32  # length of the encoding of a rank, and of a state of the network
+_SOFTMAX_TEMPERATURE = 0.1
 # A uniform number in [0, 1) decides on a selected word: masked below the first bound, changed below the second, else removed.
 _MASKED_SHARE, _MASKED_OR_CHANGED_SHARE = 0.5, 0.6
 
@@ -27,28 +27,31 @@ class GeneralisedPooling(nn.Module):
     max_k is the k-th highest value of the set, separately in each dimension. The weights theta depend only on the size of the
     set and sum to 1. A bidirectional GRU reads sinusoidal encodings of the ranks 1 to the size. The logit of rank k is a
     linear map of the mean of both states at rank k, and theta is the softmax of the logits at the temperature 0.1.
+
+    ``ranks`` : the GRU over the encodings of ranks.
+    ``logit`` : the linear map from a state to a logit.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.ranks = nn.GRU(_DIM, _DIM, batch_first=True, bidirectional=True)
-        self.logit = nn.Linear(_DIM, 1, bias=False)
+        self.ranks = nn.GRU(_RANK_ENCODING_DIM, _RANK_ENCODING_DIM, batch_first=True, bidirectional=True)
+        self.logit = nn.Linear(_RANK_ENCODING_DIM, 1, bias=False)
 
-    def weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
+    def compute_rank_weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
         """Return theta for sets of these sizes, each at least 1. Weights beyond the size are 0."""
         distinct_sizes, which = torch.unique(sizes, return_inverse=True)
         encoded = rank_encodings(longest, self.logit.weight).expand(len(distinct_sizes), -1, -1)
         with torch.autocast(sizes.device.type, enabled=False):
             packed = pack_padded_sequence(encoded, distinct_sizes.cpu(), batch_first=True, enforce_sorted=False)
             states, _ = pad_packed_sequence(self.ranks(packed)[0], batch_first=True, total_length=longest)
-            logits: Tensor = self.logit((states[:, :, :_DIM] + states[:, :, _DIM:]) / 2)[:, :, 0]
+            logits: Tensor = self.logit((states[:, :, :_RANK_ENCODING_DIM] + states[:, :, _RANK_ENCODING_DIM:]) / 2)[:, :, 0]
         beyond = torch.arange(longest, device=sizes.device) >= distinct_sizes[:, None]
-        return (logits / _TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[which]
+        return (logits / _SOFTMAX_TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[which]
 
     def forward(self, vectors: Float[Tensor, "n longest dim"], mask: Bool[Tensor, "n longest"]) -> Float[Tensor, "n dim"]:
         """Return the pooled vector of each set; ``mask`` is False for padding. No set may be empty."""
         sizes = mask.sum(1)
-        weights = self.weights(sizes, mask.shape[1])
+        weights = self.compute_rank_weights(sizes, mask.shape[1])
         by_dim = vectors.masked_fill(~mask[:, :, None], -torch.inf).transpose(1, 2)
         highest = by_dim.sort(dim=2, descending=True, stable=True).values
         beyond = torch.arange(mask.shape[1], device=mask.device) >= sizes[:, None]
@@ -61,7 +64,10 @@ def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
     The encoding of the (k + 1)-th rank holds sin(a) and cos(a) of the angles a = k / 10000^(2 i / 32), for i = 0 to 15.
     """
     ranks = torch.arange(longest, device=like.device, dtype=like.dtype)
-    scales = torch.exp(torch.arange(0, _DIM, 2, device=like.device, dtype=like.dtype) * (-math.log(10_000.0) / _DIM))
+    scales = torch.exp(
+        torch.arange(0, _RANK_ENCODING_DIM, 2, device=like.device, dtype=like.dtype)
+        * (-math.log(10_000.0) / _RANK_ENCODING_DIM)
+    )
     angles = ranks[:, None] * scales
     return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
 
@@ -70,7 +76,7 @@ class GpoSettings(EncoderSettings):
     """A linear map of each vector of a set, a small residual network, and generalised pooling (Chen et al., CVPR 2021)."""
 
     name: Literal["gpo"] = "gpo"
-    takes: ClassVar = (Kind.SETS,)
+    input_kinds: ClassVar = (InputKind.SETS,)
     residual: bool = Field(
         True,
         description="add the output of two layers to the linear map: the first has dim / 2 outputs, batch normalisation and "
@@ -80,8 +86,8 @@ class GpoSettings(EncoderSettings):
         0.2, ge=0, lt=1, description="share of the vectors of a set that is removed at random in each training step"
     )
 
-    def gives(self, kind: Kind) -> Kind:
-        return Kind.VECTORS
+    def embedding_kind(self, kind: InputKind) -> InputKind:
+        return InputKind.VECTORS
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return GpoEncoder(spec.input_dim, spec.dim, self)
@@ -98,7 +104,7 @@ class GpoEncoder(Encoder):
         self.residual = _ResidualLayers(input_dim, max(1, dim // 2), dim) if settings.residual else None
         self.pooling = GeneralisedPooling()
 
-    def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> Encoded:
+    def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> BatchVectors:
         if self.training and self.size_augmentation:
             mask = drop_elements(mask, self.size_augmentation)
         rows = vectors[mask]
@@ -149,8 +155,8 @@ class WordAugmentation(nn.Module):
     ``continuation_pieces`` : indices of pieces that continue the previous piece. All pieces of a word are treated alike.
     """
 
-    is_special: Tensor
-    is_continuation: Tensor
+    special_word_mask: Tensor
+    continuation_mask: Tensor
     replacement_words: Tensor
 
     def __init__(
@@ -168,8 +174,8 @@ class WordAugmentation(nn.Module):
         marks[0, list(special_words)] = True
         marks[1, list(continuation_pieces)] = True
         others = (~marks[0]).nonzero()[:, 0]
-        self.register_buffer("is_special", marks[0], persistent=False)
-        self.register_buffer("is_continuation", marks[1], persistent=False)
+        self.register_buffer("special_word_mask", marks[0], persistent=False)
+        self.register_buffer("continuation_mask", marks[1], persistent=False)
         self.register_buffer("replacement_words", others if len(others) else torch.tensor([mask_word]), persistent=False)
 
     def forward(
@@ -182,8 +188,8 @@ class WordAugmentation(nn.Module):
         if not self.training or not self.share:
             return words, mask
         drawn = torch.rand(words.shape, device=words.device)
-        drawn = drawn.gather(1, (~self.is_continuation[words]).cumsum(1).sub(1).clamp(min=0)) / self.share
-        may_change = mask & ~self.is_special[words]
+        drawn = drawn.gather(1, (~self.continuation_mask[words]).cumsum(1).sub(1).clamp(min=0)) / self.share
+        may_change = mask & ~self.special_word_mask[words]
         others = self.replacement_words[torch.randint(len(self.replacement_words), words.shape, device=words.device)]
         changed = torch.where(may_change & (drawn >= _MASKED_SHARE) & (drawn < _MASKED_OR_CHANGED_SHARE), others, words)
         changed = changed.masked_fill(may_change & (drawn < _MASKED_SHARE), self.mask_word)

@@ -8,15 +8,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vse.training.kinds import Encoded, Kind
-from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, unit_length, xavier_linear
+from vse.training.kinds import BatchVectors, InputKind
+from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, l2_normalize, xavier_linear
 
 
 class LinearSettings(EncoderSettings):
     """A linear map into the joint space, f(x) = W x + b (VSE++ paper, Eq. 1), applied to each vector of a set."""
 
     name: Literal["linear"] = "linear"
-    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+    input_kinds: ClassVar = (InputKind.VECTORS, InputKind.SETS)
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return LinearEncoder(spec.input_dim, spec.dim)
@@ -30,10 +30,10 @@ class LinearEncoder(Encoder):
         self.dim = dim
         self.linear = xavier_linear(input_dim, dim)
 
-    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+    def forward(self, vectors: Tensor, *mask: Tensor) -> BatchVectors:
         return self.linear(vectors), *mask
 
-    def linear_map(self) -> nn.Linear:
+    def single_linear_layer(self) -> nn.Linear:
         return self.linear
 
 
@@ -41,7 +41,7 @@ class IdentitySettings(EncoderSettings):
     """Cached vectors, unchanged, for image and caption features that already share a space. Nothing is learned."""
 
     name: Literal["identity"] = "identity"
-    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+    input_kinds: ClassVar = (InputKind.VECTORS, InputKind.SETS)
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return IdentityEncoder(spec.input_dim)
@@ -54,7 +54,7 @@ class IdentityEncoder(Encoder):
         super().__init__()
         self.dim = input_dim
 
-    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+    def forward(self, vectors: Tensor, *mask: Tensor) -> BatchVectors:
         return vectors.float(), *mask
 
 
@@ -65,7 +65,7 @@ class WeightedSettings(EncoderSettings):
     """
 
     name: Literal["weighted"] = "weighted"
-    takes: ClassVar = (Kind.VECTORS,)
+    input_kinds: ClassVar = (InputKind.VECTORS,)
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return WeightedEncoder(spec.input_dim, spec.dim)
@@ -80,8 +80,8 @@ class WeightedEncoder(Encoder):
         self.linear = xavier_linear(input_dim, dim)
         self.weights = nn.Parameter(torch.ones(dim))
 
-    def forward(self, vectors: Float[Tensor, "n input_dim"]) -> Encoded:
-        return (self.weights * unit_length(self.linear(vectors)),)
+    def forward(self, vectors: Float[Tensor, "n input_dim"]) -> BatchVectors:
+        return (self.weights * l2_normalize(self.linear(vectors)),)
 
 
 class RelativeSettings(EncoderSettings):
@@ -91,7 +91,7 @@ class RelativeSettings(EncoderSettings):
     """
 
     name: Literal["relative"] = "relative"
-    takes: ClassVar = (Kind.VECTORS,)
+    input_kinds: ClassVar = (InputKind.VECTORS,)
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return RelativeEncoder(spec.input_dim, spec.dim)
@@ -112,11 +112,11 @@ class RelativeEncoder(Encoder):
     def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()
         self.dim = dim
-        self.anchors = nn.Parameter(unit_length(torch.randn(dim, input_dim)), requires_grad=False)
+        self.anchors = nn.Parameter(l2_normalize(torch.randn(dim, input_dim)), requires_grad=False)
         self.register_buffer("k", torch.tensor(dim))
         self.register_buffer("power", torch.tensor(1.0))
 
-    def forward(self, vectors: Float[Tensor, "n input_dim"]) -> Encoded:
-        cosines = unit_length(vectors.float()) @ self.anchors.T
+    def forward(self, vectors: Float[Tensor, "n input_dim"]) -> BatchVectors:
+        cosines = l2_normalize(vectors.float()) @ self.anchors.T
         highest, places = cosines.topk(int(self.k), dim=1)
         return (torch.zeros_like(cosines).scatter_(1, places, highest.clamp(min=0) ** self.power),)

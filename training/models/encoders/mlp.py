@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from vse.pipeline.presets.schema import Settings
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
 
 
@@ -23,9 +23,9 @@ class MlpSettings(EncoderSettings):
     """
 
     name: Literal["mlp"] = "mlp"
-    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+    input_kinds: ClassVar = (InputKind.VECTORS, InputKind.SETS)
     hidden: list[PositiveInt] = Field(default=[2048], min_length=1, description="output lengths of the layers before the last")
-    dropout: float = Field(0.0, ge=0, lt=1, description="after each GELU")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout after each GELU")
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return MlpEncoder(spec.input_dim, self, spec.dim)
@@ -40,7 +40,7 @@ class MlpEncoder(Encoder):
         self.linears = nn.ModuleList(xavier_linear(*sizes) for sizes in pairwise([input_dim, *settings.hidden, dim]))
         self.dropout = nn.Dropout(settings.dropout)
 
-    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+    def forward(self, vectors: Tensor, *mask: Tensor) -> BatchVectors:
         *hidden, last = self.linears
         for layer in hidden:
             vectors = self.dropout(gelu(layer(vectors)))
@@ -55,7 +55,7 @@ class ResidualSettings(EncoderSettings):
     """
 
     name: Literal["residual"] = "residual"
-    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+    input_kinds: ClassVar = (InputKind.VECTORS, InputKind.SETS)
     blocks: PositiveInt = Field(1, description="number of blocks")
     width: PositiveInt = Field(2048, description="length of the hidden vector of a block")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the output of a block")
@@ -71,16 +71,16 @@ class ResidualEncoder(Encoder):
         super().__init__()
         self.dim = dim
         self.linear = xavier_linear(input_dim, dim)
-        self.blocks = nn.ModuleList(_Block(dim, settings.width, settings.dropout) for _ in range(settings.blocks))
+        self.blocks = nn.ModuleList(_ResidualBlock(dim, settings.width, settings.dropout) for _ in range(settings.blocks))
 
-    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+    def forward(self, vectors: Tensor, *mask: Tensor) -> BatchVectors:
         vectors = self.linear(vectors)
         for block in self.blocks:
             vectors = vectors + block(vectors)
         return vectors, *mask
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     def __init__(self, dim: int, width: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
@@ -102,26 +102,26 @@ class DenseLayersSettings(Settings):
     widths: list[PositiveInt] = Field(default=[2048, 512], min_length=1, description="output lengths of the layers")
     batch_norm: Literal["after_last", "after_first"] = Field(
         "after_last",
-        description="after_last: after the last layer (the paper's text); after_first: between the first layer and its ReLU "
-        "(the authors' code)",
+        description="place of batch normalisation: after_last, after the last layer (the paper's text); after_first, between "
+        "the first layer and its ReLU (the authors' code)",
     )
     batch_norm_momentum: float = Field(
         0.1, gt=0, le=1, description="weight of a batch in the running statistics; 0.9 in the authors' code"
     )
-    dropout: float = Field(0.5, ge=0, lt=1, description="after each ReLU")
+    dropout: float = Field(0.5, ge=0, lt=1, description="dropout after each ReLU")
 
 
 class BranchSettings(EncoderSettings, DenseLayersSettings):
     """An encoder of fully connected layers, a branch of the two-branch networks (two-branch paper, section 3.2.1)."""
 
     name: Literal["branch"] = "branch"
-    takes: ClassVar = (Kind.VECTORS,)
+    input_kinds: ClassVar = (InputKind.VECTORS,)
 
     def build(self, spec: EncoderSpec) -> Encoder:
-        return Branch(spec.input_dim, self)
+        return BranchEncoder(spec.input_dim, self)
 
 
-class Branch(Encoder):
+class BranchEncoder(Encoder):
     """A network of fully connected layers."""
 
     def __init__(self, input_dim: int, settings: DenseLayersSettings) -> None:
@@ -130,22 +130,24 @@ class Branch(Encoder):
         self.dim = widths[-1]
         inputs = [input_dim, *widths[:-1]]
         self.linears = nn.ModuleList(xavier_linear(n_in, n_out) for n_in, n_out in zip(inputs, widths, strict=True))
-        self.normalized_layer = 0 if settings.batch_norm == "after_first" else len(widths) - 1
+        self.normalized_layer_index = 0 if settings.batch_norm == "after_first" else len(widths) - 1
         self.batch_norm = (
-            nn.BatchNorm1d(widths[self.normalized_layer], momentum=settings.batch_norm_momentum) if len(widths) > 1 else None
+            nn.BatchNorm1d(widths[self.normalized_layer_index], momentum=settings.batch_norm_momentum)
+            if len(widths) > 1
+            else None
         )
         self.dropout = nn.Dropout(settings.dropout)
 
-    def forward(self, vectors: Float[Tensor, "n input_dim"]) -> Encoded:
+    def forward(self, vectors: Float[Tensor, "n input_dim"]) -> BatchVectors:
         for k, layer in enumerate(self.linears):
             vectors = layer(vectors)
-            if self.batch_norm is not None and k == self.normalized_layer:
+            if self.batch_norm is not None and k == self.normalized_layer_index:
                 vectors = self.batch_norm(vectors)
             if k < len(self.linears) - 1:
                 vectors = self.dropout(vectors.relu())
         return (vectors,)
 
-    def linear_map(self) -> nn.Linear | None:
+    def single_linear_layer(self) -> nn.Linear | None:
         layer = self.linears[0]
         assert isinstance(layer, nn.Linear)
         return layer if len(self.linears) == 1 else None

@@ -9,23 +9,23 @@ from jaxtyping import Bool, Float
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.training.kinds import Encoded, Kind
-from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, unit_length, xavier_linear
+from vse.training.kinds import BatchVectors, InputKind
+from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, l2_normalize, xavier_linear
 
 
 class PooledSettings(EncoderSettings):
     """A linear map of each vector of a set, and pooling into one vector, for similarities that compare vectors."""
 
     name: Literal["pooled"] = "pooled"
-    takes: ClassVar = (Kind.SETS,)
+    input_kinds: ClassVar = (InputKind.SETS,)
     pooling: Literal["mean", "attention"] = Field(
         "mean",
         description="pooling of the mapped vectors x_k, which have unit length: mean, or attention, sum_k w_k x_k with w = "
         "softmax_k(q . x_k) and a learned vector q",
     )
 
-    def gives(self, kind: Kind) -> Kind:
-        return Kind.VECTORS
+    def embedding_kind(self, kind: InputKind) -> InputKind:
+        return InputKind.VECTORS
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return PooledEncoder(spec.input_dim, spec.dim, self.pooling == "attention")
@@ -40,8 +40,8 @@ class PooledEncoder(Encoder):
         self.linear = xavier_linear(input_dim, dim)
         self.query = nn.Parameter(torch.zeros(dim)) if attends else None
 
-    def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> Encoded:
-        mapped = unit_length(self.linear(vectors))
+    def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> BatchVectors:
+        mapped = l2_normalize(self.linear(vectors))
         if self.query is None:
             weights = mask / mask.sum(1, keepdim=True)
         else:
@@ -57,14 +57,14 @@ class WeldonSettings(EncoderSettings):
     """
 
     name: Literal["weldon"] = "weldon"
-    takes: ClassVar = (Kind.SETS,)
-    channels: PositiveInt = 2400
+    input_kinds: ClassVar = (InputKind.SETS,)
+    channels: PositiveInt = Field(2400, description="number of responses at each position")
     k_max: PositiveInt = Field(15, description="number of highest responses of a channel in the mean; all, if there are fewer")
     k_min: int = Field(15, ge=0, description="number of lowest responses; 0: none")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout of the pooled channels")
 
-    def gives(self, kind: Kind) -> Kind:
-        return Kind.VECTORS
+    def embedding_kind(self, kind: InputKind) -> InputKind:
+        return InputKind.VECTORS
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return WeldonEncoder(spec.input_dim, spec.dim, self)
@@ -81,7 +81,7 @@ class WeldonEncoder(Encoder):
         self.dropout = nn.Dropout(settings.dropout)
         self.linear = xavier_linear(settings.channels, dim)
 
-    def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> Encoded:
+    def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> BatchVectors:
         pooled = weldon_pooling(self.convolution(vectors), mask, self.k_max, self.k_min)
         return (self.linear(self.dropout(pooled)),)
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from vse.training.models.encoders.base import Encoder, EncoderSpec
 from vse.training.models.encoders.word_reader import WordReader, WordReaderSettings
-from vse.training.models.recurrent_states import last_states, packed_states, select_last_states
+from vse.training.models.recurrent_states import compute_last_states, compute_packed_states, select_last_states
 
 _ROW_MULTIPLE = 256  # rows are padded to a multiple of this number, because oneDNN compiles a kernel for every new shape
 
@@ -31,7 +31,7 @@ class RecurrentSettings(WordReaderSettings):
     def build(self, spec: EncoderSpec) -> Encoder:
         return RecurrentEncoder(spec, self)
 
-    def network(self, spec: EncoderSpec) -> nn.Module:
+    def build_network(self, spec: EncoderSpec) -> nn.Module:
         return self.network_class(spec.word_dim, spec.dim, batch_first=True, bidirectional=self.bidirectional)
 
     @model_validator(mode="after")
@@ -66,7 +66,7 @@ class RecurrentEncoder(WordReader):
 
     def compute_last_states(self, words: PackedSequence) -> Tensor:
         if words.data.device.type == "cpu":
-            return last_states(self.recurrent, self.words.weight, words)
+            return compute_last_states(self.recurrent, self.words.weight, words)
         _, last = self.recurrent(words._replace(data=self.words(words.data)))
         state: Tensor = (last[0] if isinstance(last, tuple) else last)[0]
         return state
@@ -74,7 +74,7 @@ class RecurrentEncoder(WordReader):
     def compute_all_states(self, words: PackedSequence) -> Tensor:
         if words.data.device.type == "cpu":
             directions = [
-                packed_states(self.recurrent, self.words.weight, words, backwards=bool(k))
+                compute_packed_states(self.recurrent, self.words.weight, words, backwards=bool(k))
                 for k in range(len(self.recurrent.all_weights))
             ]
         else:
@@ -136,13 +136,13 @@ class SruLayer(nn.Module):
             self.weight[:dim].mul_((1 - dropout) ** 0.5)
 
     def forward(self, inputs: Float[Tensor, "n_rows input_dim"], batch_sizes: list[int]) -> Float[Tensor, "n_rows dim"]:
-        products = linear(self._drop(inputs, self.input_dropout, batch_sizes), self.weight).to(self.weight.dtype)
+        products = linear(self._apply_dropout(inputs, self.input_dropout, batch_sizes), self.weight).to(self.weight.dtype)
         gates = (products[:, self.dim : 3 * self.dim] + self.bias).sigmoid()
-        cells: Tensor = _Cells.apply(products[:, : self.dim], gates[:, : self.dim], batch_sizes)
+        cells: Tensor = _SruCells.apply(products[:, : self.dim], gates[:, : self.dim], batch_sizes)
         highway = inputs if len(self.weight) == 3 * self.dim else products[:, 3 * self.dim :]
-        return highway + self._drop(cells.tanh() - highway, self.dropout, batch_sizes) * gates[:, self.dim :]
+        return highway + self._apply_dropout(cells.tanh() - highway, self.dropout, batch_sizes) * gates[:, self.dim :]
 
-    def _drop(self, rows: Tensor, rate: float, batch_sizes: list[int]) -> Tensor:
+    def _apply_dropout(self, rows: Tensor, rate: float, batch_sizes: list[int]) -> Tensor:
         """Apply dropout to packed captions, with one mask for each caption."""
         if not rate or not self.training:
             return rows
@@ -151,7 +151,7 @@ class SruLayer(nn.Module):
         return rows * factors[captions.clamp(max=batch_sizes[0] - 1).to(rows.device)]
 
 
-class _Cells(torch.autograd.Function):
+class _SruCells(torch.autograd.Function):
     """The cells c_t = f_t c_{t-1} + (1 - f_t) u_t of an SRU layer, for all captions at once, with ``inputs`` u."""
 
     @staticmethod
@@ -190,13 +190,13 @@ class SruSettings(WordReaderSettings):
     """Word embeddings and SRU layers, whose last state is the caption's embedding (DSVE-loc, Engilberge et al., CVPR 2018)."""
 
     name: Literal["sru"] = "sru"
-    layers: PositiveInt = 4
+    layers: PositiveInt = Field(4, description="number of SRU layers")
     dropout: float = Field(0.25, ge=0, lt=1, description="dropout in each layer, with one mask for all words of a caption")
 
     def build(self, spec: EncoderSpec) -> Encoder:
         return SruEncoder(spec, self)
 
-    def network(self, spec: EncoderSpec) -> nn.Module:
+    def build_network(self, spec: EncoderSpec) -> nn.Module:
         return SruLayers(spec.word_dim, spec.dim, self.layers, self.dropout)
 
 

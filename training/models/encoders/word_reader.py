@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from vse.pipeline.dataset.captions import END_ID, PAD_ID, START_ID, UNKNOWN_ID
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec
 from vse.training.models.encoders.gpo import GeneralisedPooling, WordAugmentation
-from vse.training.models.encoders.mlp import Branch, DenseLayersSettings
+from vse.training.models.encoders.mlp import BranchEncoder, DenseLayersSettings
 
-_INITIAL_RANGE = 0.1  # word embeddings without a file start as U(-0.1, 0.1)
+_INITIAL_EMBEDDING_RANGE = 0.1  # word embeddings without a file start as U(-0.1, 0.1)
 
 
 class WordReaderSettings(EncoderSettings):
     """The common settings of encoders that read captions word by word."""
 
-    takes: ClassVar = (Kind.WORDS,)
+    input_kinds: ClassVar = (InputKind.WORDS,)
     states: Literal["last", "all", "pooled"] = Field(
         "last",
         description="representation of a caption: the state after the last word (last), the set of the states after each word "
@@ -46,13 +46,13 @@ class WordReaderSettings(EncoderSettings):
     )
     train_words: bool = Field(True, description="train word embeddings that start from a file; others are always trained")
 
-    def gives(self, kind: Kind) -> Kind:
-        return Kind.SETS if self.states == "all" else Kind.VECTORS
+    def embedding_kind(self, kind: InputKind) -> InputKind:
+        return InputKind.SETS if self.states == "all" else InputKind.VECTORS
 
-    def word_file(self) -> Path | None:
+    def word_vector_file(self) -> Path | None:
         return Path(self.words) if self.words else None
 
-    def network(self, spec: EncoderSpec) -> nn.Module:
+    def build_network(self, spec: EncoderSpec) -> nn.Module:
         """Return the network over word embeddings, with states of length ``spec.dim``."""
         raise NotImplementedError
 
@@ -67,14 +67,18 @@ class WordReader(Encoder):
     """Word embeddings, a recurrent network over words, and optional layers on the last or pooled state.
 
     The last state is the state after ``<end>`` (VSE++ paper, section 3).
+
+    ``words`` : the word embeddings.
+    ``recurrent`` : the recurrent network.
+    ``head`` : layers on the last or pooled state, or None.
     """
 
     def __init__(self, spec: EncoderSpec, settings: WordReaderSettings) -> None:
         super().__init__()
         self.words = nn.Embedding(spec.input_dim, spec.word_dim)
-        nn.init.uniform_(self.words.weight, -_INITIAL_RANGE, _INITIAL_RANGE)
-        self.recurrent = settings.network(spec)
-        self.head = None if settings.head is None else Branch(spec.dim, settings.head)
+        nn.init.uniform_(self.words.weight, -_INITIAL_EMBEDDING_RANGE, _INITIAL_EMBEDDING_RANGE)
+        self.recurrent = settings.build_network(spec)
+        self.head = None if settings.head is None else BranchEncoder(spec.dim, settings.head)
         self.dim = spec.dim if self.head is None else self.head.dim
         self.states = settings.states
         self.pooling = GeneralisedPooling() if settings.states == "pooled" else None
@@ -82,7 +86,7 @@ class WordReader(Encoder):
         self.augmentation = (
             WordAugmentation(share, spec.input_dim, (PAD_ID, START_ID, END_ID), UNKNOWN_ID, PAD_ID) if share else None
         )
-        self._train_words = settings.train_words
+        self._trains_words = settings.train_words
 
     def compute_all_states(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
         """Return the state after each word, in the order of the packed words ``words.data``."""
@@ -92,15 +96,15 @@ class WordReader(Encoder):
         """Return the state after the last word of each caption, in the order before packing."""
         raise NotImplementedError
 
-    def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Encoded:
+    def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> BatchVectors:
         """Return the embeddings of captions, given padded ``words`` and the ``lengths`` of the captions (on the CPU)."""
         if self.augmentation is not None and self.training:
-            words, mask = self.augmentation(words, _mask(lengths, words.shape[1], words.device))
+            words, mask = self.augmentation(words, _build_length_mask(lengths, words.shape[1], words.device))
             lengths = mask.sum(1).cpu()
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
         if self.states != "last":
             states, _ = pad_packed_sequence(packed._replace(data=self.compute_all_states(packed)), batch_first=True)
-            mask = _mask(lengths, states.shape[1], states.device)
+            mask = _build_length_mask(lengths, states.shape[1], states.device)
             if self.pooling is None:
                 return states, mask
             state = self.pooling(states, mask)
@@ -116,13 +120,13 @@ class WordReader(Encoder):
         with torch.no_grad():
             weight = self.words.weight
             vectors, known = vectors.to(weight), known.to(weight.device)
-            scale = vectors[known].std(correction=0) / (_INITIAL_RANGE / 3**0.5)
+            scale = vectors[known].std(correction=0) / (_INITIAL_EMBEDDING_RANGE / 3**0.5)
             weight.copy_(torch.where(known[:, None], vectors, weight * scale))
-            weight.requires_grad_(self._train_words)
+            weight.requires_grad_(self._trains_words)
 
     def weights_without_decay(self) -> list[Tensor]:
         return [self.words.weight]
 
 
-def _mask(lengths: Tensor, longest: int, device: torch.device) -> Bool[Tensor, "n longest"]:
+def _build_length_mask(lengths: Tensor, longest: int, device: torch.device) -> Bool[Tensor, "n longest"]:
     return torch.arange(longest, device=device) < lengths.to(device)[:, None]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.schema import Settings
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import BatchVectors, InputKind
 
 # Scores (n_images, n_captions), or one such matrix for each direction, i2t and t2i.
 Scores = Tensor | tuple[Tensor, Tensor]
@@ -19,12 +19,12 @@ Scores = Tensor | tuple[Tensor, Tensor]
 class Similarity(nn.Module):
     """A network that scores n images with m captions. A score does not depend on other images or captions."""
 
-    def forward(self, images: Encoded, captions: Encoded) -> Scores:
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> Scores:
         """Return scores (n, m), or two such matrices (i2t, t2i) if the score of a pair depends on the direction."""
         raise NotImplementedError
 
     def score_pairs(
-        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+        self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         """Return the score of each image at ``rows`` with the caption at the same position in ``columns``."""
         scores = self(images, captions)
@@ -34,7 +34,7 @@ class Similarity(nn.Module):
         return chosen
 
     def attention(
-        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+        self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
         """Return the attention of each query vector to each context vector, for pairs as in :meth:`score_pairs`.
 
@@ -46,17 +46,18 @@ class Similarity(nn.Module):
 class SimilaritySettings(Settings):
     """Settings of a similarity, chosen by its ``name``.
 
-    ``images``, ``captions`` : kinds of the embeddings of each side.
-    ``ranked_by`` : the similarity in :mod:`vse.eval.ranking.ranks` with the same ranks; None: the model must score every pair.
+    ``image_kind``, ``caption_kind`` : kinds of the embeddings of each side.
+    ``ranking_similarity`` : name of the similarity in :mod:`vse.eval.ranking.ranks` with the same ranks; None: the model must
+        score every pair.
     ``compares_within_side`` : whether two images, or two captions, can also be compared.
     ``needs_unit_length`` : whether embeddings must have unit length.
     ``attention_direction`` : ``t2i`` if words attend to regions, ``i2t`` if regions attend to words, None without attention.
     """
 
     name: str
-    images: ClassVar[Kind] = Kind.VECTORS
-    captions: ClassVar[Kind] = Kind.VECTORS
-    ranked_by: ClassVar[str | None] = None
+    image_kind: ClassVar[InputKind] = InputKind.VECTORS
+    caption_kind: ClassVar[InputKind] = InputKind.VECTORS
+    ranking_similarity: ClassVar[str | None] = None
     compares_within_side: ClassVar[bool] = False
     needs_unit_length: ClassVar[bool] = False
 

@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.training.kinds import Encoded, select
+from vse.training.kinds import BatchVectors, select_rows
 from vse.training.models.encoders.base import xavier_linear
 from vse.training.models.similarities.base import Similarity, SimilaritySettings
 
-_BLOCK = 2**15  # number of pairs that are scored at once
+_PAIRS_PER_BLOCK = 2**15  # number of pairs that are scored at once
 
 
 class SimilarityNetworkSettings(SimilaritySettings):
@@ -37,18 +37,18 @@ class SimilarityNetwork(Similarity):
         inputs = [dim, *widths]
         self.linears = nn.ModuleList(xavier_linear(n_in, n_out) for n_in, n_out in zip(inputs, [*widths, 1], strict=True))
 
-    def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> Float[Tensor, "n_images n_captions"]:
         n, m = len(images[0]), len(captions[0])
         blocks = [
             self._score_products(images[0][pairs // m] * captions[0][pairs % m])
-            for pairs in torch.split(torch.arange(n * m, device=images[0].device), _BLOCK)
+            for pairs in torch.split(torch.arange(n * m, device=images[0].device), _PAIRS_PER_BLOCK)
         ]
         return torch.cat([*blocks, images[0].new_empty(0)]).view(n, m)
 
     def score_pairs(
-        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+        self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        return self._score_products(select(images, rows)[0] * select(captions, columns)[0])
+        return self._score_products(select_rows(images, rows)[0] * select_rows(captions, columns)[0])
 
     def _score_products(self, products: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
         *hidden, last = self.linears

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 from torch.utils.checkpoint import checkpoint
 
-from vse.training.kinds import Encoded, Kind, select
+from vse.training.kinds import BatchVectors, InputKind, select_rows
 from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
 _EPS = 1e-8  # added to norms, and the smallest denominator of a cosine, as in the authors' code
-_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # number of cosines in memory at a time; on a CPU they fit into its caches
+_COSINES_PER_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # number of cosines in memory at a time; on a CPU they fit into its caches
 _MAX_STORED_COSINES = 2**26  # for more cosines in a call, the backward pass computes each block again
-_LENGTH_GROUPS = 4  # number of groups of captions with similar lengths in a training step
+_N_LENGTH_GROUPS = 4  # number of groups of captions with similar lengths in a training step
 _MAX_PLAIN_SHARPNESS = 20.0  # above, exponents are relative to the highest exponent, against overflow
 
 
@@ -33,16 +33,20 @@ class ScanSettings(SimilaritySettings):
     """
 
     name: Literal["scan"] = "scan"
-    images: ClassVar = Kind.SETS
-    captions: ClassVar = Kind.SETS
+    image_kind: ClassVar = InputKind.SETS
+    caption_kind: ClassVar = InputKind.SETS
     needs_unit_length: ClassVar = True
     attention: Literal["t2i", "i2t"] = Field("t2i", description="t2i: words attend to regions; i2t: regions attend to words")
     aggregation: Literal["avg", "lse", "sum", "max"] = Field(
         "avg",
         description="aggregation of the R_j of a pair: mean, log(sum_j exp(lse_sharpness R_j)) / lse_sharpness, sum, max",
     )
-    sharpness: float = Field(9.0, gt=0, le=1000, description="lambda_1 of the paper, lambda_softmax of the code")
-    lse_sharpness: float = Field(6.0, gt=0, le=1000, description="lambda_2 of the paper, lambda_lse of the code; for lse only")
+    sharpness: float = Field(
+        9.0, gt=0, le=1000, description="factor of h_kj in the softmax; lambda_1 of the paper, lambda_softmax of the code"
+    )
+    lse_sharpness: float = Field(
+        6.0, gt=0, le=1000, description="factor of R_j in lse; lambda_2 of the paper, lambda_lse of the code"
+    )
     raw_feature_norm: Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "softmax", "no_norm"] = Field(
         "clipped_l2norm",
         description="normalisation of a_kj before the softmax, with the names of the code: clipped: the rectifier; l1norm, "
@@ -58,10 +62,10 @@ class ScanSettings(SimilaritySettings):
         return self.attention
 
     def build(self, dim: int) -> Similarity:
-        return Scan(self)
+        return ScanSimilarity(self)
 
 
-class Scan(Similarity):
+class ScanSimilarity(Similarity):
     """Scores of sets of regions with sets of words.
 
     The attended vectors sum_k w_kj v_k are not computed. The inner product of an attended vector with its query e_j is
@@ -73,53 +77,53 @@ class Scan(Similarity):
         super().__init__()
         self.settings = settings
 
-    def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> Float[Tensor, "n_images n_captions"]:
         if not torch.is_grad_enabled():  # the arithmetic of a pair must not depend on other pairs
             return self._score_all(images, captions)
         order = captions[1].sum(1).argsort()
-        groups = order.chunk(_LENGTH_GROUPS)
-        return torch.cat([self._score_all(images, _trim_padding(select(captions, group))) for group in groups], 1)[
+        groups = order.chunk(_N_LENGTH_GROUPS)
+        return torch.cat([self._score_all(images, _trim_padding(select_rows(captions, group))) for group in groups], 1)[
             :, order.argsort()
         ]
 
     def score_pairs(
-        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+        self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         context, context_mask, queries, query_mask = self._select_pairs(images, captions, rows, columns)
         with torch.autocast(context.device.type, enabled=False):
             cosines, squares = (context @ queries.transpose(1, 2))[..., None], queries.square().sum(2, keepdim=True)
-            return self._aggregate(self._relevance(cosines, _gram(context), squares, context_mask, query_mask), query_mask)[
-                :, 0
-            ]
+            return self._aggregate_relevance(
+                self._compute_relevance(cosines, _gram_matrices(context), squares, context_mask, query_mask), query_mask
+            )[:, 0]
 
     def attention(
-        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+        self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
         """Return the weights w of single pairs: for each word over regions or, with i2t, for each region over words."""
         context, context_mask, queries, query_mask = self._select_pairs(images, captions, rows, columns)
-        weights = self._weights((context @ queries.transpose(1, 2))[..., None], context_mask, query_mask)
+        weights = self._attention_weights((context @ queries.transpose(1, 2))[..., None], context_mask, query_mask)
         return (weights / weights.sum(1, keepdim=True))[..., 0]
 
-    def _context_and_queries(self, images: Encoded, captions: Encoded) -> tuple[Encoded, Encoded]:
+    def _context_and_queries(self, images: BatchVectors, captions: BatchVectors) -> tuple[BatchVectors, BatchVectors]:
         """Return the context (the vectors attended to) and the queries (the attending vectors). Padding becomes zeros."""
         sides = [(vectors * mask[:, :, None], mask) for vectors, mask in (images, captions)]
         context, queries = sides if self.settings.attention == "t2i" else reversed(sides)
         return context, queries
 
     def _select_pairs(
-        self, images: Encoded, captions: Encoded, rows: Tensor, columns: Tensor
+        self, images: BatchVectors, captions: BatchVectors, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return context vectors, the context mask, query vectors and the query mask (k, n_queries, 1) of single pairs."""
         (context, context_mask), (queries, query_mask) = self._context_and_queries(
-            select(images, rows), select(captions, columns)
+            select_rows(images, rows), select_rows(captions, columns)
         )
         return context, context_mask, queries, query_mask[:, :, None]
 
-    def _score_all(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
+    def _score_all(self, images: BatchVectors, captions: BatchVectors) -> Float[Tensor, "n_images n_captions"]:
         (context, context_mask), (queries, query_mask) = self._context_and_queries(images, captions)
         (n, n_context, dim), (m, n_queries) = context.shape, query_mask.shape
         n_per_image = n_context * n_queries * m
-        size = 2 ** max(0, (_BLOCK.get(context.device.type, 2**26) // max(1, n_per_image)).bit_length() - 1)
+        size = 2 ** max(0, (_COSINES_PER_BLOCK.get(context.device.type, 2**26) // max(1, n_per_image)).bit_length() - 1)
         recompute = torch.is_grad_enabled() and n * n_per_image > _MAX_STORED_COSINES
         products = (
             torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device := context.device.type) else context.dtype
@@ -130,8 +134,10 @@ class Scan(Similarity):
         def block(rows: slice) -> Tensor:
             with torch.autocast(device, enabled=False):
                 cosines = (low[rows].flatten(0, 1) @ columns).to(context.dtype).view(-1, n_context, n_queries, m)
-                relevance = self._relevance(cosines, _gram(context[rows]), squares, context_mask[rows], query_mask.T)
-                return self._aggregate(relevance, query_mask.T)
+                relevance = self._compute_relevance(
+                    cosines, _gram_matrices(context[rows]), squares, context_mask[rows], query_mask.T
+                )
+                return self._aggregate_relevance(relevance, query_mask.T)
 
         blocks = [slice(start, start + size) for start in range(0, n, size)]
         parts = [
@@ -141,7 +147,7 @@ class Scan(Similarity):
         scores = torch.cat([*parts, context.new_empty(0, m)])
         return scores if self.settings.attention == "t2i" else scores.T
 
-    def _relevance(
+    def _compute_relevance(
         self,
         cosines: Float[Tensor, "k n_context n_queries m"],
         gram: Float[Tensor, "k n_context n_context"],
@@ -157,14 +163,14 @@ class Scan(Similarity):
         ``gram`` : inner products of context vectors.
         ``squares`` : squared lengths of queries.
         """
-        weights = self._weights(cosines, context_mask, query_mask)
+        weights = self._attention_weights(cosines, context_mask, query_mask)
         products = (weights * cosines).sum(1)
         flat = weights.flatten(2)
         attended = (torch.bmm(gram, flat) * flat).sum(1).view_as(products)
         least = _EPS * weights.sum(1)
         return products * torch.maximum(attended * squares, least.square()).rsqrt()
 
-    def _weights(
+    def _attention_weights(
         self, cosines: Float[Tensor, "k n_context n_queries m"], context_mask: Bool[Tensor, "k n_context"], query_mask: Tensor
     ) -> Float[Tensor, "k n_context n_queries m"]:
         """Return the attention weights of each query. The weights of a query do not sum to 1."""
@@ -187,7 +193,7 @@ class Scan(Similarity):
         sums = (cosines.square() if norm.endswith("l2norm") else cosines.abs()).sum(2, keepdim=True)
         return cosines * (sharpness / ((safe_sqrt(sums) if norm.endswith("l2norm") else sums) + _EPS))
 
-    def _aggregate(
+    def _aggregate_relevance(
         self, relevance: Float[Tensor, "k n_queries m"], query_mask: Bool[Tensor, "... n_queries m"]
     ) -> Float[Tensor, "k m"]:
         kind, sharpness = self.settings.aggregation, self.settings.lse_sharpness
@@ -199,11 +205,11 @@ class Scan(Similarity):
         return total / query_mask.sum(-2) if kind == "avg" else total
 
 
-def _gram(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
+def _gram_matrices(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
     return sets @ sets.transpose(1, 2)
 
 
-def _trim_padding(sets: Encoded) -> Encoded:
+def _trim_padding(sets: BatchVectors) -> BatchVectors:
     vectors, mask = sets
     longest = int((mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax())
     return vectors[:, :longest], mask[:, :longest]

@@ -13,12 +13,12 @@ from torch.nn.functional import linear, logsigmoid
 from torch.utils.checkpoint import checkpoint
 
 from vse.pipeline.errors import UserError
-from vse.training.kinds import Encoded
-from vse.training.models.encoders.base import unit_length, xavier_linear
+from vse.training.kinds import BatchVectors
+from vse.training.models.encoders.base import l2_normalize, xavier_linear
 from vse.training.models.similarities.base import Scores, Similarity, SimilaritySettings
 
 _EPS = 1e-8  # the smallest denominator of a cosine
-_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # number of pairs that are deformed at a time
+_PAIRS_PER_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # number of pairs that are deformed at a time
 _MAX_STORED_NUMBERS = 2**28  # for more numbers in a call, the backward pass computes each block again
 _CONDITION_SIDES = {  # the side of the condition, in the directions i2t and t2i
     "target": ("captions", "images"),
@@ -79,12 +79,12 @@ class ConditionalMlp(nn.Module):
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], identity: bool) -> None:
         super().__init__()
         self.network = ConditionalNetwork(dim, condition_dim, widths, dim, identity)
-        self.adds = identity
+        self.adds_input = identity
 
     def deformed_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
         """Return the deformed vectors T(x; v) in a list, as a flow returns its two halves."""
         out = self.network(x, condition).to(x.dtype)
-        return [x + out if self.adds else out]
+        return [x + out if self.adds_input else out]
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
@@ -120,7 +120,7 @@ class ConditionalFlow(nn.Module):
             ConditionalNetwork(dim // 2, condition_dim, widths, dim, identity) for _ in range(layers)
         )
         self._scale, at_identity = SCALE_FUNCTIONS[scale]
-        self._kept = kept
+        self._first_kept_half = kept
         if identity:
             for network in self.networks:
                 assert isinstance(network, ConditionalNetwork)
@@ -130,30 +130,30 @@ class ConditionalFlow(nn.Module):
         """Return both halves of the deformed vectors T(x; v). The half that a single layer keeps is not broadcast."""
         halves = list(x.chunk(2, -1))
         for k, network in enumerate(self.networks):
-            kept = (self._kept + k) % 2
+            kept = (self._first_kept_half + k) % 2
             scale, shift = self._scale_and_shift(network, halves[kept], condition)
             halves[1 - kept] = torch.addcmul(shift, halves[1 - kept], scale)
         return halves
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return _concatenate(self.deformed_parts(x, condition))
+        return _concatenate_halves(self.deformed_parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x whose deformation T(x; v) is y."""
         halves = list(y.chunk(2, -1))
         for k, network in reversed(list(enumerate(self.networks))):
-            kept = (self._kept + k) % 2
+            kept = (self._first_kept_half + k) % 2
             scale, shift = self._scale_and_shift(network, halves[kept], condition)
             halves[1 - kept] = (halves[1 - kept] - shift) / scale
-        return _concatenate(halves)
+        return _concatenate_halves(halves)
 
     def _scale_and_shift(self, network: nn.Module, kept: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
         s, t = network(kept, condition).to(kept.dtype).chunk(2, -1)
         return self._scale(s), t
 
 
-def _concatenate(halves: Sequence[Tensor]) -> Tensor:
+def _concatenate_halves(halves: Sequence[Tensor]) -> Tensor:
     first, second = halves
     total = first + second  # has the broadcast shape
     return torch.cat([first.expand_as(total), second.expand_as(total)], -1)
@@ -172,9 +172,9 @@ class TodNetSettings(SimilaritySettings):
         "target", description="v: the target of a search, its query, always the caption or the image, or nothing"
     )
     transform: Literal["flow", "mlp"] = Field("flow", description="T: a conditional Real-NVP flow, or an MLP of x and v")
-    layers: PositiveInt = Field(3, description="coupling layers of the flow")
+    layers: PositiveInt = Field(3, description="number of coupling layers of the flow")
     hidden: PositiveInt | None = Field(
-        None, description="hidden layers of each network; none: 2 in the flow, 4 in the MLP, as in the paper"
+        None, description="number of hidden layers of each network; none: 2 in the flow, 4 in the MLP, as in the paper"
     )
     width: PositiveInt | None = Field(None, description="width of the hidden layers; none: the length of an embedding")
     scale: Literal["exp", "exp_tanh", "sigmoid", "product"] = Field(
@@ -197,14 +197,15 @@ class TodNetSettings(SimilaritySettings):
     normalize_after: bool = Field(True, description="unit vectors after T; false: scores are inner products")
 
     def build(self, dim: int) -> Similarity:
-        return TodNet(self, dim)
+        return TodNetSimilarity(self, dim)
 
 
-class TodNet(Similarity):
+class TodNetSimilarity(Similarity):
     """Scores of images with captions in deformed spaces; two matrices if scores depend on the direction.
 
     Each combination of a condition v (of one side) and a vector x (of the other side) needs a pass through the deformation T.
-    Pairs are scored in blocks. For large batches the backward pass computes each block again.
+    Pairs are scored in blocks. For large batches the backward pass computes each block again. ``maps`` holds the deformations:
+    one for both directions, or one for each.
     """
 
     def __init__(self, settings: TodNetSettings, dim: int) -> None:
@@ -213,16 +214,16 @@ class TodNet(Similarity):
         self._condition_sides = _CONDITION_SIDES[settings.condition]
         self.maps = nn.ModuleList(self._build_deformation(dim) for _ in range(1 if settings.networks == "one" else 2))
         width = settings.width or dim
-        per_layer = self._n_hidden * width + dim
+        per_layer = self._n_hidden_layers * width + dim
         self._numbers_per_pair = per_layer * (settings.layers if settings.transform == "flow" else 1)
 
     @property
-    def _n_hidden(self) -> int:
+    def _n_hidden_layers(self) -> int:
         return self.settings.hidden or (2 if self.settings.transform == "flow" else 4)
 
     def _build_deformation(self, dim: int) -> ConditionalFlow | ConditionalMlp:
         settings = self.settings
-        widths = [settings.width or dim] * self._n_hidden
+        widths = [settings.width or dim] * self._n_hidden_layers
         condition_dim = 0 if settings.condition == "none" else dim
         if settings.transform == "mlp":
             return ConditionalMlp(dim, condition_dim, widths, settings.identity)
@@ -234,10 +235,10 @@ class TodNet(Similarity):
         kept = 0 if settings.kept_first == "first" else 1
         return ConditionalFlow(dim, condition_dim, settings.layers, widths, settings.scale, settings.identity, kept)
 
-    def forward(self, images: Encoded, captions: Encoded) -> Scores:
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> Scores:
         vectors = {"images": images[0], "captions": captions[0]}
         if self.settings.normalize_before:
-            vectors = {side: unit_length(values) for side, values in vectors.items()}
+            vectors = {side: l2_normalize(values) for side, values in vectors.items()}
         i2t = self._direction_scores(self.maps[0], self._condition_sides[0], vectors)
         if len(self.maps) == 1 and self._condition_sides[0] == self._condition_sides[1]:
             return i2t
@@ -258,7 +259,7 @@ class TodNet(Similarity):
     ) -> Float[Tensor, "k n"]:
         """Return the scores of conditions (rows), which are images or captions, with vectors of the other side (columns)."""
         k, n = len(conditions), len(others)
-        size = max(1, _BLOCK.get(conditions.device.type, 2**15) // max(1, n))
+        size = max(1, _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15) // max(1, n))
         recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
 
         def block(rows: Tensor) -> Tensor:
@@ -277,14 +278,14 @@ class TodNet(Similarity):
         Both arguments are lists of parts, which form the vectors if they are concatenated.
         """
         with torch.autocast(first[0].device.type, enabled=False):
-            products = _sum([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
+            products = _sum_tensors([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
             if not self.settings.normalize_after:
                 return products
-            lengths = [_sum([part.square().sum(2) for part in side]) for side in (first, second)]
+            lengths = [_sum_tensors([part.square().sum(2) for part in side]) for side in (first, second)]
             return products * torch.maximum(lengths[0][:, :, None] * lengths[1][:, None], products.new_tensor(_EPS**2)).rsqrt()
 
 
-def _sum(parts: list[Tensor]) -> Tensor:
+def _sum_tensors(parts: list[Tensor]) -> Tensor:
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from vse.training.kinds import Encoded
+from vse.training.kinds import BatchVectors
 from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
 
@@ -16,21 +16,21 @@ class CosineSettings(SimilaritySettings):
     """Inner products of embeddings, which are cosines if all embeddings have unit length (VSE++ paper, Eq. 3)."""
 
     name: Literal["cosine"] = "cosine"
-    ranked_by: ClassVar = "cosine"
+    ranking_similarity: ClassVar = "cosine"
     compares_within_side: ClassVar = True
 
     def build(self, dim: int) -> Similarity:
-        return Cosine()
+        return CosineSimilarity()
 
 
-class Cosine(Similarity):
+class CosineSimilarity(Similarity):
     """Inner products of images and captions."""
 
-    def forward(self, images: Encoded, captions: Encoded) -> Tensor:
-        return cosine(images[0], captions[0])
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> Tensor:
+        return compute_inner_products(images[0], captions[0])
 
 
-def cosine(
+def compute_inner_products(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]
 ) -> Float[Tensor, "n_images n_captions"]:
     """Return the inner product of each image with each caption."""
@@ -41,7 +41,7 @@ class EuclideanSettings(SimilaritySettings):
     """Minus the Euclidean distance of unit vectors, with the same ranks as the cosine (two-branch paper, section 3.2)."""
 
     name: Literal["euclidean"] = "euclidean"
-    ranked_by: ClassVar = "cosine"
+    ranking_similarity: ClassVar = "cosine"
     compares_within_side: ClassVar = True
     needs_unit_length: ClassVar = True
     floor: float = Field(
@@ -52,21 +52,21 @@ class EuclideanSettings(SimilaritySettings):
     )
 
     def build(self, dim: int) -> Similarity:
-        return Euclidean(self.floor)
+        return EuclideanSimilarity(self.floor)
 
 
-class Euclidean(Similarity):
+class EuclideanSimilarity(Similarity):
     """Minus the distance of each image to each caption."""
 
     def __init__(self, floor: float) -> None:
         super().__init__()
         self.floor = floor
 
-    def forward(self, images: Encoded, captions: Encoded) -> Tensor:
-        return euclidean(images[0], captions[0], self.floor)
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> Tensor:
+        return compute_euclidean_scores(images[0], captions[0], self.floor)
 
 
-def euclidean(
+def compute_euclidean_scores(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], floor: float = 0.0
 ) -> Float[Tensor, "n_images n_captions"]:
     """Return the score -sqrt(||v - c||^2 + floor) of each image v and caption c. The gradient at a root of 0 is 0."""

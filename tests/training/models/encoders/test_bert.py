@@ -17,7 +17,7 @@ from tests.transformers_made import WORDS, make_bert
 from vse.features.backbones.transformer import read_transformer
 from vse.pipeline.errors import UserError
 from vse.training.data.pairs import TokenIndices
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.models.encoders.base import EncoderSpec
 from vse.training.models.encoders.bert import BertEncoder, BertSettings
 
@@ -34,8 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(folder: Path, **settings: Any) -> BertEncoder:
     torch.manual_seed(0)
     config = BertSettings(model=str(folder), **settings)
-    transformer = config.transformer(None, list)
-    encoder = config.build(EncoderSpec(Kind.TOKENS, transformer.tokenizer.get_vocab_size(), DIM, 99, transformer))
+    transformer = config.load_transformer(None, list)
+    encoder = config.build(EncoderSpec(InputKind.TOKENS, transformer.tokenizer.get_vocab_size(), DIM, 99, transformer))
     assert isinstance(encoder, BertEncoder)
     return encoder.eval()
 
@@ -91,7 +91,7 @@ def test_words_are_masked_and_left_out_in_training_alone_and_special_tokens_stay
     nameless = replace(transformer, tokenizer_json=transformer.tokenizer_json.replace("[MASK]", "[HOLE]"))
     with pytest.raises(UserError, match="size_augmentation: .*bert has no mask token; set it to 0"):
         BertSettings(size_augmentation=0.2).build(
-            EncoderSpec(Kind.TOKENS, nameless.tokenizer.get_vocab_size(), DIM, 99, nameless)
+            EncoderSpec(InputKind.TOKENS, nameless.tokenizer.get_vocab_size(), DIM, 99, nameless)
         )
 
 

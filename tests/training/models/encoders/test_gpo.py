@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.models.encoders.base import EncoderSpec
 from vse.training.models.encoders.gpo import GeneralisedPooling, GpoEncoder, GpoSettings
 from vse.training.models.encoders.pooling import WeldonEncoder, WeldonSettings, weldon_pooling
@@ -19,7 +19,7 @@ INPUT_DIM, DIM = 5, 6
 
 def encoder(**settings: Any) -> GpoEncoder:
     torch.manual_seed(0)
-    made = GpoSettings.model_validate(settings).build(EncoderSpec(Kind.SETS, INPUT_DIM, DIM, 0))
+    made = GpoSettings.model_validate(settings).build(EncoderSpec(InputKind.SETS, INPUT_DIM, DIM, 0))
     assert isinstance(made, GpoEncoder)
     return made.double()
 
@@ -127,7 +127,7 @@ def test_single_vectors_are_pooled_to_themselves_and_train() -> None:
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 3))
 def test_weights_are_those_of_the_size_whatever_the_others_and_sum_to_one(sizes: list[int], more: int) -> None:
     pooling, longest = operator(), max(sizes) + more
-    weights = pooling.weights(torch.tensor(sizes), longest)
+    weights = pooling.compute_rank_weights(torch.tensor(sizes), longest)
     torch.testing.assert_close(weights.sum(1), torch.ones(len(sizes), dtype=torch.float64))
     for own, size in zip(weights, sizes, strict=True):
         torch.testing.assert_close(own[:size], slow_weights(pooling, size))
@@ -138,8 +138,8 @@ def test_under_autocast_weights_are_as_exact_as_without() -> None:
     pooling = operator(torch.float32)
     sizes = torch.tensor(SIZES)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        low = pooling.weights(sizes, 7)
-    assert torch.equal(low, pooling.weights(sizes, 7))
+        low = pooling.compute_rank_weights(sizes, 7)
+    assert torch.equal(low, pooling.compute_rank_weights(sizes, 7))
 
 
 COUNTS = [6, 1, 4]
@@ -193,7 +193,7 @@ def test_order_and_padding_change_nothing_in_weldon(counts: list[int], k_max: in
 def weldon(**settings: object) -> WeldonEncoder:
     torch.manual_seed(0)
     config = WeldonSettings.model_validate({"channels": 7, "k_max": 2, "k_min": 2, **settings})
-    encoder = config.build(EncoderSpec(Kind.SETS, input_dim=5, dim=3, word_dim=0))
+    encoder = config.build(EncoderSpec(InputKind.SETS, input_dim=5, dim=3, word_dim=0))
     assert isinstance(encoder, WeldonEncoder)
     return encoder
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.models.encoders import IMAGE_ENCODERS
 from vse.training.models.encoders.base import Encoder, EncoderSpec
-from vse.training.models.encoders.mlp import Branch, BranchSettings, MlpEncoder, ResidualEncoder
+from vse.training.models.encoders.mlp import BranchEncoder, BranchSettings, MlpEncoder, ResidualEncoder
 
 INPUT, DIM = 5, 4
 HEADS: dict[str, list[dict[str, Any]]] = {
@@ -24,7 +24,7 @@ CASES = [(name, settings) for name, cases in HEADS.items() for settings in cases
 def built(name: str, **settings: Any) -> Encoder:
     """A head whose weights are all other than 0."""
     torch.manual_seed(0)
-    head = IMAGE_ENCODERS.parse({"name": name, **settings}).build(EncoderSpec(Kind.VECTORS, INPUT, DIM, 99)).double()
+    head = IMAGE_ENCODERS.parse({"name": name, **settings}).build(EncoderSpec(InputKind.VECTORS, INPUT, DIM, 99)).double()
     assert isinstance(head, Encoder)
     for weight in head.parameters():
         nn.init.normal_(weight)
@@ -77,7 +77,7 @@ def test_vectors_go_through_a_head_by_themselves_and_dropout_is_for_training(nam
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_a_residual_head_starts_as_its_linear_map(blocks: int) -> None:
     settings = {"name": "residual", "blocks": blocks, "width": 7}
-    head = IMAGE_ENCODERS.parse(settings).build(EncoderSpec(Kind.VECTORS, INPUT, DIM, 99))
+    head = IMAGE_ENCODERS.parse(settings).build(EncoderSpec(InputKind.VECTORS, INPUT, DIM, 99))
     assert isinstance(head, ResidualEncoder)
     vectors = torch.randn(6, INPUT)
     (computed,) = head(vectors)
@@ -86,16 +86,16 @@ def test_a_residual_head_starts_as_its_linear_map(blocks: int) -> None:
     assert all(block.outer.weight.grad.any() for block in head.blocks), "but what it adds is learned"
 
 
-def branch(widths: list[int], **settings: Any) -> Branch:
+def branch(widths: list[int], **settings: Any) -> BranchEncoder:
     """With a bias, and statistics, that are not those of the start."""
     torch.manual_seed(0)
-    made = Branch(5, BranchSettings(widths=widths, **settings)).double()
+    made = BranchEncoder(5, BranchSettings(widths=widths, **settings)).double()
     for tensor in [*made.linears.parameters(), *([] if made.batch_norm is None else made.batch_norm.parameters())]:
         nn.init.normal_(tensor)
     return made
 
 
-def slow_branch(made: Branch, features: Tensor, place: str, training: bool) -> Tensor:
+def slow_branch(made: BranchEncoder, features: Tensor, place: str, training: bool) -> Tensor:
     """Formulas of three layers: fully connected, batch normalisation in one of two places, ReLU."""
     norm = made.batch_norm
     assert norm is not None
@@ -130,11 +130,11 @@ def test_a_branch_of_one_layer_is_a_linear_map_as_wide_as_the_last_one() -> None
     expected = features @ made.linears[0].weight.T + made.linears[0].bias
     for training in (True, False):
         torch.testing.assert_close(made.train(training)(features)[0], expected)
-    made = BranchSettings(widths=[7, 3]).build(EncoderSpec(Kind.VECTORS, input_dim=5, dim=99, word_dim=99))
+    made = BranchSettings(widths=[7, 3]).build(EncoderSpec(InputKind.VECTORS, input_dim=5, dim=99, word_dim=99))
     assert made.dim == 3
     assert made(torch.rand(2, 5))[0].shape == (2, 3)
-    assert branch([4]).linear_map() is not None
-    assert branch([4, 4]).linear_map() is None
+    assert branch([4]).single_linear_layer() is not None
+    assert branch([4, 4]).single_linear_layer() is None
 
 
 def test_dropout_follows_each_relu_and_in_training_alone() -> None:

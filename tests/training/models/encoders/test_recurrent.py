@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.models.encoders import CAPTION_ENCODERS
 from vse.training.models.encoders.base import EncoderSpec
 from vse.training.models.encoders.recurrent import GruSettings, RecurrentEncoder
@@ -24,7 +24,7 @@ NAMES = ["gru", "lstm"]
 
 def made(name: str, **settings: Any) -> RecurrentEncoder:
     torch.manual_seed(0)
-    spec = EncoderSpec(Kind.WORDS, VOCABULARY_SIZE, DIM, WORD_DIM)
+    spec = EncoderSpec(InputKind.WORDS, VOCABULARY_SIZE, DIM, WORD_DIM)
     encoder = CAPTION_ENCODERS[name](**settings).build(spec)
     assert isinstance(encoder, RecurrentEncoder)
     return encoder
@@ -109,7 +109,7 @@ def test_words_are_masked_and_left_out_in_training_alone(states: str) -> None:
 
 
 def test_word_embeddings_start_small_and_do_not_decay_and_a_head_reads_one_state() -> None:
-    encoder = GruSettings().build(EncoderSpec(Kind.WORDS, 1000, 4, 30))
+    encoder = GruSettings().build(EncoderSpec(InputKind.WORDS, 1000, 4, 30))
     assert isinstance(encoder, RecurrentEncoder)
     assert 0.099 < encoder.words.weight.abs().max().item() <= 0.1
     assert encoder.weights_without_decay() == [encoder.words.weight]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from tests.training.models.encoders.test_recurrent import CAPTIONS, LENGTHS, pad_sets
-from vse.training.kinds import Kind
+from vse.training.kinds import InputKind
 from vse.training.models.encoders.base import EncoderSpec
 from vse.training.models.encoders.recurrent import SruEncoder, SruLayer, SruLayers, SruSettings
 
@@ -16,7 +16,7 @@ from vse.training.models.encoders.recurrent import SruEncoder, SruLayer, SruLaye
 def made(**settings: object) -> SruEncoder:
     torch.manual_seed(0)
     encoder = SruSettings.model_validate({"layers": 2, **settings}).build(
-        EncoderSpec(Kind.WORDS, input_dim=20, dim=4, word_dim=5)
+        EncoderSpec(InputKind.WORDS, input_dim=20, dim=4, word_dim=5)
     )
     assert isinstance(encoder, SruEncoder)
     return encoder

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.training.models.similarities.sides import embeddings, unit
-from vse.training.kinds import Encoded, Kind
+from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities import network as network_module
 from vse.training.models.similarities.network import SimilarityNetwork, SimilarityNetworkSettings
 
 
-def compared(name: str) -> tuple[Encoded, Encoded]:
+def compared(name: str) -> tuple[BatchVectors, BatchVectors]:
     """Three images and five captions of unit vectors, as sets of one to four where the similarity compares sets."""
     settings = SIMILARITIES[name]
     images, captions = (side.detach() for side in unit(*embeddings(12, 20, 6, torch.float32)))
@@ -23,8 +23,8 @@ def compared(name: str) -> tuple[Encoded, Encoded]:
     masks = (torch.arange(4) < torch.tensor(counts)[:, None] for counts in ([4, 1, 3], [2, 4, 1, 3, 4]))
     sides = (of_images, of_captions)
     return tuple(
-        (side, mask) if kind == Kind.SETS else (side[:, 0],)
-        for side, mask, kind in zip(sides, masks, (settings.images, settings.captions), strict=True)
+        (side, mask) if kind == InputKind.SETS else (side[:, 0],)
+        for side, mask, kind in zip(sides, masks, (settings.image_kind, settings.caption_kind), strict=True)
     )
 
 
@@ -86,7 +86,7 @@ def test_a_network_scores_the_product_of_each_pair_in_blocks_of_any_size(
     made, (images, captions) = network(*widths), network_sides(n_images, n_captions)
     assert [layer.out_features for layer in made.linears] == [*widths, 1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network_module, "_BLOCK", block)
+        patch.setattr(network_module, "_PAIRS_PER_BLOCK", block)
         scores = made((images,), (captions,))
     slow = [[slow_score(made, image, caption) for caption in captions] for image in images]
     assert scores.shape == (n_images, n_captions)

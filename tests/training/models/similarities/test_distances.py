@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.training.models.similarities.sides import embeddings, unit, with_gradients
 from vse.eval.ranking.ranks import order_scores
 from vse.training.models.similarities import order as order_module
-from vse.training.models.similarities.order import OrderSettings, order
-from vse.training.models.similarities.vectors import EuclideanSettings, cosine, euclidean
+from vse.training.models.similarities.order import OrderSettings, compute_order_scores
+from vse.training.models.similarities.vectors import EuclideanSettings, compute_euclidean_scores, compute_inner_products
 
 
 def slow_euclidean(images: Tensor, captions: Tensor, floor: float) -> Tensor:
@@ -30,7 +30,7 @@ def slow_euclidean(images: Tensor, captions: Tensor, floor: float) -> Tensor:
 def test_euclidean_and_gradients_equal_nested_loops(floor: float, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     sides = unit(*embeddings(*shape, dtype=dtype))
     built = EuclideanSettings(floor=floor).build(shape[2])((sides[0],), (sides[1],))
-    found = with_gradients(euclidean(*sides, floor), sides)
+    found = with_gradients(compute_euclidean_scores(*sides, floor), sides)
     for scores in (slow_euclidean(*sides, floor), built):
         torch.testing.assert_close(found, with_gradients(scores, sides))
 
@@ -44,7 +44,7 @@ def equal_pairs(dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize("vector", [[1.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
 def test_equal_vectors_are_at_no_distance_and_have_no_gradient(vector: list[float]) -> None:
     sides = [torch.tensor([vector], requires_grad=True) for _ in range(2)]
-    scores = euclidean(*sides)
+    scores = compute_euclidean_scores(*sides)
     assert scores.item() == 0
     assert not any(gradient.any() for gradient in torch.autograd.grad(scores.sum(), sides))
 
@@ -52,14 +52,14 @@ def test_equal_vectors_are_at_no_distance_and_have_no_gradient(vector: list[floa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equal_vectors_among_others_do_no_harm_with_or_without_a_floor(dtype: torch.dtype) -> None:
     sides = equal_pairs(dtype)
-    scores = euclidean(*sides)
+    scores = compute_euclidean_scores(*sides)
     assert scores[[0, 1, 2], [2, 3, 4]].abs().max() < 10 * torch.finfo(dtype).eps ** 0.5
     for row, column in product(range(3), range(5)):
         for gradient in torch.autograd.grad(scores[row, column], sides, retain_graph=True):
             assert gradient.isfinite().all()
             assert gradient.norm() < (1e-2 if column == row + 2 else 1 + 1e-5)
     sides = equal_pairs(dtype)
-    own = euclidean(*sides, 1e-4)[[0, 1, 2], [2, 3, 4]]
+    own = compute_euclidean_scores(*sides, 1e-4)[[0, 1, 2], [2, 3, 4]]
     torch.testing.assert_close(own, torch.full_like(own, -0.01), rtol=0.01, atol=0)
     for gradient in torch.autograd.grad(own.sum(), sides):
         torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-4)
@@ -88,7 +88,7 @@ def test_order_and_its_gradients_equal_the_nested_loops(form: str, dtype: torch.
     built = OrderSettings(form=form).build(shape[2])
     found, slow, of_settings = (
         with_gradients(scores, sides)
-        for scores in (order(*sides, form), slow_order(*sides, form), built((sides[0],), (sides[1],)))
+        for scores in (compute_order_scores(*sides, form), slow_order(*sides, form), built((sides[0],), (sides[1],)))
     )
     torch.testing.assert_close(found, slow)
     torch.testing.assert_close(found, of_settings)
@@ -98,12 +98,14 @@ def test_order_and_its_gradients_equal_the_nested_loops(form: str, dtype: torch.
 def test_gradients_are_finite_where_pairs_tie_and_a_nan_is_not_hidden(form: str) -> None:
     images, captions = embeddings(4, 5, 3)
     captions = torch.cat([images.detach()[:2], torch.zeros(1, 3, dtype=torch.float64), captions.detach()]).requires_grad_()
-    found, slow = (with_gradients(compute(images, captions, form), [images, captions]) for compute in (order, slow_order))
+    found, slow = (
+        with_gradients(compute(images, captions, form), [images, captions]) for compute in (compute_order_scores, slow_order)
+    )
     torch.testing.assert_close(found, slow)
     one, other = torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([[torch.nan, 1.0]])
-    assert order(one, other, form).isnan().all()
-    assert euclidean(one, other).isnan().all()
-    assert euclidean(one, other, 1e-4).isnan().all()
+    assert compute_order_scores(one, other, form).isnan().all()
+    assert compute_euclidean_scores(one, other).isnan().all()
+    assert compute_euclidean_scores(one, other, 1e-4).isnan().all()
 
 
 @given(
@@ -113,10 +115,10 @@ def test_gradients_are_finite_where_pairs_tie_and_a_nan_is_not_hidden(form: str)
 )
 def test_blocks_of_any_size_give_the_same(shape: tuple[int, int, int], block: int, form: str) -> None:
     sides = embeddings(*shape)
-    whole = with_gradients(order(*sides, form), sides)
+    whole = with_gradients(compute_order_scores(*sides, form), sides)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(order_module._BLOCK, "cpu", block)
-        parts = with_gradients(order(*sides, form), sides)
+        patch.setitem(order_module._DIFFERENCES_PER_BLOCK, "cpu", block)
+        parts = with_gradients(compute_order_scores(*sides, form), sides)
     torch.testing.assert_close(parts, whole)
 
 
@@ -126,13 +128,13 @@ def test_a_caption_may_be_more_general_than_its_image_but_not_less(form: str, fa
     captions = torch.tensor([[3.0, 4.0], [0.0, 0.0], [-1.0, 2.0], [3.0, -9.0]])
     square = {"squared": -4.0, "norm": -2.0}[form]
     expected = [[far[0], 0, square, far[1]], [0, 0, 0, 0], [far[1], 0, 0, far[1]]]
-    torch.testing.assert_close(order(images, captions, form), torch.tensor(expected, dtype=torch.float32))
+    torch.testing.assert_close(compute_order_scores(images, captions, form), torch.tensor(expected, dtype=torch.float32))
 
 
 def test_a_tie_beside_a_coordinate_that_exceeds_does_no_harm() -> None:
     images = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
     captions = torch.tensor([[1.0, 5.0, 0.0]], requires_grad=True)
-    scores = order(images, captions, "norm")
+    scores = compute_order_scores(images, captions, "norm")
     assert scores.item() == -3
     assert [g.tolist() for g in torch.autograd.grad(scores, (images, captions))] == [[[0, 1, 0]], [[0, -1, 0]]]
 
@@ -161,7 +163,7 @@ def test_no_difference_of_a_pair_is_kept_for_the_backward_pass(form: str) -> Non
     n_images, n_captions, dim = 5, 7, 50
     images, captions = embeddings(n_images, n_captions, dim)
     with Kept() as kept:
-        order(images, captions, form)
+        compute_order_scores(images, captions, form)
     with Kept() as plain:
         (captions[None] - images[:, None]).clamp(min=0).square().sum(2)
     assert max(plain.sizes) == n_images * n_captions * dim
@@ -172,7 +174,7 @@ def test_no_difference_of_a_pair_is_kept_for_the_backward_pass(form: str) -> Non
 @pytest.mark.parametrize("form", FORMS)
 def test_a_side_may_be_empty(form: str, sizes: tuple[int, int]) -> None:
     sides = embeddings(*sizes, 4)
-    for scores in (order(*sides, form), cosine(*sides), euclidean(*sides)):
+    for scores in (compute_order_scores(*sides, form), compute_inner_products(*sides), compute_euclidean_scores(*sides)):
         assert scores.shape == sizes
         assert not any(gradient.any() for gradient in torch.autograd.grad(scores.sum(), sides))
 
@@ -180,7 +182,7 @@ def test_a_side_may_be_empty(form: str, sizes: tuple[int, int]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_either_form_ranks_as_evaluation_does(form: Any) -> None:
     images, captions = (side.detach().abs() for side in embeddings(6, 9, 5, torch.float32))
-    assert OrderSettings(form=form).ranked_by == "order"
+    assert OrderSettings(form=form).ranking_similarity == "order"
     ranked = torch.empty(6, 9)
     order_scores(images, captions, ranked)
     scores = OrderSettings(form=form).build(5)((images,), (captions,))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tests.training.conftest import Patch
-from vse.training.kinds import Encoded, select
+from vse.training.kinds import BatchVectors, select_rows
 from vse.training.models.similarities import scan
 from vse.training.models.similarities.scan import ScanSettings
 
@@ -20,7 +20,7 @@ FORMS = [(attention, aggregation) for attention in ("t2i", "i2t") for aggregatio
 NORMS = ["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "softmax", "no_norm"]
 
 
-def sets(counts: list[int], seed: int, more: int = 0) -> Encoded:
+def sets(counts: list[int], seed: int, more: int = 0) -> BatchVectors:
     """Sets of so many unit vectors each, with anything but zeros as padding."""
     shape, generator = (len(counts), max(counts) + more, DIM), torch.Generator().manual_seed(seed)
     vectors = torch.randn(*shape, dtype=torch.float64, generator=generator)
@@ -61,7 +61,7 @@ def slow_score(regions: Tensor, words: Tensor, settings: ScanSettings) -> Tensor
     return {"avg": relevance.mean, "sum": relevance.sum, "max": relevance.max}[settings.aggregation]()
 
 
-def slow_scores(images: Encoded, captions: Encoded, settings: ScanSettings) -> Tensor:
+def slow_scores(images: BatchVectors, captions: BatchVectors, settings: ScanSettings) -> Tensor:
     rows = [
         [slow_score(v[there], e[spoken], settings) for e, spoken in zip(*captions, strict=True)]
         for v, there in zip(*images, strict=True)
@@ -69,7 +69,7 @@ def slow_scores(images: Encoded, captions: Encoded, settings: ScanSettings) -> T
     return torch.stack([torch.stack(row) for row in rows])
 
 
-def with_gradients(score: Any, images: Encoded, captions: Encoded) -> list[Tensor]:
+def with_gradients(score: Any, images: BatchVectors, captions: BatchVectors) -> list[Tensor]:
     """Scores, and the gradients of both sides for a sum in which each pair has a weight of its own."""
     sides = [side.clone().requires_grad_() for side, _ in (images, captions)]
     scores = score((sides[0], images[1]), (sides[1], captions[1]))
@@ -109,13 +109,13 @@ def test_a_score_does_not_depend_on_padding_blocks_or_neighbours(
     similarity = ScanSettings(attention=form[0], aggregation=form[1]).build(DIM)
     images, captions = sets(counts, 2, more), sets(lengths, 3, more)
     with pytest.MonkeyPatch.context() as patch, torch.set_grad_enabled(gradients):
-        patch.setattr(scan, "_BLOCK", {"cpu": 2**log_block})
+        patch.setattr(scan, "_COSINES_PER_BLOCK", {"cpu": 2**log_block})
         patch.setattr(scan, "_MAX_STORED_COSINES", 2**log_block)
         scores = similarity(images, captions)
     assert scores.shape == (len(counts), len(lengths))
     for i in range(len(counts)):
         for c in range(len(lengths)):
-            (v, there), (e, spoken) = select(images, slice(i, i + 1)), select(captions, slice(c, c + 1))
+            (v, there), (e, spoken) = select_rows(images, slice(i, i + 1)), select_rows(captions, slice(c, c + 1))
             alone = similarity((v[:, there[0]], there[:, there[0]]), (e[:, spoken[0]], spoken[:, spoken[0]]))
             torch.testing.assert_close(alone, scores[i : i + 1, c : c + 1], rtol=1e-9, atol=1e-10)
 
@@ -124,7 +124,7 @@ def test_a_score_does_not_depend_on_padding_blocks_or_neighbours(
 def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, monkeypatch: Patch) -> None:
     similarity = ScanSettings().build(DIM)
     whole = with_gradients(similarity, IMAGES, CAPTIONS)
-    monkeypatch.setattr(scan, "_BLOCK", {"cpu": 2**log_block})
+    monkeypatch.setattr(scan, "_COSINES_PER_BLOCK", {"cpu": 2**log_block})
     monkeypatch.setattr(scan, "_MAX_STORED_COSINES", 0)
     torch.testing.assert_close(with_gradients(similarity, IMAGES, CAPTIONS), whole, rtol=1e-12, atol=1e-13)
 
@@ -140,7 +140,7 @@ def test_an_image_without_a_region_has_finite_scores_and_gradients(attention: st
     assert all(part.isfinite().all() for part in (scores, *gradients))
     if aggregation in ("avg", "sum"):
         assert not scores[-1].any()
-    torch.testing.assert_close(scores[:-1, :3], similarity(IMAGES, select(CAPTIONS, slice(0, 3))))
+    torch.testing.assert_close(scores[:-1, :3], similarity(IMAGES, select_rows(CAPTIONS, slice(0, 3))))
 
 
 def test_cases_by_hand() -> None:

@@ -13,7 +13,13 @@ from tests.training.conftest import Patch
 from vse.pipeline.errors import UserError
 from vse.training.models.similarities import todnet
 from vse.training.models.similarities.base import Scores
-from vse.training.models.similarities.todnet import ConditionalFlow, ConditionalMlp, ConditionalNetwork, TodNet, TodNetSettings
+from vse.training.models.similarities.todnet import (
+    ConditionalFlow,
+    ConditionalMlp,
+    ConditionalNetwork,
+    TodNetSettings,
+    TodNetSimilarity,
+)
 
 DIM = 6
 CONDITIONS = ["target", "query", "caption", "image", "none"]
@@ -27,17 +33,17 @@ def vectors(n: int, seed: int, dim: int = DIM) -> Tensor:
 IMAGES, CAPTIONS = vectors(4, 0), vectors(7, 1)
 
 
-def built(dim: int = DIM, **settings: Any) -> TodNet:
+def built(dim: int = DIM, **settings: Any) -> TodNetSimilarity:
     """With small networks whose weights are drawn anywhere."""
     torch.manual_seed(0)
     made = TodNetSettings(**{"width": 5, "identity": False, **settings}).build(dim).double()
-    assert isinstance(made, TodNet)
+    assert isinstance(made, TodNetSimilarity)
     for weight in made.parameters():
         torch.nn.init.normal_(weight, std=0.4)
     return made
 
 
-def slow_scores(made: TodNet, images: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
+def slow_scores(made: TodNetSimilarity, images: Tensor, captions: Tensor) -> tuple[Tensor, Tensor]:
     """Pair by pair, both vectors through T; i2t and t2i."""
     settings, matrices = made.settings, []
     for direction in ("i2t", "t2i"):
@@ -63,7 +69,7 @@ def both(scores: Scores) -> tuple[Tensor, Tensor]:
     return scores if isinstance(scores, tuple) else (scores, scores)
 
 
-def with_gradients(score: Any, made: TodNet, images: Tensor, captions: Tensor) -> list[Tensor]:
+def with_gradients(score: Any, made: TodNetSimilarity, images: Tensor, captions: Tensor) -> list[Tensor]:
     """Both matrices, and the gradients of all weights and sides for a sum in which each score has a weight of its own."""
     sides = [side.clone().requires_grad_() for side in (images, captions)]
     scores = torch.stack(both(score(*sides)))
@@ -105,7 +111,7 @@ def test_scores_ignore_neighbours(
 ) -> None:
     made, images, captions = built(**settings), vectors(n, 2), vectors(m, 3)
     with pytest.MonkeyPatch.context() as patch, torch.set_grad_enabled(gradients):
-        patch.setattr(todnet, "_BLOCK", {"cpu": 2**log_block})
+        patch.setattr(todnet, "_PAIRS_PER_BLOCK", {"cpu": 2**log_block})
         patch.setattr(todnet, "_MAX_STORED_NUMBERS", 2**40 if kept else 0)
         scores = both(made((images,), (captions,)))
         turned = both(made((images.flip(0),), (captions.flip(0),)))
@@ -121,7 +127,7 @@ def test_scores_ignore_neighbours(
 def test_blocks_that_are_computed_again_have_the_same_gradients(log_block: int, monkeypatch: Patch) -> None:
     made = built()
     whole = with_gradients(lambda x, c: made((x,), (c,)), made, IMAGES, CAPTIONS)
-    monkeypatch.setattr(todnet, "_BLOCK", {"cpu": 2**log_block})
+    monkeypatch.setattr(todnet, "_PAIRS_PER_BLOCK", {"cpu": 2**log_block})
     monkeypatch.setattr(todnet, "_MAX_STORED_NUMBERS", 0)
     again = with_gradients(lambda x, c: made((x,), (c,)), made, IMAGES, CAPTIONS)
     torch.testing.assert_close(again, whole, rtol=1e-12, atol=1e-13)
@@ -137,7 +143,7 @@ def test_it_begins_as_the_cosine(condition: str, settings: dict[str, Any]) -> No
 
 def test_what_is_left_open_has_the_paper_s_values() -> None:
     made = TodNetSettings().build(8)
-    assert isinstance(made, TodNet)
+    assert isinstance(made, TodNetSimilarity)
     assert [[tuple(layer.weight.shape) for layer in network.linears] for network in made.maps[0].networks] == [
         [(8, 4 + 8), (8, 8), (8, 8)]
     ] * 3
@@ -169,7 +175,7 @@ def test_bf16_is_near_fp32(settings: dict[str, Any]) -> None:
 def test_the_flow_needs_an_even_length_and_a_product_is_inverted_where_no_factor_is_zero() -> None:
     with pytest.raises(UserError, match="their length is 5"):
         TodNetSettings().build(5)
-    assert isinstance(TodNetSettings(transform="mlp").build(5), TodNet)
+    assert isinstance(TodNetSettings(transform="mlp").build(5), TodNetSimilarity)
     made, x, c = flow("product"), normal(3, DIM), normal(3, OF_CONDITION)
     torch.testing.assert_close(made.inverse(made(x, c), c), x, rtol=1e-6, atol=1e-6)
 
