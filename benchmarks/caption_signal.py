@@ -32,8 +32,8 @@ class Pairs:
 
     def __init__(self, dataset: Dataset, split: str, image: FeatureReader, text: FeatureReader) -> None:
         images = dataset.split(split)
-        self.images = image.rows(image.find_rows(i.imgid for i in images)).astype(np.float32)
-        self.captions = text.rows(text.find_rows(c.sentid for i in images for c in i.captions)).astype(np.float32)
+        self.images = image.read_rows(image.find_rows(i.imgid for i in images)).astype(np.float32)
+        self.captions = text.read_rows(text.find_rows(c.sentid for i in images for c in i.captions)).astype(np.float32)
         self.image_of_caption = np.repeat(np.arange(len(images)), [len(i.captions) for i in images])
 
 

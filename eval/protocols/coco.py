@@ -46,7 +46,7 @@ _COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
 class JudgedPairs(NamedTuple):
     """The pairs of similar images and of similar captions in Crisscrossed Captions, as COCO ids (n, 2).
 
-    ``files`` maps the name of each file that was read to the SHA-256 of the file.
+    ``sha256_by_file`` maps the name of each file that was read to the SHA-256 of the file.
     """
 
     images: Ints

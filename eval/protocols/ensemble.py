@@ -255,11 +255,11 @@ def phrase_member(members: Sequence[MemberFile]) -> Embeddings:
 
 
 def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
-    """Return the weight of the phrase model: ``alpha`` or, if it is None, the best of :data:`ALPHAS` on the validation split.
+    """Return the weight of the phrase model: ``alpha`` or, if it is None, the best weight on the validation split.
 
-    The best weight has the highest rsum, as a mean over the seeds. Ensembles without a phrase model have no weight (None). The
-    validation files lie next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
-    ``test_sentences.h5``. Raises UserError if a validation file is missing.
+    The best weight is the one of :data:`ALPHAS` that has the highest rsum, as a mean over the seeds. Ensembles
+    without a phrase model have no weight (None). The validation files lie next to the members: ``val.h5`` next to ``test.h5``,
+    and ``val_sentences.h5`` next to ``test_sentences.h5``. Raises UserError if a validation file is missing.
     """
     pairs = [pair for members in by_seed if (pair := sentence_and_phrase_members(members)) is not None]
     if not pairs:

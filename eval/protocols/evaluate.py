@@ -26,7 +26,13 @@ import numpy as np
 
 from vse.eval.defaults import FOLDED_PROTOCOLS, IOU, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_name
-from vse.eval.files.query_files import FoldAnswers, check_per_query_file, check_trec, write_per_query, write_trec
+from vse.eval.files.query_files import (
+    FoldAnswers,
+    check_per_query_file,
+    check_trec,
+    write_per_query,
+    write_trec,
+)
 from vse.eval.files.results import RESULT_KIND, UNSAVED_RESULT_PATH
 from vse.eval.files.split import split_identity
 from vse.eval.options import AllEvaluateOptions
@@ -124,7 +130,7 @@ def _check_query_outputs(options: AllEvaluateOptions, other_files: Sequence[Path
 class _Model(NamedTuple):
     """A model to evaluate: the embeddings to rank for each seed, and the file of each seed for error messages.
 
-    ``members`` has the input files of each seed: all members of an ensemble, or the single file of the seed.
+    ``seed_members`` has the input files of each seed: all members of an ensemble, or the single file of the seed.
     """
 
     files: Sequence[Path]

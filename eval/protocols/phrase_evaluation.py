@@ -45,7 +45,11 @@ def are_phrase_scores(files: Sequence[Path], protocol: str | Sequence[str], iou:
 
 
 def evaluate_phrases(
-    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = BOOTSTRAP_SAMPLES, allow_unfinished: bool = False
+    files: Sequence[Path],
+    out: Path,
+    iou: float = IOU,
+    bootstrap: int = BOOTSTRAP_SAMPLES,
+    allow_unfinished: bool = False,
 ) -> dict[str, Any]:
     """Return the content of the result file ``out`` for the phrase scores of one model, a file per seed.
 

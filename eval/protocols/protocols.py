@@ -47,8 +47,8 @@ class RankingOptions(NamedTuple):
     cross_check : compare the ranks with a FAISS search
     max_compared : total number of queries per direction, summed over the folds, that are compared; 0 for all queries
     find_answers : find the best answers to each query; this scores all pairs once more
-    ks : the values of K in R@K
-    pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
+    recall_ks : the values of K in R@K
+    judged_pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
     """
 
     cross_check: bool = True
@@ -126,7 +126,10 @@ def select_protocols(files: Sequence[Path], seed_embeddings: Sequence[Embeddings
 
 
 def rank_queries_of_seeds(
-    files: Sequence[Path], seed_embeddings: Sequence[Embeddings], protocol: str, options: RankingOptions = DEFAULT_RANKING
+    files: Sequence[Path],
+    seed_embeddings: Sequence[Embeddings],
+    protocol: str,
+    options: RankingOptions = DEFAULT_RANKING,
 ) -> list[ProtocolQueries]:
     """Return the ranked queries of a protocol for each seed.
 
@@ -182,7 +185,10 @@ def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions 
             protocol, _coco_ids(embeddings), embeddings.caption_ids, *embeddings.score_blocks(), ks=options.ks
         )
         if protocol == "cxc" and options.pairs is not None:
-            fold = {**fold, **rank_intramodal_queries(embeddings, _coco_ids(embeddings), options.pairs, options.ks)}
+            fold = {
+                **fold,
+                **rank_intramodal_queries(embeddings, _coco_ids(embeddings), options.pairs, options.ks),
+            }
         return ProtocolQueries(
             [_with_ids(embeddings, fold)], [], "its right answers are judged, not only the captions of the image"
         )

@@ -30,14 +30,14 @@ Scores = NDArray[np.floating]
 class BestAnswers:
     """The best right and the best wrong answer to each query of one direction.
 
-    ``queries``, ``right`` and ``wrong`` are row indices in the split; :meth:`with_ids` replaces them by ids.
+    ``queries``, ``right_answers`` and ``wrong_answers`` are row indices in the split; :meth:`with_ids` replaces them by ids.
 
     Attributes
     ----------
     queries : (n,) the queries
     ranks : (n,) 0-based: the number of wrong answers that score at least as high as the best right one
-    right, right_scores : (n,) the best right answer and its score; the first one if several tie
-    wrong, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
+    right_answers, right_scores : (n,) the best right answer and its score; the first one if several tie
+    wrong_answers, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
     """
 
     queries: Ints
@@ -71,7 +71,10 @@ def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dic
             scores = t2i.score(rows, None)
         for_captions.update(slice(None), scores.T, right.T, rows.start)
     images_with_captions, captions = torch.unique(image_of_caption).numpy(), np.arange(len(image_of_caption))
-    return {"i2t": for_images.answers(images_with_captions, ranks.i2t), "t2i": for_captions.answers(captions, ranks.t2i)}
+    return {
+        "i2t": for_images.answers(images_with_captions, ranks.i2t),
+        "t2i": for_captions.answers(captions, ranks.t2i),
+    }
 
 
 class _BestSoFar:

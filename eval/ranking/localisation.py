@@ -26,7 +26,7 @@ class PhraseRanks(NamedTuple):
 
     Attributes
     ----------
-    ranks : (n_phrases,) number of wrong candidates that score at least as high as the best right one; ``MISSED`` if no
+    ranks : (n_phrases,) number of wrong candidates that score at least as high as the best right one; ``MISSED_RANK`` if no
         candidate is right
     best_iou : (n_phrases,) IoU of the best-scoring candidate; the lowest IoU if several tie, and 0 without candidates
     """
@@ -53,7 +53,7 @@ def phrase_ranks(
     """Return the ranks of right boxes. A candidate is right if its IoU with the true box is at least ``iou``.
 
     The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. A phrase without a true box (its
-    ``truth`` is NaN) gets the rank ``MISSED``.
+    ``truth`` is NaN) gets the rank ``MISSED_RANK``.
     """
     parts = [
         _rank_block(

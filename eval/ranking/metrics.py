@@ -1,8 +1,8 @@
 """Metrics of retrieval, over the complete split or over folds of 1,000 images.
 
-:class:`Queries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them to the
-metrics of a result file. To add a metric of the positions in a ranked list, write a function that takes :class:`RightAnswers`,
-and add a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
+:class:`Queries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them
+to the metrics of a result file. To add a metric of the positions in a ranked list, write a function that takes
+:class:`RightAnswers`, and add a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
 Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, chapter 8 (mAP).
@@ -33,8 +33,8 @@ class Direction:
     ----------
     name : key of the direction in files, e.g. ``i2t``
     title : name of the direction in tables and reports, e.g. ``image to text``
-    query : kind of the queries: ``image``, ``caption`` or ``phrase``
-    candidate : kind of the candidates: ``image``, ``caption`` or ``region``
+    query_kind : kind of the queries: ``image``, ``caption`` or ``phrase``
+    candidate_kind : kind of the candidates: ``image``, ``caption`` or ``region``
     """
 
     name: str
@@ -63,11 +63,11 @@ class RightAnswers:
 
     Attributes
     ----------
-    query : (n_right,) index of the query of each right answer, ascending from 0; every query has a right answer
-    right_before : (n_right,) number of right answers to the same query that are ranked before it
+    query_indices : (n_right,) index of the query of each right answer, ascending from 0; every query has a right answer
+    n_right_before : (n_right,) number of right answers to the same query that are ranked before it
     positions : (n_right,) 0-based position of each right answer among all candidates of its query
-    counts : (n_queries,) number of right answers to each query
-    first : (n_queries,) index, among all right answers, of each query's first right answer
+    n_per_query : (n_queries,) number of right answers to each query
+    first_indices : (n_queries,) index, among all right answers, of each query's first right answer
     """
 
     query: Ints
@@ -170,8 +170,8 @@ class Queries:
 
     Attributes
     ----------
-    images : (n,) row of each query's image or, for image queries, row of the query; a bootstrap resamples these images
-    values : for each metric that is a mean over queries, such as R@K in percent, its value (n,) for each query
+    image_rows : (n,) row of each query's image or, for image queries, row of the query; a bootstrap resamples these images
+    values_by_metric : for each metric that is a mean over queries, such as R@K in percent, its value (n,) for each query
     ranks : (n,) 0-based ranks, if the median rank is a metric of this direction
     answers : the best right and wrong answer to each query, or None
     """

@@ -48,7 +48,14 @@ def chance_rsum(n_images: int, n_captions: int) -> float:
 
 COLOURS = ("#2a6f97", "#d9731a")  # first and second result, as in templates/report.html
 _QUIET, _AXIS, _GRID, _INK = "#4a5560", "#8a949e", "#e6e9ed", "#1d2733"
-_VARIABLES = {COLOURS[0]: "a", COLOURS[1]: "b", _QUIET: "label", _AXIS: "axis", _GRID: "grid", _INK: "ink"}
+_VARIABLES = {
+    COLOURS[0]: "a",
+    COLOURS[1]: "b",
+    _QUIET: "label",
+    _AXIS: "axis",
+    _GRID: "grid",
+    _INK: "ink",
+}
 """CSS variables by which the style of the report replaces colours in dark mode."""
 _SIZE = (4.6, 2.7)  # inches; small, so that the text stays readable on a phone
 _SETTINGS: dict[Any, Any] = {

@@ -29,8 +29,8 @@ Pair = tuple[int, int]
 class AttendingRun:
     """A run whose model computes attention.
 
-    ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn. ``inputs`` are the files
-    and folders that ``read_attention`` reads.
+    ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn. ``input_paths`` are the
+    files and folders that ``read_attention`` reads.
     """
 
     read_attention: Callable[[Sequence[Pair]], Sequence[Attention | None]]
@@ -109,7 +109,7 @@ class DrawnWord:
     ----------
     number : index of the word among all words that are drawn on the photo
     text : the word
-    highest : highest weight of the word in percent
+    highest_weight : highest weight of the word in percent
     region_opacities : index and opacity of each region, in ascending order of opacity
     """
 
@@ -128,8 +128,8 @@ class DrawnWord:
 class Drawing:
     """The attention between a photo and one or more captions.
 
-    ``name`` is an identifier that is unique in the report. ``size`` is width and height of the photo in pixels. ``regions``
-    are x, y, width and height in pixels of the photo. ``captions`` has the words of each caption.
+    ``element_id`` is an identifier that is unique in the report. ``size`` is width and height of the photo in pixels.
+    ``regions`` are x, y, width and height in pixels of the photo. ``captions`` has the words of each caption.
     """
 
     name: str
@@ -187,7 +187,8 @@ _Rectangle = tuple[float, float, float, float]
 class PhraseBox(NamedTuple):
     """A box to draw on a photo: ``rectangle`` is x, y, width and height in pixels of the photo.
 
-    ``number`` is the number of the phrase in its caption, from 1. ``truth`` marks a box by annotators; it has a dashed line.
+    ``number`` is the number of the phrase in its caption, from 1. ``is_truth`` marks a box by annotators; it has a dashed
+    line.
     """
 
     rectangle: _Rectangle
@@ -197,10 +198,10 @@ class PhraseBox(NamedTuple):
 
 
 class PhrasePhoto(NamedTuple):
-    """A photo with the boxes of phrases. ``name`` is an identifier that is unique in the report; ``size`` is in pixels.
+    """A photo with the boxes of phrases. ``element_id`` is an identifier that is unique in the report; ``size`` is in pixels.
 
     ``source`` is the ``src`` of the photo; None if it cannot be read, and the boxes are then drawn on an empty area.
-    ``earlier_name`` is the name of an earlier drawing of the same photo, whose image is reused; blank otherwise.
+    ``earlier_element_id`` is the identifier of an earlier drawing of the same photo, whose image is reused; blank otherwise.
     """
 
     name: str

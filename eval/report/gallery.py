@@ -112,7 +112,7 @@ class CardGroup:
 class Gallery:
     """The queries of one direction.
 
-    ``counts`` has, with two models, the number of queries for which the first, the second and neither is better.
+    ``comparison_counts`` has, with two models, the number of queries for which the first, the second and neither is better.
     ``attention_directions`` has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t`` from regions to
     words.
     """

@@ -62,9 +62,9 @@ class MetricRow(NamedTuple):
 class ProtocolSection:
     """The section of a protocol in a report.
 
-    ``overall`` has the metrics over both directions, such as rsum: index of the result, name and value. ``chart`` displays the
-    recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print, ``chance_note`` the
-    dotted lines.
+    ``overall_metrics`` has the metrics over both directions, such as rsum: index of the result, name and value. ``chart``
+    displays the recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print,
+    ``chance_note`` the dotted lines.
     """
 
     title: str

@@ -42,7 +42,7 @@ class CaptionPiece(NamedTuple):
 
 
 class PhraseOutcome(NamedTuple):
-    """The best box of a model for a phrase: whether it is ``right``, and its ``iou`` with the true box.
+    """The best box of a model for a phrase: ``is_right`` marks a right box, ``iou`` is a text with the IoU with the true box.
 
     ``first_right`` is a text with the rank of the first right box; blank if the best box is right.
     """
@@ -85,7 +85,8 @@ class PhraseGroup(NamedTuple):
 class PhraseGallery:
     """The captions of a phrase section. ``n_unreadable`` is the number of photos that cannot be read.
 
-    ``counts`` has, with two models, the number of phrases that only the first, only the second, and both or neither localise.
+    ``comparison_counts`` has, with two models, the number of phrases that only the first, only the second, and both or neither
+    localise.
     """
 
     groups: Sequence[PhraseGroup]

@@ -17,7 +17,14 @@ from vse.eval.files.results import Result
 from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
-from vse.eval.report.charts import COLOURS, Curve, captions_per_image, chance_rsum, draw_rank_histogram, draw_training_curves
+from vse.eval.report.charts import (
+    COLOURS,
+    Curve,
+    captions_per_image,
+    chance_rsum,
+    draw_rank_histogram,
+    draw_training_curves,
+)
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, headline_metrics, retrieval_differences

@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 class ReportInput:
     """A result file with the embeddings and run files that were found at the paths in it.
 
-    ``embeddings``, ``phrases``, ``record`` (``run.json``), ``folder`` (of the run) and ``negatives`` (``negatives.csv``)
-    belong to the first seed, ``curves`` (``metrics.csv``) to all seeds. ``dataset_file`` is the path of ``dataset.json``
-    according to the embeddings. ``missing`` has a sentence for each missing input, without names of folders, since reports are
-    passed on. ``files`` are all files that a report may read.
+    ``embeddings``, ``phrase_scores``, ``run_record`` (``run.json``), ``run_folder`` (of the run) and ``negative_table``
+    (``negatives.csv``) belong to the first seed, ``curve_tables`` (``metrics.csv``) to all seeds. ``dataset_file`` is the path
+    of ``dataset.json`` according to the embeddings. ``missing_sentences`` has a sentence for each missing input, without names
+    of folders, since reports are passed on. ``readable_files`` are all files that a report may read.
     """
 
     path: Path

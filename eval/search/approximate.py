@@ -39,10 +39,10 @@ class _CandidateLists(NamedTuple):
     Attributes
     ----------
     queries : (m,) rows of the queries
-    rows : (m, K) rows of the corpus that the first stage returned
-    sure : (m, K) whether a candidate scores, in the first stage, higher than all rows outside of the list
+    candidate_rows : (m, K) rows of the corpus that the first stage returned
+    is_sure : (m, K) whether a candidate scores, in the first stage, higher than all rows outside of the list
     scores : (m, K) exact scores of the candidates
-    best : (m, n) highest exact scores of the complete corpus
+    best_scores : (m, n) highest exact scores of the complete corpus
     seconds : duration of the first stage
     """
 

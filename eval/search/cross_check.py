@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from vse.eval.ranking.answers import BestAnswers, unit_rows
 from vse.eval.ranking.ranks import Ranks, shared_tensor, similarity_by_name
-from vse.eval.search.top_k import CANDIDATES, DirectionSearch, Rows, Scores, TopK, Vectors, both_directions, search
+from vse.eval.search.top_k import (
+    CANDIDATES,
+    DirectionSearch,
+    Rows,
+    Scores,
+    TopK,
+    Vectors,
+    both_directions,
+    search,
+)
 
 # Relative to the product of both lengths, or to a sum of squares: float32 sums in another order differ by less.
 _ROUNDING = 1e-5
@@ -27,11 +36,11 @@ EXACT_SEARCH_TEXT, CANDIDATES_TEXT = "an exact search by FAISS", "candidates of 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The recalls of a FAISS search that agrees with the exact ranks. Fields other than ``against`` are by direction.
+    """The recalls of a FAISS search that agrees with the exact ranks. All fields but ``search_description`` are by direction.
 
     Attributes
     ----------
-    against : description of the search
+    search_description : name of the kind of search, for messages
     recalls, exact_recalls : R@K of the compared queries, by FAISS and by exact ranks
     n_compared, n_queries : number of compared queries, and number of all queries
     n_ties : number of compared queries with a wrong result that ties with the right answer, up to rounding
@@ -115,9 +124,9 @@ class _ComparedQueries(NamedTuple):
 
     Attributes
     ----------
-    sample : (n_compared,) indices of the compared queries among all queries
+    query_sample : (n_compared,) indices of the compared queries among all queries
     exact_ranks : (n_queries,) exact ranks of all queries
-    right_scores, rounding : (n_compared,) score of each right answer, and the largest rounding error of a score
+    right_scores, max_rounding_errors : (n_compared,) score of each right answer, and the largest rounding error of a score
     """
 
     direction: str
@@ -137,7 +146,11 @@ class _ComparedQueries(NamedTuple):
         right answer.
         """
         hits = image_of_row[top.rows] == image_of_query[:, None]
-        right, rounding, exact = self.right_scores[:, None], self.rounding[:, None], self.exact_ranks[self.sample]
+        right, rounding, exact = (
+            self.right_scores[:, None],
+            self.rounding[:, None],
+            self.exact_ranks[self.sample],
+        )
         not_found = len(image_of_row) - np.bincount(image_of_row)[image_of_query] - (~hits).sum(1)
         if agreement.against == EXACT_SEARCH_TEXT:
             not_found = np.where(top.scores[:, -1] >= self.right_scores - self.rounding, not_found, 0)

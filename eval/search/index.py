@@ -41,7 +41,8 @@ MIN_TRAINING_SAMPLE = 65_536  # train on at least this many rows, if the corpus 
 SAMPLE_PER_CENTROID = 64  # and on at least this many for each centroid
 ROWS_PER_CENTROID = 39  # FAISS warns if a centroid has fewer rows
 
-_GRAPH_LINKS = range(2, 257)  # accepted links of a graph node: below, FAISS crashes; far above, FAISS needs all memory
+# Accepted links of a graph node: below, FAISS crashes; far above, FAISS needs all memory.
+_GRAPH_LINKS = range(2, 257)
 
 
 @dataclass(frozen=True)

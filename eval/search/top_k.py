@@ -138,7 +138,13 @@ def search_index(index: Any, queries: Vectors, k: int) -> TopK:
 
 
 def exact_search(
-    corpus: Corpus, queries: Vectors, k: int, similarity: str = "cosine", *, direction: str | None = None, block: int = BLOCK
+    corpus: Corpus,
+    queries: Vectors,
+    k: int,
+    similarity: str = "cosine",
+    *,
+    direction: str | None = None,
+    block: int = BLOCK,
 ) -> TopK:
     """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim); all rows are scored.
 

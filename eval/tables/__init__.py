@@ -1,8 +1,8 @@
 """Tables of results and of comparisons, and published tables next to our results.
 
-A new kind of table is one file with a subclass of :class:`vse.eval.tables.table.TableKind`, and one line in :data:`TABLES`. A
-new published table is one CSV file in ``config/published``. This module imports no large library, because the help of
-``vse-table`` lists the names.
+A new kind of table is one file with a subclass of :class:`vse.eval.tables.table.TableKind`, and one line in
+:data:`TABLES`. A new published table is one CSV file in ``config/published``. This module imports no large library,
+because the help of ``vse-table`` lists the names.
 """
 
 from __future__ import annotations

@@ -175,8 +175,8 @@ def _number(value: object) -> float:
     return float(value) if known else math.nan  # type: ignore[arg-type]
 
 
-_COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d", "#a4243b", "#1b998b")  # by image feature
-_MARKERS = "osD^vP*X"  # by caption feature
+_COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d", "#a4243b", "#1b998b")
+_MARKERS = "osD^vP*X"
 _INK, _QUIET = "#1d2733", "#8a949e"
 _SIZE = (8.0, 5.2)  # inches
 _UNITS = {"s": "seconds", "mb": "MB"}
@@ -188,7 +188,10 @@ _TITLES = {
     "cache": "feature caches",
     "model": "weights",
 }
-_FILE_METADATA = {"svg": {"Creator": MARKER, **dict.fromkeys(("Date", "Format", "Type"))}, "png": {"Software": MARKER}}
+_FILE_METADATA = {
+    "svg": {"Creator": MARKER, **dict.fromkeys(("Date", "Format", "Type"))},
+    "png": {"Software": MARKER},
+}
 _MAX_NAME_LENGTH = 40  # characters
 _RIGHT_EDGE = 0.85  # share of the width beyond which a name is written to the left of its point
 
@@ -271,11 +274,25 @@ def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
 
 def _legend(axes: Axes, image_features: list[str], caption_features: list[str]) -> None:
     image_entries = [
-        Line2D([], [], marker="s", linestyle="", color=_COLOURS[k % len(_COLOURS)], label=_shorten(name) or "?")
+        Line2D(
+            [],
+            [],
+            marker="s",
+            linestyle="",
+            color=_COLOURS[k % len(_COLOURS)],
+            label=_shorten(name) or "?",
+        )
         for k, name in enumerate(image_features)
     ]
     caption_entries = [
-        Line2D([], [], marker=_MARKERS[k % len(_MARKERS)], linestyle="", color=_QUIET, label=_shorten(name) or "?")
+        Line2D(
+            [],
+            [],
+            marker=_MARKERS[k % len(_MARKERS)],
+            linestyle="",
+            color=_QUIET,
+            label=_shorten(name) or "?",
+        )
         for k, name in enumerate(caption_features)
     ]
     style = {"fontsize": 8, "frameon": False, "alignment": "left"}

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class MeasuredRow:
     """A published row with the result that reproduces it.
 
-    ``path`` is the file of the ``result``; ``changed`` lists the settings that differ from the preset of the row.
+    ``path`` is the file of the ``result``; ``changed_settings`` lists the settings that differ from the preset of the row.
     """
 
     path: Path

@@ -20,9 +20,9 @@ _ROW_COLUMNS = ("row", "system", "setting", "dataset", "protocol", "images", "sp
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of a published table. ``number`` is the number of table and row, such as 1.6.
+    """A row of a published table. ``row_number`` is the number of table and row, such as 1.6.
 
-    ``images`` is the number of test images among which a query is ranked, None if unknown. ``split`` is the name of the test
+    ``n_images`` is the number of test images among which a query is ranked, None if unknown. ``split`` is the name of the test
     split (``config/published/splits.yaml``), blank if unknown, and ``random`` if the paper did not publish the split.
     """
 

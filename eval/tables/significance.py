@@ -49,10 +49,13 @@ def compare_files(
     """Compare two models, given as files of embeddings, scores or phrase scores; write and return the comparison file.
 
     Two files are the two models. More files are the seeds of two models, equally many of each, and are paired in their order.
-    See :func:`vse.eval.ranking.bootstrap.differences` for the values of each metric. The file is ``out`` or, if that is None,
-    ``results/<dataset>_<a>_vs_<b>.json``.
+    See :func:`vse.eval.ranking.bootstrap.differences` for the values of each metric. The file is ``out`` or, if that
+    is None, ``results/<dataset>_<a>_vs_<b>.json``.
     """
-    phrases, threshold = are_phrase_scores(files, protocol, options.iou), IOU if options.iou is None else options.iou
+    phrases, threshold = (
+        are_phrase_scores(files, protocol, options.iou),
+        IOU if options.iou is None else options.iou,
+    )
     samples = COMPARISON_SAMPLES if options.bootstrap is None else options.bootstrap
     if not samples:
         raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
@@ -212,7 +215,9 @@ def _labels(comparison: Comparison) -> tuple[str, str]:
     return f"{a} seed {' '.join(map(str, seeds[0]))}", f"{b} seed {' '.join(map(str, seeds[1]))}"
 
 
-def _flat_metrics(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -> list[tuple[str, str, ComparedMetric]]:
+def _flat_metrics(
+    metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]],
+) -> list[tuple[str, str, ComparedMetric]]:
     """Return direction, name and values of every compared metric; rsum and mean recall have a blank direction."""
     leaves = []
     for key, value in metrics.items():

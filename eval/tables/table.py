@@ -39,8 +39,8 @@ class TableKind(ABC):
     Attributes
     ----------
     first_columns : the first columns of the CSV file, by which an existing file is recognised as this kind of table
-    suffixes : the suffixes of the files that the table can be written to
-    options : the fields of :class:`TableRequest` that the table accepts besides ``results``
+    file_suffixes : the suffixes of the files that the table can be written to
+    option_names : the fields of :class:`TableRequest` that the table accepts besides ``results``
     needs_results : whether the table cannot be built without result files
     """
 
@@ -108,8 +108,8 @@ class Cells(NamedTuple):
     Attributes
     ----------
     lines : the cells, line by line
-    titles : a group, which may be blank, and a name for each column
-    n_texts : the number of leading columns that hold texts; the others hold numbers
+    column_titles : a group, which may be blank, and a name for each column
+    n_text_columns : the number of leading columns that hold texts; the others hold numbers
     notes : remarks on the complete table
     """
 

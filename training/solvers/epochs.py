@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vse.features.backbones.device import deterministic_algorithms, memory_guard
+from vse.features.backbones.device import use_deterministic_algorithms, wrap_memory_errors
 from vse.pipeline.progress import progress_bar
 from vse.training.losses.base import Loss
 from vse.training.run.processes import TrainingFailed
@@ -103,7 +103,7 @@ class GradientSolver(Solver):
     def run_epoch(self, save: Callable[[], None]) -> None:
         progress = self.progress
         self.schedule.start_epoch(progress.epoch)
-        with memory_guard(self.out_of_memory_advice), deterministic_algorithms(self.settings.deterministic):
+        with wrap_memory_errors(self.out_of_memory_advice), use_deterministic_algorithms(self.settings.deterministic):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
         learning_rate = self.schedule.rate(progress.epoch, self.n_updates - 1, self.n_updates)

@@ -55,7 +55,7 @@ class PairAttention:
         if size is None:
             return None
         try:
-            boxes = self._vector_boxes.boxes(size, image_id)
+            boxes = self._vector_boxes.find_boxes(size, image_id)
         except UnsuitableImageSize:
             return None
         words, first = self._words(text), torch.zeros(1, dtype=torch.int64)
@@ -94,7 +94,7 @@ class PairAttention:
 
     def _words(self, text: Caption) -> tuple[str, ...]:
         if self.trained.transformer is not None:
-            return tuple(self.trained.transformer.tokens(text.raw))
+            return tuple(self.trained.transformer.tokenize(text.raw))
         start, *numbers, end = self.trained.vocabulary.encode(text.tokens)
         known = self.trained.vocabulary.words
         read = (f"<{token}>" if number == UNKNOWN else token for token, number in zip(text.tokens, numbers, strict=True))

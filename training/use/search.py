@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image as PhotoImage
 
 from vse.eval.search.gpu import use_device
 from vse.eval.search.index import INDEX_KIND, INDEX_METADATA_KIND, IndexVectors, metadata_file, set_parameters
-from vse.eval.search.top_k import CANDIDATES, Attention, Corpus, Rows, Scores, SearchHit, search
-from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
+from vse.eval.search.top_k import CANDIDATES, Attention, Corpus, Rows, Scores, SearchHit, Vectors, search
+from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.errors import UserError
@@ -209,7 +208,7 @@ class Searcher:
         set_parameters(index, options.index_parameters)
         return _Gallery(target, IndexVectors(index), index, packed_sets)
 
-    def _nearest(self, side: _Gallery, encoded_query: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
+    def _nearest(self, side: _Gallery, encoded_query: Vectors, k: int, by_photo: bool) -> tuple[Scores, Rows]:
         """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
         assert side.vectors is not None
         scores, rows = (
@@ -315,7 +314,7 @@ def _list_files(trained: TrainedRun) -> list[Path]:
         *(cache.path for cache in caches),
         *(encoder_path(cache.path) for cache in caches),
         *(shards_folder(cache.path) / "manifest.json" for cache in caches),
-        *(shard["features"].path for cache in caches for shard in cache.shards),
+        *(shard["features"].path for cache in caches for shard in cache.shard_arrays),
     ]
 
 
@@ -332,7 +331,7 @@ def search_run(
     A query with a suffix in :data:`PHOTO_SUFFIXES` is the path of a photo. ``last`` caches the searcher for the next query.
     """
     photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTO_SUFFIXES) else None
-    with memory_guard(MEMORY_ADVICE):
+    with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         hits = _search(run, str(query) if photo is None else photo, request, files, device, last)
     if request.html is not None:
         from vse.eval.report.pages import write_search_page

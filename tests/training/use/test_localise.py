@@ -15,7 +15,7 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.files.phrase_scores import read_phrase_scores
 from vse.eval.files.results import read_result
 from vse.features.cache.feature_cache import open_cache
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.settings.texts import TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions
@@ -43,7 +43,7 @@ def test_the_file_has_every_phrase_of_the_split_with_the_candidates_of_its_image
     assert found.caption_ids.tolist() == [m.caption.sentid for m in expected]
     assert found.types.tolist() == ["/".join(m.phrase.types) for m in expected]
     assert (found.dataset, found.split, found.experiment, found.seed) == ("demo", "val", "phrase_embedding", 0)
-    boxes = np.concatenate([shard["boxes"].map() for shard in cache.shards])
+    boxes = np.concatenate([shard["boxes"].map_to_memory() for shard in cache.shard_arrays])
     for k, mention in enumerate(expected):
         row = cache.ids.tolist().index(mention.image.imgid)
         own = boxes[cache.offsets[row] : cache.offsets[row + 1]]
@@ -124,7 +124,7 @@ def own_words_run(caches: Caches, tmp_path_factory: pytest.TempPathFactory) -> P
     config = TfidfConfig(name="tfidf_phrases", min_count=1, of="phrases")
     extractor = CaptionExtractor(config, fit_encoder(cache.dataset_file, config, encoder_path(phrases)))
     extract_shards(cache.dataset_file, extractor, phrases, 1)
-    read = TrainInputs(caption_features=merge(cache.dataset_file, phrases, 1))
+    read = TrainInputs(caption_features=merge_feature(cache.dataset_file, phrases, 1))
     return train(caches.candidates, small("caption_feature=tfidf_phrases"), out=folder / "run", inputs=read)
 
 

@@ -12,7 +12,13 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from vse.features.backbones.transformer import TINY, Transformer, find_layers, read_transformer, tiny_transformer
+from vse.features.backbones.transformer import (
+    TINY_MODEL_NAME,
+    Transformer,
+    build_tiny_transformer,
+    find_layers,
+    read_transformer,
+)
 from vse.pipeline.errors import UserError
 from vse.training.kinds import Encoded, Kind, pad_sets
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
@@ -65,8 +71,8 @@ class BertSettings(EncoderSettings):
         return Kind.SETS if self.states == "all" else Kind.VECTORS
 
     def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
-        if self.model == TINY:
-            return tiny_transformer(words(), self.max_length)
+        if self.model == TINY_MODEL_NAME:
+            return build_tiny_transformer(words(), self.max_length)
         return read_transformer(self.model, weights_dir, self.max_length)
 
     def build(self, spec: EncoderSpec) -> Encoder:
