@@ -17,7 +17,7 @@ import torch
 from common import report
 from numpy.typing import NDArray
 
-from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
@@ -52,7 +52,7 @@ def recalls_of(train: Pairs, tests: list[Pairs], image_of_caption: NDArray[np.in
             images = torch.from_numpy((test.images - fitted.mean_x) @ (x * correlations))
             captions = torch.from_numpy((test.captions - fitted.mean_y) @ (y * correlations))
             unit = (torch.nn.functional.normalize(images.float()), torch.nn.functional.normalize(captions.float()))
-            found[r].append(metrics(ranks_from_embeddings(*unit, torch.from_numpy(test.image_of_caption))))
+            found[r].append(compute_metrics(ranks_from_embeddings(*unit, torch.from_numpy(test.image_of_caption))))
     return found
 
 

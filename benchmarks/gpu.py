@@ -36,7 +36,7 @@ from torch import Tensor, distributed
 
 from training import make_up
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
-from vse.eval.search.gpu import use_device
+from vse.eval.search.gpu import choose_faiss_device
 from vse.eval.search.top_k import exact_search
 from vse.features.backbones.device import describe_device, pick_device
 from vse.features.backbones.networks import autocast
@@ -124,7 +124,7 @@ def ranking(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work
         ranks_from_blocks(blocks)
 
     def search() -> None:
-        use_device(device.type)
+        choose_faiss_device(device.type)
         exact_search(images.numpy(), captions.numpy(), 10)
         exact_search(captions.numpy(), images.numpy(), 10)
 

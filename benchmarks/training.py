@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.reader import FeatureReader
@@ -226,7 +226,7 @@ class PublishedLoop:
         for _, words, lengths, numbers in DataLoader(self.val, 128, collate_fn=collate):
             captions[list(numbers)] = self.model.captions(words, lengths)
         images = self.model.images(torch.from_numpy(self.val.features))
-        return metrics(ranks_from_embeddings(images, captions, torch.from_numpy(self.val.image_of)))["rsum"]
+        return compute_metrics(ranks_from_embeddings(images, captions, torch.from_numpy(self.val.image_of)))["rsum"]
 
 
 class TimedTrainer(RetrievalTrainer):

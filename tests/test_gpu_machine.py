@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from tests.training.conftest import experiment, table, weights
-from vse.eval.search.gpu import use_device
+from vse.eval.search.gpu import choose_faiss_device
 from vse.eval.search.top_k import exact_search
 from vse.features.cache.rows import list_extractor_inputs
 from vse.features.extractors.boxes import BoxesExtractor
@@ -72,6 +72,6 @@ def test_faiss_finds_what_it_finds_on_the_processor() -> None:
     corpus, queries = (rng.normal(size=(n, 32)).astype(np.float32) for n in (1000, 50))
     found = []
     for device in (GPU, "cpu"):
-        use_device(device)
+        choose_faiss_device(device)
         found.append(exact_search(corpus, queries, 10).rows)
     np.testing.assert_array_equal(*found)

@@ -182,7 +182,7 @@ class TrainedModel(FileHandle):
         photo, request = as_path(image), SearchRequest(k=k, html=html)
         with self._code_permission():
             hit = find_phrase(self.path, photo, phrase, request, self._inputs, self._device)
-        return SearchResults(phrase, hit.best(k), photo)
+        return SearchResults(phrase, hit.select_best(k), photo)
 
     @public
     @described_by(EmbedRequest)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.report.drawings import AttendingRun, Pair
+from vse.eval.report.drawings import AttendingRun, PairIds
 from vse.eval.search.top_k import Attention, SearchHit
 from vse.features.backbones.device import move_tensor
 from vse.features.extractors.cnn import VectorBoxes
@@ -167,7 +167,7 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
     images = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
     captions = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}
 
-    def of_pairs(wanted: Sequence[Pair]) -> list[Attention | None]:
+    def of_pairs(wanted: Sequence[PairIds]) -> list[Attention | None]:
         known = {pair for pair in wanted if pair[0] in images and pair[1] in captions}
         if not known:
             return [None] * len(wanted)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from PIL import Image as PhotoImage
 
-from vse.eval.search.gpu import use_device
-from vse.eval.search.index import INDEX_KIND, INDEX_METADATA_KIND, IndexVectors, metadata_file, set_parameters
-from vse.eval.search.top_k import CANDIDATES, Attention, Corpus, Rows, Scores, SearchHit, Vectors, search
+from vse.eval.search.gpu import choose_faiss_device
+from vse.eval.search.index import INDEX_KIND, INDEX_METADATA_KIND, IndexVectors, metadata_file, set_search_parameters
+from vse.eval.search.top_k import N_RESCORED_CANDIDATES, Attention, Corpus, RowIndices, Scores, SearchHit, Vectors, search
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
@@ -54,7 +54,7 @@ class SearchOptions:
     ``corpus_file`` : embeddings file of the run to search instead of the split.
     ``index`` : FAISS index file, valid for one set of weights, features, split and corpus; a missing file is built.
     ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
-    ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`.
+    ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_search_parameters`.
     ``rerank`` : number of candidates to score, at least the number of results.
     ``many_queries`` : True if many queries follow, so that an index in memory and the embeddings of all items pay off.
     ``max_held_bytes`` : limit on memory for the embeddings of all items; above it, each query encodes its candidates again.
@@ -74,7 +74,7 @@ class SearchAnswer:
     """The hits of a query, best first, and their ``rows`` among all items. ``n_scored`` items were scored exactly."""
 
     hits: list[SearchHit]
-    rows: Rows
+    rows: RowIndices
     n_scored: int | None = None
 
 
@@ -192,7 +192,7 @@ class Searcher:
             log.info(
                 "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
                 similarity,
-                options.rerank or CANDIDATES,
+                options.rerank or N_RESCORED_CANDIDATES,
             )
         if options.index is not None:
             index = index_in_file(options.index, target, similarity, dim, options.index_type).index
@@ -205,10 +205,10 @@ class Searcher:
             index = index_of(vectors, target.name, similarity, options.index_type).index
         else:
             return _Gallery(target, target.compute_vectors())
-        set_parameters(index, options.index_parameters)
+        set_search_parameters(index, options.index_parameters)
         return _Gallery(target, IndexVectors(index), index, packed_sets)
 
-    def _nearest(self, side: _Gallery, encoded_query: Vectors, k: int, by_photo: bool) -> tuple[Scores, Rows]:
+    def _nearest(self, side: _Gallery, encoded_query: Vectors, k: int, by_photo: bool) -> tuple[Scores, RowIndices]:
         """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
         assert side.vectors is not None
         scores, rows = (
@@ -219,7 +219,7 @@ class Searcher:
                 k,
                 vector_similarity_name(self.trained),
                 direction="i2t" if by_photo else "t2i",
-                candidates=max(k, self._options.rerank or CANDIDATES),
+                candidates=max(k, self._options.rerank or N_RESCORED_CANDIDATES),
                 index=side.index,
             )
         )
@@ -229,8 +229,8 @@ class Searcher:
         return scores[there], rows[there]
 
     def _best_pairs(
-        self, side: _Gallery, encoded_query: Encoded, k: int, by_photo: bool, among: Rows | None
-    ) -> tuple[Scores, Rows]:
+        self, side: _Gallery, encoded_query: Encoded, k: int, by_photo: bool, among: RowIndices | None
+    ) -> tuple[Scores, RowIndices]:
         """Return scores and rows of the ``k`` items with the best scores. ``among`` holds the rows to score; None is all."""
         model, candidates = self.trained.model, side.packed_sets
         if among is not None:
@@ -253,7 +253,7 @@ class Searcher:
         rows = best.indices[:k].numpy()
         return best.values[:k].numpy(), rows if among is None else among[rows]
 
-    def _to_hits(self, target: SearchTarget, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
+    def _to_hits(self, target: SearchTarget, scores: Scores, rows: RowIndices, by_photo: bool) -> list[SearchHit]:
         dataset = self.trained.dataset
         hits = []
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
@@ -396,4 +396,4 @@ def _use_device(trained: TrainedRun) -> None:
     if state := unfinished_state(trained.record):
         run = trained.folder.path
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
-    use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")
+    choose_faiss_device(str(trained.device) if trained.device.type == "cuda" else "cpu")

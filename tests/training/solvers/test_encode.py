@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.eval.slow_ranks import slow_ranks
 from tests.training.conftest import Patch, experiment, numbers
 from tests.training.toy_similarity import ToySettings
-from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.metrics import compute_metrics
 from vse.training.kinds import Encoded, Kind, pack, select
 from vse.training.models.build import Input, Model, ModelConfig, build_model
 from vse.training.models.similarities import SIMILARITIES
@@ -160,7 +160,7 @@ def test_validation_takes_means_over_folds(cache: Path, tmp_path: Path) -> None:
     for first in (0, 3):
         image_of = torch.arange(3).repeat_interleave(5)
         own = pack([(images.vectors[first : first + 3],)]), pack([(captions.vectors[5 * first : 5 * first + 15],)])
-        found.append(metrics(ranks(opened.model, *own, image_of))["rsum"])
+        found.append(compute_metrics(ranks(opened.model, *own, image_of))["rsum"])
     assert numbers(run)[0]["rsum"] == pytest.approx(np.mean(found))
 
 
