@@ -47,9 +47,11 @@ loop = OurLoop(load_experiment("vsepp"), Data.load(Path("made-up.h5"), 1), 0, PR
 """
 MIXTURE = """
 import numpy as np
-from vse.features.extractors.mixture import initial_mixture, fit_mixture
+from vse.features.extractors import mixture
+from vse.features.extractors.mixture import fit_mixture
 data = torch.from_numpy(np.random.default_rng(0).laplace(size=(5000, 300)))
-start = initial_mixture(data, 30, 0)
+draw = getattr(mixture, "draw_initial_mixture", None) or mixture.initial_mixture  # the name in older checkouts
+start = draw(data, 30, 0)
 """
 RANKS = """
 from vse.eval.ranking.ranks import ranks_from_embeddings
@@ -64,8 +66,10 @@ rng = np.random.default_rng(0)
 corpus, query = rng.standard_normal((1_000_000, 512), np.float32), rng.standard_normal((1, 512), np.float32)
 """
 EXTRACTION = """
-from extraction import CnnConfig, CnnExtractor, Item, Path
-items = [Item(k, path) for k, path in enumerate(sorted(Path("images").glob("*.jpg")))]
+import extraction
+from extraction import CnnConfig, CnnExtractor, Path
+ExtractorInput = getattr(extraction, "ExtractorInput", None) or extraction.Item  # the name in older checkouts
+items = [ExtractorInput(k, path) for k, path in enumerate(sorted(Path("images").glob("*.jpg")))]
 folds = {"fold_batch_norm": True} if "fold_batch_norm" in CnnConfig.model_fields else {}
 settings = {"model": "timm/tf_efficientnet_lite0", "weights": "random", "batch_size": 16, "workers": 1, **folds}
 extractor = CnnExtractor(CnnConfig(name="effnet", precision=PRECISION, **settings), device="cpu")

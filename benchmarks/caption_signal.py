@@ -17,7 +17,7 @@ import torch
 from common import report
 from numpy.typing import NDArray
 
-from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
@@ -32,8 +32,8 @@ class Pairs:
 
     def __init__(self, dataset: Dataset, split: str, image: FeatureReader, text: FeatureReader) -> None:
         images = dataset.split(split)
-        self.images = image.rows(image.find_rows(i.imgid for i in images)).astype(np.float32)
-        self.captions = text.rows(text.find_rows(c.sentid for i in images for c in i.captions)).astype(np.float32)
+        self.images = image.read_rows(image.find_rows(i.imgid for i in images)).astype(np.float32)
+        self.captions = text.read_rows(text.find_rows(c.sentid for i in images for c in i.captions)).astype(np.float32)
         self.image_of_caption = np.repeat(np.arange(len(images)), [len(i.captions) for i in images])
 
 
@@ -52,7 +52,7 @@ def recalls_of(train: Pairs, tests: list[Pairs], image_of_caption: NDArray[np.in
             images = torch.from_numpy((test.images - fitted.mean_x) @ (x * correlations))
             captions = torch.from_numpy((test.captions - fitted.mean_y) @ (y * correlations))
             unit = (torch.nn.functional.normalize(images.float()), torch.nn.functional.normalize(captions.float()))
-            found[r].append(metrics(ranks_from_embeddings(*unit, torch.from_numpy(test.image_of_caption))))
+            found[r].append(compute_metrics(ranks_from_embeddings(*unit, torch.from_numpy(test.image_of_caption))))
     return found
 
 

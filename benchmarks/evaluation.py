@@ -22,9 +22,9 @@ import numpy as np
 from common import report
 from ranks import published
 
-from vse.eval.defaults import FOLD_IMAGES
+from vse.eval.defaults import N_IMAGES_PER_FOLD
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.ranking.metrics import average, metrics
+from vse.eval.ranking.metrics import average_metrics, compute_metrics
 from vse.eval.ranking.ranks import Ranks
 
 IMAGES, EACH, DIM = 5000, 5, 1024
@@ -62,10 +62,10 @@ def published_way(run: Embeddings) -> dict[str, dict[str, object]]:
     assert run.images is not None
     assert run.captions is not None
     folds = []
-    for start in range(0, IMAGES, FOLD_IMAGES):
-        captions = run.captions[start * EACH : (start + FOLD_IMAGES) * EACH]
-        folds.append(metrics(Ranks(*published(run.images[start : start + FOLD_IMAGES], captions, EACH))))
-    return {"1k": average(folds), "full": metrics(Ranks(*published(run.images, run.captions, EACH)))}
+    for start in range(0, IMAGES, N_IMAGES_PER_FOLD):
+        captions = run.captions[start * EACH : (start + N_IMAGES_PER_FOLD) * EACH]
+        folds.append(compute_metrics(Ranks(*published(run.images[start : start + N_IMAGES_PER_FOLD], captions, EACH))))
+    return {"1k": average_metrics(folds), "full": compute_metrics(Ranks(*published(run.images, run.captions, EACH)))}
 
 
 def main() -> None:

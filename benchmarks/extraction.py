@@ -30,7 +30,7 @@ from common import report
 from PIL import Image
 
 from vse.features.backbones.networks import autocast, load_backbone
-from vse.features.cache.rows import Item
+from vse.features.cache.rows import ExtractorInput
 from vse.features.extractors.cnn import CnnExtractor, cut_crops, normalize_pixels
 from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
@@ -72,7 +72,7 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
     plain = CnnExtractor(CnnConfig(name=model, workers=arguments.workers, **settings), device=arguments.device)
     config = plain.config.model_copy(update={"precision": precision, "fold_batch_norm": folded})
     extractor = CnnExtractor(config, device=arguments.device)
-    items = [Item(k, path) for k, path in enumerate(paths)]
+    items = [ExtractorInput(k, path) for k, path in enumerate(paths)]
     crops = torch.cat([cut_crops(decode_image(path), config) for path in paths])
     at_once = 4 if device.type == "cpu" else size
     inputs = [normalize_pixels(some, config.mean, config.std, device) for some in crops.split(at_once)]

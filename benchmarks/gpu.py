@@ -36,11 +36,11 @@ from torch import Tensor, distributed
 
 from training import make_up
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
-from vse.eval.search.gpu import use_device
+from vse.eval.search.gpu import choose_faiss_device
 from vse.eval.search.top_k import exact_search
 from vse.features.backbones.device import describe_device, pick_device
 from vse.features.backbones.networks import autocast
-from vse.features.cache.rows import Item
+from vse.features.cache.rows import ExtractorInput
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import CnnConfig
 from vse.training.experiment import ExperimentConfig, load_experiment
@@ -124,7 +124,7 @@ def ranking(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work
         ranks_from_blocks(blocks)
 
     def search() -> None:
-        use_device(device.type)
+        choose_faiss_device(device.type)
         exact_search(images.numpy(), captions.numpy(), 10)
         exact_search(captions.numpy(), images.numpy(), 10)
 
@@ -192,7 +192,7 @@ def score(pairs: PairScores, rows: slice, n_captions: int) -> None:
 def extraction(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work]:
     """Yield extractions of photos in files; the limit is the bare network on photos in the device's memory."""
     with tempfile.TemporaryDirectory() as folder:
-        items = [Item(k, path) for k, path in enumerate(pictures(Path(folder), sizes.photos))]
+        items = [ExtractorInput(k, path) for k, path in enumerate(pictures(Path(folder), sizes.photos))]
         network = torchvision.models.get_model(sizes.model).eval().to(device)
         for precision in ("fp32", "bf16"):
             config = CnnConfig(name="x", model=sizes.model, weights="random", precision=precision, batch_size=64, workers=8)

@@ -35,14 +35,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_step
 from vse.features.extractors.hglmm import HglmmEncoder
-from vse.features.extractors.mixture import fisher_vectors, fit_mixture, initial_mixture
+from vse.features.extractors.mixture import compute_fisher_vectors, draw_initial_mixture, fit_mixture
 from vse.features.extractors.words import WordVectors
 from vse.features.settings.texts import HglmmConfig, MixtureKind
 
 
 def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, object]]:
     data = torch.randn(n, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    start = initial_mixture(data, centres, 0)
+    start = draw_initial_mixture(data, centres, 0)
     lists, mixture = data.tolist(), as_lists(start)
     sizes, words = torch.full((n // 10,), 10), torch.arange(n)
     groups = [lists[k : k + 10] for k in range(0, n, 10)]
@@ -53,8 +53,11 @@ def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, ob
     }
     works = {
         "EM, one step, double precision": ("EM", lambda: fit_mixture(data, start, 1)),
-        "Fisher vectors, double precision": ("FV", lambda: fisher_vectors(data, words, sizes, start)),
-        "Fisher vectors, single precision, as the encoder": ("FV", lambda: fisher_vectors(single, words, sizes, small)),
+        "Fisher vectors, double precision": ("FV", lambda: compute_fisher_vectors(data, words, sizes, start)),
+        "Fisher vectors, single precision, as the encoder": (
+            "FV",
+            lambda: compute_fisher_vectors(single, words, sizes, small),
+        ),
     }
     rows: list[dict[str, object]] = []
     for what, (loop, work) in works.items():
@@ -68,7 +71,7 @@ def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, ob
 def em(centres: int = 30, dim: int = 300, n: int = 5000, steps: int = 10, rounds: int = 5) -> list[dict[str, object]]:
     """Return the processor seconds of complete fits, which take turns; medians of the rounds."""
     data = torch.from_numpy(np.random.default_rng(0).laplace(size=(n, dim)))
-    start = initial_mixture(data, centres, 0)
+    start = draw_initial_mixture(data, centres, 0)
     scikit_learn = GaussianMixture(
         n_components=centres,
         covariance_type="diag",
@@ -106,7 +109,7 @@ def memory(n_captions: int) -> dict[str, object]:
     captions = [[names[k] for k in row] for row in frequent]
     config = HglmmConfig(name="hglmm", ica_iterations=5, iterations=1, pca_captions=n_captions)
     started = time.perf_counter()
-    encoder = HglmmEncoder.fit(words, captions, config, torch.device("cpu"), words.select((), 5_000))
+    encoder = HglmmEncoder.fit(words, captions, config, torch.device("cpu"), words.select_words((), 5_000))
     fitted = time.perf_counter() - started
     assert encoder.dim == 6000
     encoding = seconds(lambda: encoder.encode(captions[:2048]))

@@ -35,7 +35,7 @@ import numpy as np
 from common import report, seconds
 from numpy.typing import NDArray
 
-from vse.eval.search.index import BuiltIndex, build_index, search_index, set_parameters
+from vse.eval.search.index import BuiltIndex, build_index, search_index, set_search_parameters
 from vse.eval.search.top_k import TopK, exact_search
 
 QUERIES, K, LATENT, CLUSTERS = 1000, 10, 64, 2000
@@ -97,7 +97,7 @@ def measure(folder: Path, share: float, factory: str, parameters: Sequence[str])
     for parameter in parameters:
         found: list[TopK] = []
         if factory:
-            set_parameters(made[0].index, parameter)
+            set_search_parameters(made[0].index, parameter)
             search = timed(lambda found=found: found.append(search_index(made[0].index, queries, K)))
         else:
             search = timed(lambda found=found: found.append(exact_search(corpus, queries, K)))

@@ -56,7 +56,7 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     """Return the needs of a data set of ``n_pairs``, with units; ``growth`` has the points of each program, by size."""
     n_images = n_pairs // EACH
     plan = plan_of(n_images)
-    (extraction, _), (training, _) = sorted(plan.seconds, key=lambda item: not item[1].startswith("features/"))
+    (extraction, _), (training, _) = sorted(plan.durations, key=lambda item: not item[1].startswith("features/"))
     stored = plan.cache_sizes[0][0]
     texts = growth["dataset.json"]
     jobs = math.ceil(extraction / 3600 / JOB_HOURS)

@@ -30,7 +30,7 @@ from training import CPU, Data, OurLoop, cpu_seconds, make_up
 from vse.features.cache.arrays import BlockChecker
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, shard_slice, write_shard
 from vse.training.data.images import CachedFeatures
 from vse.training.experiment import load_experiment
@@ -47,15 +47,17 @@ def build(folder: Path) -> Path:
         part = shard_slice(ROWS, index, SHARDS)
         features = rng.random((part.stop - part.start, DIM), np.float32).astype(np.float16)
         plain[part] = features
-        rows = Rows(ids[part], features, np.zeros((len(features), 32), np.uint8))
-        write_shard(shard_path(out, index, SHARDS), Identity("x", "fc7", "image", {}), rows)
+        rows = FeatureRows(ids[part], features, np.zeros((len(features), 32), np.uint8))
+        write_shard(shard_path(out, index, SHARDS), CacheIdentity("x", "fc7", "image", {}), rows)
     np.save(folder / "plain.npy", plain)
     return merge_shards(out, SHARDS, folder / "dataset.json", ids)
 
 
 def without_checksums(cache: FeatureCache) -> FeatureCache:
     """Return the same cache, as if its manifest had no checksums."""
-    return replace(cache, blocks=BlockChecker([replace(shard["features"], checksums=None) for shard in cache.shards]))
+    return replace(
+        cache, block_checker=BlockChecker([replace(shard["features"], checksums=None) for shard in cache.shard_arrays])
+    )
 
 
 def first_epoch(folder: Path) -> None:
@@ -95,12 +97,12 @@ def main() -> None:
             views = file["features"]
             readers = {
                 "plain array, mapped": lambda batch: mapped[batch],
-                "ours, mapped": ours_mapped.rows,
-                "ours, from files": ours_files.rows,
-                "ours, from files, without checksums": no_checksums.rows,
+                "ours, mapped": ours_mapped.read_rows,
+                "ours, from files": ours_files.read_rows,
+                "ours, from files, without checksums": no_checksums.read_rows,
                 "h5py, virtual views": lambda batch: views[batch],
                 "plain array, in memory": lambda batch: memory[batch],
-                "ours, in memory": ours_memory.rows,
+                "ours, in memory": ours_memory.read_rows,
             }
             times: dict[str, list[float]] = {reader: [] for reader in readers}
             for number in range(ROUNDS):

@@ -25,7 +25,7 @@ import torch
 from common import report
 
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.search.approximate import reranked_metrics
+from vse.eval.search.approximate import measure_reranked_search
 from vse.eval.search.top_k import exact_search
 from vse.training.kinds import PackedEmbeddings, pack_embeddings
 from vse.training.options import RunFileOptions
@@ -101,7 +101,7 @@ def main() -> None:
     blocks = read_embeddings(arguments.run / "test.h5").score_blocks()
     rows: list[dict[str, object]] = []
     for k in (None, *KS):
-        found = reranked_metrics(*blocks, pool_embeddings(images), pool_embeddings(captions), k or len(captions))
+        found = measure_reranked_search(*blocks, pool_embeddings(images), pool_embeddings(captions), k or len(captions))
         for direction, side, asking, score, embed in (
             ("i2t", captions, images, by_image, partial(encode_captions, trained.model, trained.split)),
             ("t2i", images, captions, by_text, partial(encode_images, trained.model, trained.split, trained.device)),

@@ -29,7 +29,7 @@ from common import report
 from startup import ROOT, command_line, cpu_seconds
 
 from vse.features.cache.feature_cache import merge_shards
-from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.experiment import load_experiment
@@ -79,8 +79,8 @@ def make_run(folder: Path, dataset: Path, n_images: int) -> Path:
     """Train a run with its preset's sizes on a cache of made-up vectors, and return its folder."""
     cache, ids, rng = folder / "made_up_vectors.h5", np.arange(n_images), np.random.default_rng(1)
     features = rng.standard_normal((n_images, FEATURE), np.float32).astype(np.float16)
-    rows = Rows(ids, features, np.zeros((n_images, 32), np.uint8))
-    write_shard(shard_path(cache, 0, 1), Identity("made_up", "vectors", "image", {}), rows)
+    rows = FeatureRows(ids, features, np.zeros((n_images, 32), np.uint8))
+    write_shard(shard_path(cache, 0, 1), CacheIdentity("made_up", "vectors", "image", {}), rows)
     merge_shards(cache, 1, dataset, ids)
     return train(cache, load_experiment("vsepp", sets=SETS), out=folder / "run", options=TrainOptions(device="cpu"))
 

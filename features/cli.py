@@ -22,8 +22,8 @@ def extract() -> None:
     """
 
 
-def _add_command(extractor: str, settings: type[FeatureSettings]) -> None:
-    missing_options = _EXTRACTOR_OPTIONS.difference(settings.options)
+def _add_extractor_command(extractor: str, settings: type[FeatureSettings]) -> None:
+    missing_options = _EXTRACTOR_OPTIONS.difference(settings.option_names)
     default = settings.default_preset or extractor
 
     @command(extractor, group=extract, leave_out=missing_options, defaults={"feature": default}, text=settings.__doc__)
@@ -34,7 +34,7 @@ def _add_command(extractor: str, settings: type[FeatureSettings]) -> None:
 
 
 for _extractor in EXTRACTORS:
-    _add_command(_extractor, EXTRACTORS[_extractor])
+    _add_extractor_command(_extractor, EXTRACTORS[_extractor])
 
 
 @command("fit", group=extract, leave_out=_SHARD_OPTIONS | (_EXTRACTOR_OPTIONS - {"words"}), defaults={"feature": ...})
@@ -53,13 +53,13 @@ def merge_command(request: MergeRequest) -> None:
     """Merge finished shards to a cache."""
     from vse.features import extraction
     from vse.features.cache.shards import replaceable_cache_kind
-    from vse.features.feature_job import default_shards
+    from vse.features.feature_job import default_shard_count
     from vse.pipeline.dataset.dataset import load_dataset_file
     from vse.pipeline.files.outputs import check_output
 
     dataset, out = load_dataset_file(request.dataset), request.out
     check_output(out, replaceable_cache_kind(out), [request.dataset])
-    click.echo(extraction.merge(request.dataset, out, request.shards or default_shards(dataset)))
+    click.echo(extraction.merge_feature(request.dataset, out, request.shards or default_shard_count(dataset)))
 
 
 @command("verify", group=extract)
@@ -70,9 +70,9 @@ def verify_command(request: VerifyRequest) -> None:
     """
     from vse.features import extraction
 
-    cache = extraction.verify(request.cache_file, request.write)
+    cache = extraction.verify_feature(request.cache_file, request.write)
     sources = "not checked" if request.no_sources else extraction.verify_inputs(cache)
-    shards = f"{len(cache.shards)} shards"
+    shards = f"{len(cache.shard_arrays)} shards"
     click.echo(f"{request.cache_file}: sound, {cache.describe()} in {shards}, sources {sources}, key {cache.key}")
 
 

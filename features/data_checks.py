@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_input_hashes
-from vse.features.cache.rows import Ids, dataset_items, find_text_rows
+from vse.features.cache.rows import Ids, find_text_unit, list_extractor_inputs
 from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import collect_truth_boxes, has_truth_boxes, hash_boxes
@@ -135,15 +135,15 @@ def compare_texts(dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapp
     input_hashes : (n, 32) hashes of the texts of these rows
     config : recorded settings of the extractor
     """
-    extractor, text_rows = config.get("extractor"), find_text_rows(config)
-    raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
-    items = dataset_items(dataset, "text", raw, text_rows)
+    extractor, text_unit = config.get("extractor"), find_text_unit(config)
+    raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw_text
+    items = list_extractor_inputs(dataset, "text", raw, text_unit)
     rows = IdIndex(ids).find_rows(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows, strict=True) if row >= 0 and (item.hash_input() != input_hashes[row]).any()
     ]
     n_compared = int((rows >= 0).sum())
-    return [f"{len(wrong)} of {n_compared} compared {text_rows} differ, the first is id {wrong[0]}"] if wrong else []
+    return [f"{len(wrong)} of {n_compared} compared {text_unit} differ, the first is id {wrong[0]}"] if wrong else []
 
 
 def has_input_hashes(cache: FeatureCache) -> bool:

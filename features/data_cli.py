@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 import click
 from pydantic import Field
 
-from vse.features.options import ImportRequest, Tokeniser
+from vse.features.options import ImportRequest, TokeniserOption
 from vse.pipeline.cli import data_group
 from vse.pipeline.command import entry_point
 from vse.pipeline.option_types import CliOption, FileOrFolderPath, Flag, Force, PositiveInteger, Text
 from vse.pipeline.options import Options, command
 
-DatasetJson = Annotated[FileOrFolderPath, Field(description="The data set's dataset.json.")]
+DatasetJsonPath = Annotated[FileOrFolderPath, Field(description="The data set's dataset.json.")]
 NewCachePath = Annotated[FileOrFolderPath, Field(description="The cache to write, e.g. features/coco_butd.h5.")]
 
 
@@ -36,7 +36,7 @@ def import_command(request: ImportRequest) -> None:
         click.echo(path)
 
 
-class PrecompImport(Options):
+class PrecompImportRequest(Options):
     """The arguments of ``vse-data import-precomp``."""
 
     folder: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
@@ -49,12 +49,12 @@ class PrecompImport(Options):
     """Number of captions of each image."""
     test: Annotated[Text | None, CliOption(click_type=click.Choice(["test", "testall"]))] = None
     """The files of the test split.  [default: testall]"""
-    tokeniser: Tokeniser = None
+    tokeniser: TokeniserOption = None
     force: Force = False
 
 
 @command("import-precomp", group=data_group)
-def import_precomp_command(request: PrecompImport) -> None:
+def import_precomp_command(request: PrecompImportRequest) -> None:
     """Import features and captions in the layout of VSE++ and SCAN.
 
     FOLDER holds <split>_ims.npy, <split>_caps.txt and optionally <split>_ids.txt.
@@ -64,7 +64,7 @@ def import_precomp_command(request: PrecompImport) -> None:
     click.echo(import_precomp(**request.model_dump(exclude={"force"})))
 
 
-class PrecompExport(Options):
+class PrecompExportRequest(Options):
     """The arguments of ``vse-data export-precomp``."""
 
     features: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
@@ -78,18 +78,18 @@ class PrecompExport(Options):
 
 
 @command("export-precomp", group=data_group)
-def export_precomp_command(request: PrecompExport) -> None:
+def export_precomp_command(request: PrecompExportRequest) -> None:
     """Write a feature cache, and the captions of its data set, in the layout of VSE++ and SCAN."""
     from vse.features.exchange.precomp import export_precomp
 
     click.echo(export_precomp(request.features, request.out, request.captions, request.repeat))
 
 
-class ArraysImport(Options):
+class ArrayImportRequest(Options):
     """The arguments of ``vse-data import-npy``."""
 
     features: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
-    dataset: DatasetJson
+    dataset: DatasetJsonPath
     out_features: NewCachePath
     ids: FileOrFolderPath | None = None
     """File with the ids of the rows, .txt or .npy; a .npz file contains the ids itself."""
@@ -99,18 +99,18 @@ class ArraysImport(Options):
 
 
 @command("import-npy", group=data_group)
-def import_npy_command(request: ArraysImport) -> None:
+def import_npy_command(request: ArrayImportRequest) -> None:
     """Import features from a .npy file with a file of ids, or from a .npz file with the arrays features and ids."""
     from vse.features.exchange.arrays import import_arrays
 
     click.echo(import_arrays(request.features, request.ids, request.dataset, request.out_features, request.kind))
 
 
-class TsvImport(Options):
+class TsvImportRequest(Options):
     """The arguments of ``vse-data import-tsv``."""
 
     files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
-    dataset: DatasetJson
+    dataset: DatasetJsonPath
     out_features: NewCachePath
     match: Annotated[Text | None, CliOption(click_type=click.Choice(["cocoid", "imgid", "filename"]))] = None
     """How an image_id identifies an image: by its cocoid, its imgid, or the digits of its file name.  [default: cocoid]"""
@@ -118,7 +118,7 @@ class TsvImport(Options):
 
 
 @command("import-tsv", group=data_group)
-def import_tsv_command(request: TsvImport) -> None:
+def import_tsv_command(request: TsvImportRequest) -> None:
     """Import regions from bottom-up-attention TSV files."""
     from vse.features.exchange.arrays import import_tsv
 
@@ -145,10 +145,10 @@ def pack_command(request: PackRequest) -> None:
     The bundle's list, bundle.json, has each file with its SHA-256. The SHA-256 of the list itself is printed and identifies
     the bundle.
     """
-    from vse.features.exchange.bundles import pack
+    from vse.features.exchange.bundles import pack_bundle
 
     out = request.out
-    click.echo(f"{out}: {pack(request.features, out, request.with_dataset, request.notes).describe()}")
+    click.echo(f"{out}: {pack_bundle(request.features, out, request.with_dataset, request.notes).describe()}")
 
 
 class FetchFeaturesRequest(Options):

@@ -17,7 +17,16 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, read_input_hashes, verify_cache
-from vse.features.cache.rows import Identity, Ids, Item, Kind, TextRows, dataset_items, find_text_rows, row_ids
+from vse.features.cache.rows import (
+    CacheIdentity,
+    ExtractorInput,
+    FeatureKind,
+    Ids,
+    TextUnit,
+    find_text_unit,
+    list_extractor_inputs,
+    row_ids,
+)
 from vse.features.cache.shards import (
     concatenate_offsets,
     find_other_precision_shards,
@@ -25,7 +34,7 @@ from vse.features.cache.shards import (
     read_arrays,
     read_finished_record,
     read_precision,
-    read_record,
+    read_shard_record,
     shard_path,
     shard_slice,
     shards_folder,
@@ -121,11 +130,11 @@ def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int
     if not dataset_file.is_file():
         return ""
     status = dataset_file.stat()
-    items = _load_image_items(dataset_file, status.st_mtime_ns, status.st_size)
+    items = _load_image_inputs(dataset_file, status.st_mtime_ns, status.st_size)
     shard = shard_path(cache, index, n_shards)
     known: dict[int, bytes] = {}
     written_ns = 0
-    if read_record(shard) is not None:
+    if read_shard_record(shard) is not None:
         ids, input_hashes = read_arrays(shard, "ids", "sources")
         known = {identity: row.tobytes() for identity, row in zip(ids.tolist(), input_hashes, strict=True)}
         written_ns = shard.stat().st_mtime_ns
@@ -135,7 +144,7 @@ def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int
     return digest.hexdigest()
 
 
-def _hash_image(item: Item, known: dict[int, bytes], written_ns: int) -> bytes:
+def _hash_image(item: ExtractorInput, known: dict[int, bytes], written_ns: int) -> bytes:
     """Return the SHA-256 of an image, from ``known`` if its file is older than the shard; zeros if it cannot be read."""
     assert item.path is not None
     try:
@@ -147,9 +156,9 @@ def _hash_image(item: Item, known: dict[int, bytes], written_ns: int) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _load_image_items(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
+def _load_image_inputs(dataset_file: Path, mtime_ns: int, size: int) -> list[ExtractorInput]:
     """Return the images of a data set, cached by the file's time and size, so that a changed file is loaded again."""
-    return dataset_items(load_dataset_file(dataset_file), "image")
+    return list_extractor_inputs(load_dataset_file(dataset_file), "image")
 
 
 def extract_shards(
@@ -164,63 +173,65 @@ def extract_shards(
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.has_image_files:
         raise UserError(f"{dataset_file}: a data set without images (its features were imported)")
-    input_form = extractor.kind, extractor.config.reads_raw, extractor.config.text_rows
-    n_rows = len(row_ids(dataset, extractor.kind, extractor.config.text_rows))
+    input_form = extractor.kind, extractor.config.reads_raw_text, extractor.config.text_unit
+    n_rows = len(row_ids(dataset, extractor.kind, extractor.config.text_unit))
     if not 1 <= n_shards <= n_rows:
         raise UserError(f"{n_shards} shards for {n_rows} rows")
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
-    identity = extractor.identity(dataset)
+    identity = extractor.build_cache_identity(dataset)
     recorded = find_other_precision_shards(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
         path = shard_path(out, index, n_shards)
-        items = dataset_items(dataset, *input_form, shard_slice(n_rows, index, n_shards))
+        items = list_extractor_inputs(dataset, *input_form, shard_slice(n_rows, index, n_shards))
         with lock_for_writing(path):
             shard_identity = recorded.get(path, identity)
-            if _is_finished(path, shard_identity, items, extractor.config.text_rows, skip_bad):
+            if _is_finished_shard(path, shard_identity, items, extractor.config.text_unit, skip_bad):
                 suffix = f" in {read_precision(shard_identity)}, the precision of another machine" if path in recorded else ""
                 log.info("%s: finished, kept%s", path, suffix)
                 continue
             if other := next((identity for other_path, identity in recorded.items() if other_path != path), None):
                 raise mixed_precision_error(path.parent, other, identity)
-            extractor.part = f"shard {index + 1} of {n_shards}"
+            extractor.part_label = f"shard {index + 1} of {n_shards}"
             log.info("%s: %d rows", extractor.progress_label, len(items))
             started = time.perf_counter()
             rows = extractor.extract(items, skip_bad)
             axes, declared = rows.features.ndim + (rows.offsets is not None), extractor.config.row_kind
             if axes != (2 if declared == "vectors" else 3):
                 raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, but its settings declare {declared}")
-            write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 4))
+            write_shard(path, identity, rows, extractor.provenance, round(time.perf_counter() - started, 4))
             ids = {item.id for item in items}
             if n_shards > 1 and (entry := _build_upper_bound_entry(dataset, extractor.config.key_settings(), [path], ids)):
                 log.info("%s: %s", path, _describe_coverage(entry["upper_bound"]))
     return shards_folder(out) if only is None else shard_path(out, only, n_shards)
 
 
-def _is_finished(path: Path, identity: Identity, items: Sequence[Item], text_rows: TextRows, skip_bad: bool) -> bool:
+def _is_finished_shard(
+    path: Path, identity: CacheIdentity, items: Sequence[ExtractorInput], text_unit: TextUnit, skip_bad: bool
+) -> bool:
     """Return whether a shard is complete and can be kept. Raises UserError if an item has changed since the extraction."""
     finished = read_finished_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
     ids, input_hashes = read_arrays(path, "ids", "sources")
-    changed = find_changed_input(items, ids, input_hashes, text_rows)
+    changed = find_changed_input(items, ids, input_hashes, text_unit)
     if changed is not None:
         raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
     return True
 
 
-def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
+def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
     """Merge the finished shards of a feature to the cache ``out``; return ``out``.
 
     Raises UserError if a shard is missing or damaged, or if the data set has changed since the extraction.
     """
-    first = read_record(shard_path(out, 0, n_shards))
+    first = read_shard_record(shard_path(out, 0, n_shards))
     kind = first.identity.kind if first is not None else "image"
     recorded = first.identity.content.get("config") if first is not None else None
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
     with lock_for_writing(out):
-        ids = row_ids(dataset, kind, find_text_rows(config))
+        ids = row_ids(dataset, kind, find_text_unit(config))
         for index in range(n_shards):
             _check_inputs_unchanged(shard_path(out, index, n_shards), dataset, kind, config)
         path = merge_shards(
@@ -239,14 +250,14 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     return path
 
 
-def verify(path: Path, correct_checksums: bool = False) -> FeatureCache:
+def verify_feature(path: Path, correct_checksums: bool = False) -> FeatureCache:
     """Verify a cache as :func:`vse.features.cache.feature_cache.verify_cache` does; lock the cache if it may be changed."""
     with lock_for_writing(path) if correct_checksums else nullcontext():
         return verify_cache(path, correct_checksums)
 
 
-def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, Any]) -> None:
-    if read_record(path) is None:
+def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, config: Mapping[str, Any]) -> None:
+    if read_shard_record(path) is None:
         return
     ids, input_hashes = read_arrays(path, "ids", "sources")
     if kind == "text":
@@ -262,7 +273,9 @@ def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: Kind, config: Ma
         )
 
 
-def find_changed_input(items: Sequence[Item], ids: Ids, input_hashes: NDArray[np.uint8], text_rows: TextRows) -> str | None:
+def find_changed_input(
+    items: Sequence[ExtractorInput], ids: Ids, input_hashes: NDArray[np.uint8], text_unit: TextUnit
+) -> str | None:
     """Return a description of the first item whose hash differs from the hash of the row with the same id, or None.
 
     ``ids`` (n,) and ``input_hashes`` (n, 32) belong to the rows.
@@ -272,7 +285,7 @@ def find_changed_input(items: Sequence[Item], ids: Ids, input_hashes: NDArray[np
         item = by_id.get(identity)
         if item is None:
             return f"data set: it has no id {identity}"
-        what = f"image {identity} ({item.path})" if item.path is not None else f"{text_rows.removesuffix('s')} {identity}"
+        what = f"image {identity} ({item.path})" if item.path is not None else f"{text_unit.removesuffix('s')} {identity}"
         try:
             if not np.array_equal(item.hash_input(), input_hash):
                 return f"{what}: its SHA-256 differs"
@@ -293,13 +306,13 @@ def verify_inputs(cache: FeatureCache) -> str:
         return "not at hand (imported features)"
     if read_backbone(cache) is not None:
         return "not at hand (embeddings of a model)"
-    kind: Kind = "image" if cache.kind == "image" else "text"
+    kind: FeatureKind = "image" if cache.kind == "image" else "text"
     extractor = cache.provenance.get("config", {}).get("extractor")
-    raw = extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
-    items = dataset_items(dataset, kind, raw, cache.text_rows)
+    raw = extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw_text
+    items = list_extractor_inputs(dataset, kind, raw, cache.text_unit)
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
         return f"not at hand (all images of {dataset.path} are missing)"
-    changed = find_changed_input(items, cache.ids, read_input_hashes(cache), cache.text_rows)
+    changed = find_changed_input(items, cache.ids, read_input_hashes(cache), cache.text_unit)
     boxes = hash_boxes(collect_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
     if boxes is not None and boxes != cache.provenance.get("boxes_sha256"):
         changed = "data set: boxes of its phrases differ"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vse.features.options import FeatureRequest
 from vse.features.settings import EXTRACTORS, load_feature
-from vse.features.settings.base import ExtractionArguments, FeatureSettings, Option
+from vse.features.settings.base import ExtractionArguments, ExtractorOption, FeatureSettings
 from vse.features.settings.captions import FittedCaptionSettings
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
@@ -35,32 +35,34 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
         if request.like
         else load_feature(request.feature, dataset.name, request.sets)
     )
-    out = request.out or _default_out(dataset, config)
+    out = request.out or _build_default_cache_path(dataset, config)
     if extractor not in (None, other := config.extractor_name()):
         raise UserError(f"feature {request.feature!r} is extracted by vse-extract {other}, not by vse-extract {extractor}")
     for option in ("skip_bad", "weights_dir", "words"):
-        if getattr(request.options, option) and option not in config.options:
+        if getattr(request.options, option) and option not in config.option_names:
             name = option.replace("_", "-")
             raise UserError(f"--{name}: feature {config.name!r} belongs to {other}, which has no such option; leave it out")
-    n_shards, shard = request.shards or default_shards(dataset), request.shard
+    n_shards, shard = request.shards or default_shard_count(dataset), request.shard
     weights_dir, word_file = (_find_option_path(request, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
     from vse.features.backbones.device import use_threads
 
     use_threads(request.options.threads)
-    _check_out(dataset, config, out, word_file)
+    _check_feature_outputs(dataset, config, out, word_file)
     with lock_for_writing(out) if shard is None else nullcontext():  # single shards may run as parallel jobs
-        built = config.build(
-            ExtractionArguments(request.dataset, out, request.options.device, weights_dir, word_file, fit=shard is None)
+        built = config.build_extractor(
+            ExtractionArguments(
+                request.dataset, out, request.options.device, weights_dir, word_file, must_fit_encoder=shard is None
+            )
         )
         if request.like is None:
-            _log_preset(request, dataset, config)
+            _log_preset_changes(request, dataset, config)
         written = extraction.extract_shards(request.dataset, built, out, n_shards, shard, request.options.skip_bad)
-        return written if shard is not None else extraction.merge(request.dataset, out, n_shards)
+        return written if shard is not None else extraction.merge_feature(request.dataset, out, n_shards)
 
 
-def _log_preset(request: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
+def _log_preset_changes(request: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
     plain = load_feature(request.feature, None, request.sets)
     changes = presets.list_setting_changes(plain.model_dump(), config.model_dump())
     if changes:
@@ -76,7 +78,7 @@ def fit_feature(request: FeatureRequest) -> Path:
     """
     dataset = load_dataset_file(request.dataset)
     config = load_feature(request.feature, dataset.name, request.sets)
-    out = request.out or _default_out(dataset, config)
+    out = request.out or _build_default_cache_path(dataset, config)
     if not isinstance(config, FittedCaptionSettings):
         fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fits_encoder]
         raise UserError(f"feature {request.feature!r} has no encoder to fit{did_you_mean(request.feature, fitted)}")
@@ -85,27 +87,27 @@ def fit_feature(request: FeatureRequest) -> Path:
     from vse.features.extractors.captions import encoder_path, fit_encoder
 
     use_threads(request.options.threads)
-    _check_out(dataset, config, out, request.options.words)
+    _check_feature_outputs(dataset, config, out, request.options.words)
     return fit_encoder(request.dataset, config, encoder_path(out), request.options.device, request.options.words)
 
 
-def default_shards(dataset: Dataset) -> int:
+def default_shard_count(dataset: Dataset) -> int:
     """Return the number of shards in the data set's preset; without a preset 4, but at most the number of images."""
     known = dataset.name in presets.list_preset_names("datasets")
     return presets.load_dataset_preset(dataset.name).shards if known else min(4, len(dataset.images))
 
 
-def _find_option_path(request: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
+def _find_option_path(request: FeatureRequest, config: FeatureSettings, option: ExtractorOption) -> Path | None:
     """Return the path that the request gives for an option, else the path in the option's environment variable, or None.
 
     The variable is ignored if the extractor does not have this option.
     """
     path: Path | None = getattr(request.options, option)
-    variable = os.environ.get(f"VSE_{option.upper()}") if option in config.options else None
+    variable = os.environ.get(f"VSE_{option.upper()}") if option in config.option_names else None
     return path or (Path(variable) if variable else None)
 
 
-def _default_out(dataset: Dataset, config: FeatureSettings) -> Path:
+def _build_default_cache_path(dataset: Dataset, config: FeatureSettings) -> Path:
     return Path("features", f"{dataset.name}_{config.name}.h5")
 
 
@@ -127,10 +129,15 @@ def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings
     return presets.validate_settings(settings, "feature", str(like), content)
 
 
-def _check_out(dataset: Dataset, config: FeatureSettings, out: Path, word_file: Path | None) -> None:
-    from vse.features.cache.shards import check_cache_out
+def _check_feature_outputs(dataset: Dataset, config: FeatureSettings, out: Path, word_file: Path | None) -> None:
+    from vse.features.cache.shards import check_cache_output
 
-    word_file = config.word_file(word_file)
-    inputs = [dataset.path, dataset.path.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
+    word_file = config.find_word_file(word_file)
+    inputs = [
+        dataset.path,
+        dataset.path.parent / "images",
+        *map(Path, config.list_input_files()),
+        *([word_file] if word_file else []),
+    ]
     encoder = out.with_suffix(".encoder.safetensors") if config.fits_encoder else None
-    check_cache_out(out, dataset.name, config.name, inputs, encoder)
+    check_cache_output(out, dataset.name, config.name, inputs, encoder)

@@ -10,17 +10,17 @@ from vse.pipeline.errors import UserError
 
 
 @dataclass(frozen=True)
-class Library:
+class OptionalLibrary:
     """An optional library that builds networks.
 
     name : name in messages
-    module : name of the module to import
+    module_name : name of the module to import
     distribution : name of the package on PyPI
     extra : extra (optional group of dependencies) of this package that installs the library
     """
 
     name: str
-    module: str
+    module_name: str
     distribution: str
     extra: str
 
@@ -32,11 +32,11 @@ class Library:
         from vse.features import torchvision_import  # noqa: F401  these libraries import torchvision, too
 
         try:
-            return import_module(self.module)
+            return import_module(self.module_name)
         except ImportError:
             raise self._missing_error(model_name) from None
 
-    def version(self, model_name: str) -> str:
+    def find_version(self, model_name: str) -> str:
         """Return the installed version. Raises UserError, which names ``model_name``, if the library is not installed."""
         self.load(model_name)
         try:
@@ -48,8 +48,10 @@ class Library:
         return UserError(f"model {model_name} needs {self.name}: pip install 'vse-pipeline[{self.extra}]'")
 
 
-LIBRARIES = {
-    "timm": Library("timm", "timm", "timm", "timm"),
-    "sentence_transformers": Library("sentence-transformers", "sentence_transformers", "sentence-transformers", "text"),
-    "open_clip": Library("OpenCLIP", "open_clip", "open_clip_torch", "openclip"),
+OPTIONAL_LIBRARIES = {
+    "timm": OptionalLibrary("timm", "timm", "timm", "timm"),
+    "sentence_transformers": OptionalLibrary(
+        "sentence-transformers", "sentence_transformers", "sentence-transformers", "text"
+    ),
+    "open_clip": OptionalLibrary("OpenCLIP", "open_clip", "open_clip_torch", "openclip"),
 }

@@ -28,7 +28,7 @@ from vse.pipeline.option_types import (
 )
 from vse.pipeline.options import Options
 
-Tokeniser = Annotated[
+TokeniserOption = Annotated[
     Text | None,
     CliOption(metavar="NAME"),
     Field(description="Splits captions into words: letters_and_digits, unicode_words or nltk.  [default: unicode_words]"),
@@ -108,7 +108,7 @@ class ImportOptions(Options):
     """Where the key ends in the name of a WebDataset member: first-dot or last-dot.  [default: first-dot]"""
     quoting: Annotated[Text | None, CliOption(metavar="HOW")] = None
     """Quotation marks in CSV: minimal (they enclose fields) or none (they are text).  [default: minimal]"""
-    tokeniser: Tokeniser = None
+    tokeniser: TokeniserOption = None
     skip_bad: Flag = False
     """Skip invalid rows and list them in OUT/import.failures.jsonl."""
     out_features: FileOrFolderPath = Path("features")

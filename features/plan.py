@@ -93,17 +93,17 @@ SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by s
 class TargetPlan:
     """The estimate for some targets.
 
-    jobs : number of jobs of each rule
+    job_counts : number of jobs of each rule
     download_sizes : (bytes, description) of each download
     cache_sizes : (bytes, description) of each feature cache
-    seconds : (seconds, description) of each extraction and training
+    durations : (seconds, description) of each extraction and training
     unknown_amounts : descriptions of unknown sizes and times
     """
 
-    jobs: Counter[str] = field(default_factory=Counter)
+    job_counts: Counter[str] = field(default_factory=Counter)
     download_sizes: list[tuple[float, str]] = field(default_factory=list)
     cache_sizes: list[tuple[float, str]] = field(default_factory=list)
-    seconds: list[tuple[float, str]] = field(default_factory=list)
+    durations: list[tuple[float, str]] = field(default_factory=list)
     unknown_amounts: list[str] = field(default_factory=list)
 
 
@@ -115,7 +115,7 @@ def describe_plan(targets: Sequence[str], settings: Sequence[str] = (), rates_fi
     """
     rates = load_rates(rates_file)
     plan = estimate_plan(plan_files(targets, settings), rates, read_training_rates())
-    return "\n".join(_report_lines(", ".join(targets), plan, rates))
+    return "\n".join(_build_report_lines(", ".join(targets), plan, rates))
 
 
 def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: dict[str, float]) -> TargetPlan:
@@ -133,11 +133,11 @@ def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: 
             re.fullmatch(pattern.replace("{dataset}", dataset_pattern()), planned_file.path.as_posix()) if pattern else None
         )
         if match is None:
-            plan.jobs[planned_file.rule] += (
+            plan.job_counts[planned_file.rule] += (
                 planned_file.rule not in _OUTPUT_PATTERNS and planned_file.path.name not in _EXTRA_OUTPUT_NAMES
             )
             continue
-        plan.jobs[planned_file.rule] += 1
+        plan.job_counts[planned_file.rule] += 1
         names = match.groups()
         if planned_file.rule == "extract":
             shards[names[0], names[1], int(names[2])] += 1
@@ -168,13 +168,13 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
     name, counts = f"features/{dataset}_{feature}.h5", _count_by_split(dataset)
     network = rates.networks.get(str(getattr(config, "model", "")))
     model, weights = getattr(config, "model", None), getattr(config, "weights", None)
-    if model is not None and weights != "random" and not config.files():
+    if model is not None and weights != "random" and not config.list_input_files():
         what = f"weights of {model}, unless they are in --weights-dir or in their library's cache"
         if network is None or network.weights_mb is None:
             plan.unknown_amounts.append(f"size of the {what}")
         elif all(what != known for _, known in plan.download_sizes):
             plan.download_sizes.append((network.weights_mb * 1e6, what))
-    if counts is None or config.text_rows == "phrases":
+    if counts is None or config.text_unit == "phrases":
         plan.unknown_amounts.append(f"size and time of {name}: the number of rows is not known")
         return
     rows = share * sum(n[config.kind == "text"] for n in counts.values())
@@ -192,7 +192,7 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
             f"time of {name}: no rate of {getattr(config, 'model', feature)}; add it to a --rates file"
         )
     else:
-        plan.seconds.append((rows / rate, f"{name}, {rate:,.1f} rows per second"))
+        plan.durations.append((rows / rate, f"{name}, {rate:,.1f} rows per second"))
 
 
 def _count_numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
@@ -200,10 +200,10 @@ def _count_numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
         if (pca := getattr(config, "pca", None)) is not None:
             return int(pca) * len(getattr(config, "mixtures", ["hybrid"]))
         trained = getattr(config, "trained_dim", None)
-        return None if trained is None or config.word_file() is not None else int(trained)
+        return None if trained is None or config.find_word_file() is not None else int(trained)
     network = rates.networks.get(str(getattr(config, "model", "")))
     layer = {"text": "text", "regions": "box_head"}.get(config.extractor_name(), str(getattr(config, "layer", "")))
-    vector, vectors = None if network is None else network.numbers.get(layer), config.max_vectors
+    vector, vectors = None if network is None else network.numbers.get(layer), config.max_vectors_per_row
     return None if vector is None or vectors is None else vector * vectors
 
 
@@ -211,14 +211,14 @@ def _find_rows_per_second(config: FeatureSettings, rates: Rates) -> float | None
     if config.name in rates.features:
         return rates.features[config.name]
     network = rates.networks.get(str(getattr(config, "model", "")))
-    if network is None or config.network_passes is None:
+    if network is None or config.n_network_passes is None:
         return None
     precision = str(getattr(config, "precision", "fp32"))
     fastest = max(network.per_s.values(), default=None)
     rate = fastest if precision == "auto" else network.per_s.get(precision)
     if (config.extractor_name() == "text" and "text" not in network.numbers) or rate is None:
         return None
-    return rate / config.network_passes
+    return rate / config.n_network_passes
 
 
 def _add_training(
@@ -235,7 +235,7 @@ def _add_training(
     pairs, epochs = sum(counts[split][1] for split in splits if split in counts), int(settings.get("epochs", DEFAULT_EPOCHS))
     where = ", as measured in runs/" if experiment in training_rates else ""
     speed = f"{rate:,.0f} per second{where}"
-    plan.seconds.append((pairs * epochs / rate, f"{name}, {epochs} epochs of {pairs:,} pairs, {speed}"))
+    plan.durations.append((pairs * epochs / rate, f"{name}, {epochs} epochs of {pairs:,} pairs, {speed}"))
 
 
 def _count_by_split(dataset: str) -> SplitCounts | None:
@@ -254,14 +254,14 @@ def _count_by_split(dataset: str) -> SplitCounts | None:
     return config.splits or None
 
 
-def _report_lines(targets: str, plan: TargetPlan, rates: Rates) -> Iterator[str]:
-    jobs = ", ".join(f"{n} {rule}" for rule, n in sorted(plan.jobs.items()))
-    n_jobs = sum(plan.jobs.values())
+def _build_report_lines(targets: str, plan: TargetPlan, rates: Rates) -> Iterator[str]:
+    jobs = ", ".join(f"{n} {rule}" for rule, n in sorted(plan.job_counts.items()))
+    n_jobs = sum(plan.job_counts.values())
     yield f"{targets}: {n_jobs} jobs to run ({jobs})" if jobs else f"{targets}: nothing to run, all files exist"
     parts: tuple[tuple[str, list[tuple[float, str]], float, Callable[[float], str]], ...] = (
         ("to download", plan.download_sizes, 1e9, lambda value: f"{value:.2f} GB"),
         ("caches", plan.cache_sizes, 1e9, lambda value: f"{value:.2f} GB"),
-        ("time", plan.seconds, 3600, lambda value: f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"),
+        ("time", plan.durations, 3600, lambda value: f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"),
     )
     for name, items, unit, format_amount in parts:
         if items:
@@ -271,5 +271,5 @@ def _report_lines(targets: str, plan: TargetPlan, rates: Rates) -> Iterator[str]
     if plan.unknown_amounts:
         yield "not known:"
         yield from (f"  {description}" for description in dict.fromkeys(plan.unknown_amounts))
-    if plan.seconds:
+    if plan.durations:
         yield f"Rates of {rates.machine}; jobs one after the other; embedding and evaluation are not counted."

@@ -113,12 +113,12 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cache(demo: Path) -> Path:
     """A cache of small features of the demo, in three shards. Read only."""
-    from vse.features.extraction import extract_shards, merge
+    from vse.features.extraction import extract_shards, merge_feature
     from vse.features.extractors.cnn import CnnExtractor
 
     out = demo.parent.parent / "features" / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE), out, 3)
-    return merge(demo, out, 3)
+    return merge_feature(demo, out, 3)
 
 
 @pytest.fixture(autouse=True, scope="session")

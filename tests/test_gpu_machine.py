@@ -10,9 +10,9 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from tests.training.conftest import experiment, table, weights
-from vse.eval.search.gpu import use_device
+from vse.eval.search.gpu import choose_faiss_device
 from vse.eval.search.top_k import exact_search
-from vse.features.cache.rows import dataset_items
+from vse.features.cache.rows import list_extractor_inputs
 from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import BoxesConfig
@@ -26,7 +26,7 @@ GPU = "cuda"
 
 
 def test_features_are_those_of_the_processor(few: Path) -> None:
-    items = dataset_items(load_dataset_file(few), "image")
+    items = list_extractor_inputs(load_dataset_file(few), "image")
     config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
     on_gpu, on_cpu = (CnnExtractor(config, device=device).extract(items) for device in (GPU, "cpu"))
     np.testing.assert_allclose(on_gpu.features, on_cpu.features, rtol=1e-3, atol=1e-4)
@@ -39,7 +39,7 @@ def test_proposed_boxes_have_vectors(few: Path) -> None:
     )  # fmt: skip
     on_gpu, on_cpu = (BoxesExtractor(config, device=device) for device in (GPU, "cpu"))
     assert on_gpu.extra == on_cpu.extra
-    rows = on_gpu.extract(dataset_items(load_dataset_file(few), "image"))
+    rows = on_gpu.extract(list_extractor_inputs(load_dataset_file(few), "image"))
     assert rows.boxes is not None
     assert len(rows.boxes) == len(rows.features) > 0
 
@@ -72,6 +72,6 @@ def test_faiss_finds_what_it_finds_on_the_processor() -> None:
     corpus, queries = (rng.normal(size=(n, 32)).astype(np.float32) for n in (1000, 50))
     found = []
     for device in (GPU, "cpu"):
-        use_device(device)
+        choose_faiss_device(device)
         found.append(exact_search(corpus, queries, 10).rows)
     np.testing.assert_array_equal(*found)

@@ -68,7 +68,7 @@ def search_command(request: SearchCommandRequest) -> None:
     use_threads(request.threads)
     run, query, search, files = request.run, request.query, request.search, request.files
     if request.image is not None:
-        best = find_phrase(run, request.image, query, search, files, request.device).best(search.k)
+        best = find_phrase(run, request.image, query, search, files, request.device).select_best(search.k)
         for rank, (score, box) in enumerate(zip(best.scores.tolist(), best.boxes.tolist(), strict=True), 1):
             click.echo("\t".join([str(rank), f"{score:.4f}", *(f"{corner:.0f}" for corner in box)]))
         return

@@ -58,8 +58,8 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
 def _input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
     """Return whether a feature has vectors or sets. Raises UserError if it is not a feature of ``medium``."""
     settings = load_feature(feature, dataset)
-    if settings.kind != medium or settings.text_rows != "captions":
-        found = "phrases" if settings.text_rows == "phrases" else "images" if settings.kind == "image" else "captions"
+    if settings.kind != medium or settings.text_unit != "captions":
+        found = "phrases" if settings.text_unit == "phrases" else "images" if settings.kind == "image" else "captions"
         required = "images" if medium == "image" else "captions"
         raise UserError(f"the ladder uses the feature {feature!r} for {required}, but it is a feature of {found}")
     return to_input_kind(settings.row_kind)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import click
 
-from vse.eval.defaults import REPORT_QUERIES
+from vse.eval.defaults import N_REPORT_QUERIES
 from vse.pipeline.option_types import (
     AllowCode,
     CliOption,
@@ -165,7 +165,7 @@ class ReportRequest(Options):
     """dataset.json, if it is not at the path that the embeddings record."""
     embeddings: tuple[FileOrFolderPath, ...] = ()
     """The embeddings of the first seed, if they are not at the path that RESULT records; give one file for each RESULT."""
-    queries: NonNegativeInteger = REPORT_QUERIES
+    queries: NonNegativeInteger = N_REPORT_QUERIES
     """Number of queries to display in each direction."""
     seed: Seed = 0
     """Seed of the random choice of the displayed queries."""

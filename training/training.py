@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from vse.features.backbones.device import MEMORY_ADVICE, choose_precision, memory_guard, use_threads
+from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, choose_precision, use_threads, wrap_memory_errors
 from vse.features.cache.feature_cache import open_cache
-from vse.features.cache.rows import TextRows
+from vse.features.cache.rows import TextUnit
 from vse.features.exchange.embeddings import read_backbone
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
@@ -61,7 +61,7 @@ def train_experiment(request: TrainRequest) -> Path:
     changes = list_setting_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
-    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {MEMORY_ADVICE}"):
+    with wrap_memory_errors(f"lower train.batch_size, or --set train.features_in_memory=false; {OUT_OF_MEMORY_ADVICE}"):
         return train(
             request.features,
             config.model_copy(update={"label": label}),
@@ -103,7 +103,7 @@ def train(
     encoder = experiment.model.caption_encoder
     if inputs.words is None and encoder is not None:
         inputs = inputs.model_copy(update={"words": encoder.word_vector_file()})
-    texts: TextRows = "phrases" if experiment.solver.reads_phrases else "captions"
+    texts: TextUnit = "phrases" if experiment.solver.reads_phrases else "captions"
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
     experiment = _apply_input_features(experiment, opened)
     identity = opened.identity(seed)
@@ -153,11 +153,7 @@ def train(
 
 
 def _build_or_resume(
-    folder: RunFolder,
-    build: Callable[[], tuple[Solver, Vocabulary]],
-    action: str,
-    overwrite: bool,
-    processes: ProcessGroup,
+    folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, overwrite: bool, processes: ProcessGroup
 ) -> tuple[Solver, Vocabulary, str, str | None]:
     """Build the solver and, for a resume, restore the checkpoint.
 
@@ -194,8 +190,8 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> Ex
             log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, preset or "words", name)
     if inputs.caption_cache is None and not experiment.solver.accepts_words:
         raise UserError(
-            f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
-            "(--set caption_feature=hglmm) or a cache of one"
+            f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature (--set "
+            "caption_feature=hglmm) or a cache of one"
         )
     experiment.solver.check_inputs(inputs.image_cache, inputs.caption_cache)
     return experiment.model_copy(update={**read, "model": experiment.model.with_caption_encoder(inputs.caption_input_kind)})

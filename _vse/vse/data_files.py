@@ -187,9 +187,9 @@ class FeatureFile(PathWrapper):
     def __getitem__(self, ids: IdSelection) -> NDArray[Any] | list[NDArray[Any]]:
         positions = self._find_rows(ids)
         if not self.ragged:
-            rows: NDArray[Any] = self._reader.rows(positions)
+            rows: NDArray[Any] = self._reader.read_rows(positions)
             return rows[0] if _is_single_id(ids) else rows
-        regions = self._reader.padded_regions(positions)
+        regions = self._reader.read_padded_regions(positions)
         ragged: list[NDArray[Any]] = [row[mask] for row, mask in zip(regions.features, regions.mask, strict=True)]
         return ragged[0] if _is_single_id(ids) else ragged
 
@@ -199,7 +199,7 @@ class FeatureFile(PathWrapper):
         import torch
 
         positions = self._find_rows(ids)
-        rows = self._reader.padded_regions(positions).features if self.ragged else self._reader.rows(positions)
+        rows = self._reader.read_padded_regions(positions).features if self.ragged else self._reader.read_rows(positions)
         tensor = torch.from_numpy(np.array(rows, np.float32))
         return tensor[0] if _is_single_id(ids) else tensor
 
@@ -234,7 +234,7 @@ class FeatureFile(PathWrapper):
         Each array (n_regions, 4) has x1, y1, x2, y2 in pixels of the original image. Raises [`vse.UserError`][] if the cache
         has no boxes.
         """
-        cached = self._reader.boxes
+        cached = self._reader.region_boxes
         spans = (slice(*cached.offsets[position : position + 2]) for position in self._find_rows(ids))
         boxes = [np.asarray(cached.boxes[span], np.float32) for span in spans]
         return boxes[0] if _is_single_id(ids) else boxes

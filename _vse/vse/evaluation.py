@@ -70,10 +70,10 @@ class EvaluationJob:
     def evaluate(self, **changes: Any) -> dict[str, Any]:
         """Evaluate with some options changed, and return the content of the result file."""
         from vse.eval.protocols.evaluate import evaluate_arrays, evaluate_files
-        from vse.eval.search.gpu import use_device
+        from vse.eval.search.gpu import choose_faiss_device
 
         options, first = self._change_options(**changes), self.embeddings[0]
-        use_device(options.device)
+        choose_faiss_device(options.device)
         if len(self.embeddings) > 1 or isinstance(first, Path):
             with TemporaryDirectory() as folder, self._provide_embeddings_files(Path(folder)) as files:
                 content = evaluate_files(files, None, self.protocol, options)
@@ -242,10 +242,10 @@ class ModelComparison(SavableResult):
     _output_kind = COMPARISON_KIND
 
     def __init__(self, files: Sequence[Path], folder: Path, job: EvaluationJob) -> None:
-        from vse.eval.search.gpu import use_device
+        from vse.eval.search.gpu import choose_faiss_device
         from vse.eval.tables.significance import compare_files
 
-        use_device(job.options.device)
+        choose_faiss_device(job.options.device)
         out = compare_files(files, folder / "comparison.json", job.protocol, job.options)
         super().__init__(rebase_file_references(read_json(out), folder, Path.cwd(), excluded=folder), files)
         self.frame = build_significance([out])

@@ -14,12 +14,12 @@ import pandas as pd
 from vse.arguments import Paths, StrPath, as_path, as_paths, describe_arguments, public_api
 from vse.data_files import PathWrapper, SavableObject
 from vse.eval.cli import TableCommand
-from vse.eval.defaults import REPORT_QUERIES
-from vse.eval.files.results import content_sha256
+from vse.eval.defaults import N_REPORT_QUERIES
+from vse.eval.files.results import hash_file_content
 from vse.eval.options import TableRequest
 from vse.eval.report.pages import thumbnail
 from vse.eval.search.top_k import PhraseCandidates, SearchHit
-from vse.eval.tables.table import BuiltTable, Cells, as_latex, as_text
+from vse.eval.tables.table import BuiltTable, PrintedTable, format_latex_table, format_text_table
 from vse.pipeline.files.images import BadImage
 from vse.pipeline.files.outputs import OutputKind, check_output
 from vse.pipeline.files.writing import write_json
@@ -76,7 +76,7 @@ def rebase_file_references(content: dict[str, Any], old: Path, new: Path, exclud
             content[part] = {**content[part], "embeddings": moved(content[part]["embeddings"])}
     if "unfinished" in content:
         content["unfinished"] = moved(content["unfinished"])
-    return {**content, "sha256": content_sha256(content)}
+    return {**content, "sha256": hash_file_content(content)}
 
 
 class SearchResults:
@@ -125,8 +125,8 @@ class SearchResults:
         if "file" not in self.frame:
             return title + _image_html(self._photo) + self.frame.to_html(index=False)
         cells = [
-            f'<td style="vertical-align:top;text-align:left">{_image_html(row["file"])}<br>{row["rank"]}: '
-            f"{row['score']:.4f}<br>{html.escape(str(row['caption'] or row['image_id']))}</td>"
+            f'<td style="vertical-align:top;text-align:left">{_image_html(row["file"])}<br>'
+            f"{row['rank']}: {row['score']:.4f}<br>{html.escape(str(row['caption'] or row['image_id']))}</td>"
             for row in self.json
         ]
         rows = ("".join(cells[start : start + _PHOTOS_PER_ROW]) for start in range(0, len(cells), _PHOTOS_PER_ROW))
@@ -169,10 +169,10 @@ class ResultTable:
 
     @property
     def latex(self) -> str:
-        return as_latex(self._cells)
+        return format_latex_table(self._cells)
 
     def __repr__(self) -> str:
-        return as_text(self._cells)
+        return format_text_table(self._cells)
 
     def _repr_html_(self) -> str:
         return table_html(self._cells)
@@ -186,7 +186,7 @@ def report(
     *,
     data: StrPath | None = None,
     embeddings: Paths = (),
-    queries: NonNegativeInteger = REPORT_QUERIES,
+    queries: NonNegativeInteger = N_REPORT_QUERIES,
     seed: NonNegativeInteger = 0,
     force: bool = False,
     allow_code: bool = False,
@@ -255,9 +255,9 @@ def table(
     return ResultTable(table_kind(name).build(request, written_to), written_to)
 
 
-def table_html(cells: Cells) -> str:
+def table_html(cells: PrintedTable) -> str:
     """Return a printed table as HTML."""
-    titles = [" ".join(part for part in title if part) for title in cells.titles]
+    titles = [" ".join(part for part in title if part) for title in cells.column_titles]
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in cells.notes if note)
     return pd.DataFrame([list(line) for line in cells.lines], columns=titles).to_html(index=False) + notes
 

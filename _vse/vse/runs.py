@@ -184,7 +184,7 @@ class TrainedModel(PathWrapper):
         photo, request = as_path(image), SearchRequest(k=k, html=html)
         with self._permit_own_code():
             hit = find_phrase(self.path, photo, phrase, request, self._file_options, self._device)
-        return SearchResults(phrase, hit.best(k), photo)
+        return SearchResults(phrase, hit.select_best(k), photo)
 
     @public_api
     @describe_arguments(EmbedRequest)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vse.arguments import Array, ArrayOrPath, StrPath, as_path, check_arguments, public_api
 from vse.data_files import SavableObject, html_summary
-from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores
+from vse.eval.files.phrase_scores import PhraseScores, is_phrase_score_file, read_phrase_scores
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import Text, is_path
 from vse.pipeline.options import Options
@@ -194,7 +194,7 @@ def embeddings(
         from vse.eval.files.embeddings import read_embeddings
 
         path = as_path(images)  # type: ignore[arg-type]
-        return SplitEmbeddings(path, read_phrase_scores(path) if is_phrase_scores(path) else read_embeddings(path))
+        return SplitEmbeddings(path, read_phrase_scores(path) if is_phrase_score_file(path) else read_embeddings(path))
     return _build_split_embeddings({"images": _to_numpy(images), **given}, similarity, name, split)
 
 

@@ -23,7 +23,7 @@ _TABLE_COLUMNS = {
 }  # for each table, a map from its columns of ids to the names of arrays in an embeddings file
 _VECTOR_COLUMNS = ("vector", "embedding")  # accepted names of a column of vectors
 # Files up to this size are read into memory; larger ones are mapped, and truncating a mapped file kills the process.
-IN_MEMORY_BYTES = 2**27
+MAX_IN_MEMORY_BYTES = 2**27
 
 
 class FolderArrays(NamedTuple):
@@ -89,7 +89,7 @@ def _read_array(file: InputFile) -> NDArray[Any]:
         available = stream.seek(0, 2) - start
         if available < size:
             raise ValueError(f"it has only {available:,} of {size:,} bytes")
-        large = size > IN_MEMORY_BYTES or file.path.name.startswith("scores")
+        large = size > MAX_IN_MEMORY_BYTES or file.path.name.startswith("scores")
         if large and dtype == np.float32 and dtype.isnative and len(shape) == 2 and size and not fortran:
             return np.memmap(stream, dtype, "r", start, shape)
         stream.seek(0)
@@ -121,17 +121,19 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
     if not present:
         raise UserError(f"{file.path}: has none of the columns {', '.join(columns)}")
     found: dict[str, NDArray[Any]] = {
-        name: _integers(file.path, column, table[column].tolist()) for column, name in columns.items() if column in present
+        name: _parse_integer_column(file.path, column, table[column].tolist())
+        for column, name in columns.items()
+        if column in present
     }
     vector_columns = [column for column in present if column in _VECTOR_COLUMNS]
     if len(vector_columns) > 1:
         raise UserError(f"{file.path}: has the columns {' and '.join(vector_columns)}; remove one of them")
     for column in vector_columns:
-        found[vectors] = _vectors(file.path, column, arrow[column])
+        found[vectors] = _parse_vector_column(file.path, column, arrow[column])
     return found
 
 
-def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
+def _parse_vector_column(path: Path, name: str, column: Any) -> NDArray[Any]:
     """Return the matrix of a pyarrow column of lists. Raises UserError if two rows have different lengths."""
     lists = column.combine_chunks()
     inner = getattr(column.type, "value_type", None)
@@ -150,7 +152,7 @@ def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
     return np.array(values).reshape(len(lists), -1)  # a copy, because it must be writable
 
 
-def _integers(path: Path, column: str, cells: Sequence[Any]) -> NDArray[np.int64]:
+def _parse_integer_column(path: Path, column: str, cells: Sequence[Any]) -> NDArray[np.int64]:
     numbers = np.empty(len(cells), np.int64)
     for row, cell in enumerate(cells):
         try:

@@ -15,12 +15,12 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.array_folder import IN_MEMORY_BYTES, read_array_folder
+from vse.eval.files.array_folder import MAX_IN_MEMORY_BYTES, read_array_folder
 from vse.eval.files.hdf5_fields import (
     HASH_ATTRIBUTE,
     ArrayHash,
     FileMetadata,
-    check_hash,
+    check_content_hash,
     check_same_attributes,
     hash_array,
     hash_content,
@@ -29,7 +29,7 @@ from vse.eval.files.hdf5_fields import (
     parse_hashes,
     parse_ids,
 )
-from vse.eval.files.split import MATRICES, POOLED, SCORES, VECTORS, Embeddings
+from vse.eval.files.split import MATRIX_NAMES, POOLED_VECTOR_NAMES, SCORE_NAMES, VECTOR_NAMES, Embeddings
 from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
 from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, check_same_data
 from vse.pipeline.errors import UserError, did_you_mean
@@ -49,12 +49,12 @@ __all__ = [
     "write_embeddings",
     "write_scores",
 ]
-_IDS = ("image_ids", "caption_ids", "caption_image_ids")
-_COUNTS = ("n_phrases", "n_regions")
-_HASH_BYTES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
-_CHECK_ROWS = 4096  # rows of a matrix that are checked at once
+_ID_NAMES = ("image_ids", "caption_ids", "caption_image_ids")
+_COUNT_NAMES = ("n_phrases", "n_regions")
+_BYTES_BY_HASH_NAME = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
+_N_ROWS_PER_CHECK = 4096  # rows of a matrix that are checked at once
 _MIN_SCORE_SIZE = 2.0**-100  # lowest accepted size of a score: below 2**-126, the smallest normal float32, scores may vanish
-_ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
+_ATTRIBUTE_NAMES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL_ATTRIBUTES = ("experiment", "seed", "provenance", "trained_on")
 EMBEDDINGS_KIND = hdf5_kind(
     "a file of embeddings that vse wrote", lambda file: HASH_ATTRIBUTE in file.attrs and "caption_image_ids" in file
@@ -66,13 +66,13 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
         hashes = _write_ids_and_vectors(file, embeddings)
-        for name in SCORES:
+        for name in SCORE_NAMES:
             scores: ScoreMatrix | None = getattr(embeddings, name)
             if scores is not None:
                 values = scores[:]
                 file.create_dataset(name, data=values)
                 hashes[name] = hash_array(values)
-        file.attrs[HASH_ATTRIBUTE] = hash_content(hashes, _attributes_of(embeddings))
+        file.attrs[HASH_ATTRIBUTE] = hash_content(hashes, _collect_attributes(embeddings))
     return write_bytes(path, buffer.getbuffer())
 
 
@@ -101,7 +101,7 @@ def write_scores(
             raise ValueError(
                 f"{name}: blocks of {blocks.n_images} images for {shape[0]} image ids, or blocks with another number of rows"
             )
-    with open_atomic(path) as stream, _open_hdf5(stream) as file:
+    with open_atomic(path) as stream, _create_hdf5(stream) as file:
         hashes = _write_ids_and_vectors(file, embeddings)
         matrices = {name: file.create_dataset(name, shape, np.float32) for name in directions}
         hashes |= {name: ArrayHash(np.float32, shape) for name in directions}
@@ -114,7 +114,7 @@ def write_scores(
         if provenance is not None:
             embeddings = replace(embeddings, provenance=provenance())
             file.attrs["provenance"] = embeddings.provenance
-        file.attrs[HASH_ATTRIBUTE] = hash_content(hashes, _attributes_of(embeddings))
+        file.attrs[HASH_ATTRIBUTE] = hash_content(hashes, _collect_attributes(embeddings))
     return path
 
 
@@ -129,26 +129,26 @@ def read_embeddings(path: Path) -> Embeddings:
         raise UserError(f"{path}: no such file")
     arrays: Mapping[str, Any]
     source: InputFile | InputFolder
-    names, content_sha256 = (*_IDS, "coco_ids", *_COUNTS, *_HASH_BYTES, *MATRICES), None
+    names, content_sha256 = (*_ID_NAMES, "coco_ids", *_COUNT_NAMES, *_BYTES_BY_HASH_NAME, *MATRIX_NAMES), None
     if path.is_dir():
-        arrays, stored, source = read_array_folder(path, names, _ATTRIBUTES)
+        arrays, stored, source = read_array_folder(path, names, _ATTRIBUTE_NAMES)
     else:
         source = InputFile(path)
         with wrap_read_errors(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
             items = {name: find_hdf5_dataset(file, name, path=path) for name in names}
-            in_memory = sum(item.nbytes for item in items.values() if item is not None) <= IN_MEMORY_BYTES
+            in_memory = sum(item.nbytes for item in items.values() if item is not None) <= MAX_IN_MEMORY_BYTES
             arrays = {
                 name: _read_array(source, item, in_memory and not name.startswith("scores"))
                 for name, item in items.items()
                 if item is not None
             }
-            stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
+            stored = {name: file.attrs[name] for name in _ATTRIBUTE_NAMES if name in file.attrs}
             content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
     run = build_embeddings(path, arrays, stored, source)
-    check_hash(
+    check_content_hash(
         path,
         content_sha256,
-        lambda: hash_content({name: hash_array(values) for name, values in arrays.items()}, _attributes_of(run)),
+        lambda: hash_content({name: hash_array(values) for name, values in arrays.items()}, _collect_attributes(run)),
     )
     return run
 
@@ -159,12 +159,12 @@ def build_embeddings(
     """Build and check embeddings or scores from arrays and attributes by name. Error messages name ``path``."""
     attributes = {name: parse_attribute(path, name, value) for name, value in attributes.items()}
     _check_complete(path, set(arrays), set(attributes))
-    values: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in _IDS}
-    for name in ("coco_ids", *_COUNTS):
+    values: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in _ID_NAMES}
+    for name in ("coco_ids", *_COUNT_NAMES):
         values[name] = parse_ids(path, name, arrays[name]) if name in arrays else None
-    for (name, width), ids in zip(_HASH_BYTES.items(), (values["image_ids"], values["caption_ids"]), strict=True):
+    for (name, width), ids in zip(_BYTES_BY_HASH_NAME.items(), (values["image_ids"], values["caption_ids"]), strict=True):
         values[name] = parse_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
-    values |= {name: parse_floats(path, name, arrays[name], "fiub") if name in arrays else None for name in MATRICES}
+    values |= {name: parse_floats(path, name, arrays[name], "fiub") if name in arrays else None for name in MATRIX_NAMES}
     run = Embeddings(**values, **attributes, source=source)
     _check_values(path, run)
     return run
@@ -196,7 +196,7 @@ def check_same_split(
     """
     check_same_attributes(first_path, first, path, embeddings, ("dataset", "split", *attributes))
     has_coco_ids = first.coco_ids is not None and embeddings.coco_ids is not None
-    for name in (*_IDS, *(["coco_ids"] if has_coco_ids else [])):
+    for name in (*_ID_NAMES, *(["coco_ids"] if has_coco_ids else [])):
         if not np.array_equal(getattr(first, name), getattr(embeddings, name)):
             raise UserError(f"{path} and {first_path} differ in {name}; files that are evaluated together must have the same")
     check_same_data(path, embeddings.identity, first_path, first.identity)
@@ -204,32 +204,34 @@ def check_same_split(
 
 def _write_ids_and_vectors(file: h5py.File, embeddings: Embeddings) -> dict[str, ArrayHash]:
     hashes = {}
-    for name in (*_IDS, "coco_ids", *_COUNTS, *_HASH_BYTES, *VECTORS):
+    for name in (*_ID_NAMES, "coco_ids", *_COUNT_NAMES, *_BYTES_BY_HASH_NAME, *VECTOR_NAMES):
         values = getattr(embeddings, name)
         if values is not None:
             file.create_dataset(name, data=values)
             hashes[name] = hash_array(values)
-    for name in _ATTRIBUTES:
+    for name in _ATTRIBUTE_NAMES:
         value = getattr(embeddings, name)
         if value is not None:
             file.attrs[name] = value
     return hashes
 
 
-def _attributes_of(embeddings: Embeddings) -> dict[str, Any]:
-    return {name: getattr(embeddings, name) for name in _ATTRIBUTES}
+def _collect_attributes(embeddings: Embeddings) -> dict[str, Any]:
+    return {name: getattr(embeddings, name) for name in _ATTRIBUTE_NAMES}
 
 
 @contextmanager
-def _open_hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
+def _create_hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
     """Yield a new HDF5 file whose content goes to ``stream``, which must be readable as well."""
     with open(os.dup(stream.fileno()), "r+b") as both, h5py.File(both, "w") as file:
         yield file
 
 
 def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
-    missing = [name for name in _IDS if name not in arrays]
-    missing += [f"the attribute {name}" for name in _ATTRIBUTES if name not in attributes and name not in _OPTIONAL_ATTRIBUTES]
+    missing = [name for name in _ID_NAMES if name not in arrays]
+    missing += [
+        f"the attribute {name}" for name in _ATTRIBUTE_NAMES if name not in attributes and name not in _OPTIONAL_ATTRIBUTES
+    ]
     pair = {"scores_i2t", "scores_t2i"}
     if "scores" in arrays and pair & arrays:
         raise UserError(f"{path}: holds both scores and {min(pair & arrays)}; scores of one direction replace scores of both")
@@ -237,10 +239,10 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         missing += sorted(pair - arrays)
     elif "scores" not in arrays:
         missing += [name for name in ("images", "captions") if name not in arrays]
-    for together in (POOLED, _COUNTS):
+    for together in (POOLED_VECTOR_NAMES, _COUNT_NAMES):
         if set(together) & arrays:
             missing += [name for name in together if name not in arrays]
-    if set(_COUNTS) & arrays and "scores" not in arrays:
+    if set(_COUNT_NAMES) & arrays and "scores" not in arrays:
         missing.append("scores")
     if missing:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
@@ -271,13 +273,15 @@ def _check_values(path: Path, run: Embeddings) -> None:
     if run.caption_image_ids.shape != (n_captions,):
         raise UserError(f"{path}: {n_captions} caption ids, but caption_image_ids of shape {run.caption_image_ids.shape}")
     row_maxima: dict[str, NDArray[Any]] = {}
-    for name in MATRICES:
+    for name in MATRIX_NAMES:
         if getattr(run, name) is not None:
-            rows, columns = n_captions if name.endswith("captions") else n_images, n_captions if name in SCORES else None
+            rows, columns = n_captions if name.endswith("captions") else n_images, n_captions if name in SCORE_NAMES else None
             row_maxima[name] = _row_maxima(path, name, getattr(run, name), rows, columns)
     _check_no_underflow(path, run, row_maxima)
-    if run.pooled is not None and run.pooled[0].shape[1] != run.pooled[1].shape[1]:
-        dims = " and ".join(f"{name} of {vectors.shape[1]}" for name, vectors in zip(POOLED, run.pooled, strict=True))
+    if run.pooled_vectors is not None and run.pooled_vectors[0].shape[1] != run.pooled_vectors[1].shape[1]:
+        dims = " and ".join(
+            f"{name} of {vectors.shape[1]}" for name, vectors in zip(POOLED_VECTOR_NAMES, run.pooled_vectors, strict=True)
+        )
         raise UserError(f"{path}: {dims} dimensions have no inner products")
 
 
@@ -285,8 +289,8 @@ def _row_maxima(path: Path, name: str, values: NDArray[Any], rows: int, columns:
     """Return the largest absolute value of each row. Raises UserError if the shape is wrong or a row is not finite."""
     if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
         raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
-    starts = range(0, rows, _CHECK_ROWS)
-    return np.concatenate([_finite_row_maxima(path, name, values[k : k + _CHECK_ROWS], k) for k in starts])
+    starts = range(0, rows, _N_ROWS_PER_CHECK)
+    return np.concatenate([_finite_row_maxima(path, name, values[k : k + _N_ROWS_PER_CHECK], k) for k in starts])
 
 
 def _check_no_underflow(path: Path, run: Embeddings, row_maxima: Mapping[str, NDArray[Any]]) -> None:

@@ -18,7 +18,7 @@ from vse.pipeline.files.writing import sha256_json
 
 log = logging.getLogger(__name__)
 HASH_ATTRIBUTE = "content_sha256"
-_HASH_ROWS = 4096  # rows that are hashed at once
+_N_ROWS_HASHED_AT_ONCE = 4096  # rows that are hashed at once
 
 
 class ArrayHash:
@@ -38,8 +38,8 @@ class ArrayHash:
 def hash_array(values: NDArray[Any]) -> ArrayHash:
     """Return the hash of a complete array."""
     array_hash = ArrayHash(values.dtype, values.shape)
-    for start in range(0, len(values), _HASH_ROWS):
-        array_hash.add(values[start : start + _HASH_ROWS])
+    for start in range(0, len(values), _N_ROWS_HASHED_AT_ONCE):
+        array_hash.add(values[start : start + _N_ROWS_HASHED_AT_ONCE])
     return array_hash
 
 
@@ -50,7 +50,7 @@ def hash_content(array_hashes: Mapping[str, ArrayHash], attributes: Mapping[str,
     return sha256_json({"arrays": {name: str(array_hashes[name]) for name in array_hashes}, "attributes": stored})
 
 
-def check_hash(path: Path, stored: object, compute: Callable[[], str]) -> None:
+def check_content_hash(path: Path, stored: object, compute: Callable[[], str]) -> None:
     """Raise UserError if the stored hash of a file's content differs from the computed one; log a line if none is stored."""
     if stored is None:
         log.info("%s: has no %s, so its content is not checked", path, HASH_ATTRIBUTE)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vse.eval.files.hdf5_fields import (
     HASH_ATTRIBUTE,
-    check_hash,
+    check_content_hash,
     check_same_attributes,
     hash_array,
     hash_content,
@@ -30,12 +30,12 @@ from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 from vse.pipeline.files.outputs import hdf5_kind
 from vse.pipeline.files.writing import write_bytes
 
-FORMAT, VERSION = "vse-phrase-scores", 1
-PHRASE_SCORES_KIND = hdf5_kind("a file of phrase scores", lambda file: file.attrs.get("format") == FORMAT)
-_IDS = ("phrase_ids", "image_ids", "caption_ids")
-_ARRAYS = (*_IDS, "offsets", "scores", "boxes", "truth", "types")
-_HASH_BYTES = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
-_ATTRIBUTES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")
+PHRASE_SCORES_FORMAT, PHRASE_SCORES_VERSION = "vse-phrase-scores", 1
+PHRASE_SCORES_KIND = hdf5_kind("a file of phrase scores", lambda file: file.attrs.get("format") == PHRASE_SCORES_FORMAT)
+_ID_NAMES = ("phrase_ids", "image_ids", "caption_ids")
+_ARRAY_NAMES = (*_ID_NAMES, "offsets", "scores", "boxes", "truth", "types")
+_BYTES_BY_HASH_NAME = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
+_ATTRIBUTE_NAMES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")
 _REQUIRED_ATTRIBUTES = ("dataset", "split")
 _MAX_ROWS = 100_000_000  # candidates or phrases in a file
 _MAX_TYPES = 1000  # different texts in the types of a file
@@ -89,11 +89,11 @@ class PhraseScores:
         )
 
     @property
-    def has_box(self) -> NDArray[np.bool_]:
+    def has_box_mask(self) -> NDArray[np.bool_]:
         """A mask (n_phrases,) of the phrases with a ground-truth box."""
         return np.asarray(~np.isnan(self.truth).any(1))
 
-    def candidates(self, phrase: int) -> slice:
+    def candidate_slice(self, phrase: int) -> slice:
         return slice(int(self.offsets[phrase]), int(self.offsets[phrase + 1]))
 
 
@@ -105,15 +105,15 @@ def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
         raise ValueError(str(error)) from None
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        names = [*_ARRAYS, *(name for name in _HASH_BYTES if getattr(scores, name) is not None)]
+        names = [*_ARRAY_NAMES, *(name for name in _BYTES_BY_HASH_NAME if getattr(scores, name) is not None)]
         arrays = {name: np.asarray(getattr(scores, name)) for name in names}
         for name, values in arrays.items():
             if name != "types":
                 file.create_dataset(name, data=values)
         file.create_dataset("types", data=arrays["types"].astype(object), dtype=h5py.string_dtype())
-        file.attrs.update(format=FORMAT, version=VERSION)
-        file.attrs.update({name: value for name, value in _attributes_of(scores).items() if value is not None})
-        file.attrs[HASH_ATTRIBUTE] = _content_hash(arrays, _attributes_of(scores))
+        file.attrs.update(format=PHRASE_SCORES_FORMAT, version=PHRASE_SCORES_VERSION)
+        file.attrs.update({name: value for name, value in _collect_attributes(scores).items() if value is not None})
+        file.attrs[HASH_ATTRIBUTE] = _content_hash(arrays, _collect_attributes(scores))
     return write_bytes(path, buffer.getbuffer())
 
 
@@ -124,34 +124,36 @@ def read_phrase_scores(path: Path) -> PhraseScores:
     source = InputFile(path)
     with wrap_read_errors(path, "a readable HDF5 file of phrase scores"), h5py.File(source.stream, "r") as file:
         _check_format(path, file)
-        items = {name: find_hdf5_dataset(file, name, path=path) for name in _ARRAYS}
+        items = {name: find_hdf5_dataset(file, name, path=path) for name in _ARRAY_NAMES}
         missing = [name for name, item in items.items() if item is None]
         missing += [f"the attribute {name}" for name in _REQUIRED_ATTRIBUTES if name not in file.attrs]
         if missing:
             raise UserError(f"{path}: not a complete file of phrase scores, it lacks {', '.join(missing)} (docs/formats.md)")
-        items |= {name: item for name in _HASH_BYTES if (item := find_hdf5_dataset(file, name, path=path)) is not None}
-        arrays = {name: _read_values(path, name, item) for name, item in items.items() if item is not None}
-        attributes = {name: parse_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
+        items |= {name: item for name in _BYTES_BY_HASH_NAME if (item := find_hdf5_dataset(file, name, path=path)) is not None}
+        arrays = {name: _read_array(path, name, item) for name, item in items.items() if item is not None}
+        attributes = {name: parse_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTE_NAMES if name in file.attrs}
         content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
-    fields: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
+    fields: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in (*_ID_NAMES, "offsets")}
     fields |= {name: parse_floats(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
     n = len(fields["phrase_ids"])
-    fields |= {name: parse_hashes(path, name, arrays[name], n, width) for name, width in _HASH_BYTES.items() if name in arrays}
+    fields |= {
+        name: parse_hashes(path, name, arrays[name], n, width) for name, width in _BYTES_BY_HASH_NAME.items() if name in arrays
+    }
     types = arrays["types"]
     if not isinstance(types, np.ndarray) or types.dtype != object or not all(isinstance(text, str) for text in types.flat):
         raise UserError(f"{path}: types must be texts (UTF-8)")
     run = PhraseScores(**fields, types=types.astype(np.str_), **attributes, source=source)
     _check_values(path, run)
-    check_hash(path, content_sha256, lambda: _content_hash(arrays, _attributes_of(run)))
+    check_content_hash(path, content_sha256, lambda: _content_hash(arrays, _collect_attributes(run)))
     return run
 
 
-def is_phrase_scores(path: Path) -> bool:
+def is_phrase_score_file(path: Path) -> bool:
     """Return whether a file has the format of phrase scores; False if it is not an HDF5 file, or does not exist."""
     try:
         source = InputFile(path)
         with wrap_read_errors(path, "a readable HDF5 file"), h5py.File(source.stream, "r") as file:
-            return _text_of(file.attrs.get("format")) == FORMAT
+            return _decode_attribute(file.attrs.get("format")) == PHRASE_SCORES_FORMAT
     except UserError:
         return False
 
@@ -161,14 +163,14 @@ def check_same_phrases(
 ) -> None:
     """Raise UserError if two files differ in their phrases or ground-truth boxes, or in one of the ``attributes``."""
     check_same_attributes(first_path, first, path, run, ("dataset", "split", *attributes))
-    for name in (*_IDS, "types", "truth"):
+    for name in (*_ID_NAMES, "types", "truth"):
         if not np.array_equal(getattr(first, name), getattr(run, name), equal_nan=name == "truth"):
             raise UserError(f"{path} and {first_path} differ in {name}; files that are evaluated together must have the same")
     check_same_data(path, run.identity, first_path, first.identity)
 
 
-def _attributes_of(scores: PhraseScores) -> dict[str, Any]:
-    return {name: getattr(scores, name) for name in _ATTRIBUTES}
+def _collect_attributes(scores: PhraseScores) -> dict[str, Any]:
+    return {name: getattr(scores, name) for name in _ATTRIBUTE_NAMES}
 
 
 def _content_hash(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> str:
@@ -178,22 +180,24 @@ def _content_hash(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, A
 
 
 def _check_format(path: Path, file: h5py.File) -> None:
-    found = _text_of(file.attrs.get("format"))
-    if found != FORMAT:
+    found = _decode_attribute(file.attrs.get("format"))
+    if found != PHRASE_SCORES_FORMAT:
         reason = "it has no attribute format" if found is None else f"its attribute format is {found!r}"
-        raise UserError(f"{path}: not a file of phrase scores: {reason}, expected {FORMAT!r} (docs/formats.md)")
+        raise UserError(f"{path}: not a file of phrase scores: {reason}, expected {PHRASE_SCORES_FORMAT!r} (docs/formats.md)")
     version = file.attrs.get("version")
-    if not isinstance(version, int | np.integer) or version != VERSION:
-        raise UserError(f"{path}: phrase scores in version {version} of their format; this program reads version {VERSION}")
+    if not isinstance(version, int | np.integer) or version != PHRASE_SCORES_VERSION:
+        raise UserError(
+            f"{path}: phrase scores in version {version} of their format; this program reads version {PHRASE_SCORES_VERSION}"
+        )
 
 
-def _text_of(value: Any) -> str | None:
+def _decode_attribute(value: Any) -> str | None:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return None if value is None else str(value)
 
 
-def _read_values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
+def _read_array(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
     if item.size is not None and item.size > 4 * _MAX_ROWS:
         raise UserError(f"{path}: {name} has shape {item.shape}, more values than any file of phrase scores")
     if name == "types" and h5py.check_string_dtype(item.dtype) is not None:
@@ -220,7 +224,7 @@ def _check_values(path: Path, run: PhraseScores) -> None:
     _check_offsets(path, run.offsets, n_candidates)
     if len(np.unique(run.types)) > _MAX_TYPES:
         raise UserError(f"{path}: types has more than {_MAX_TYPES} different texts; they are categories such as people")
-    _check_rows(path, "scores", ~np.isfinite(run.scores), "is not finite (NaN or infinite)", run)
+    _raise_if_wrong(path, "scores", ~np.isfinite(run.scores), "is not finite (NaN or infinite)", run)
     _check_boxes(path, run)
 
 
@@ -243,18 +247,18 @@ def _check_offsets(path: Path, offsets: NDArray[np.int64], n_candidates: int) ->
 
 def _check_boxes(path: Path, run: PhraseScores) -> None:
     """Raise UserError if the corners of a box are in the wrong order; a ground-truth box must also have an area."""
-    _check_rows(path, "boxes", np.asarray(~np.isfinite(run.boxes).all(1)), "is not finite (NaN or infinite)", run)
+    _raise_if_wrong(path, "boxes", np.asarray(~np.isfinite(run.boxes).all(1)), "is not finite (NaN or infinite)", run)
     swapped = np.asarray((run.boxes[:, 2:] < run.boxes[:, :2]).any(1))
-    _check_rows(path, "boxes", swapped, "is not x1, y1, x2, y2: x2 < x1 or y2 < y1", run)
+    _raise_if_wrong(path, "boxes", swapped, "is not x1, y1, x2, y2: x2 < x1 or y2 < y1", run)
     missing = np.isnan(run.truth)
-    _check_rows(
+    _raise_if_wrong(
         path, "truth", (missing.any(1) != missing.all(1)) | np.isinf(run.truth).any(1), "is neither a box nor NaN", run
     )
     empty = np.asarray((run.truth[:, 2:] <= run.truth[:, :2]).any(1))
-    _check_rows(path, "truth", empty, "is not x1, y1, x2, y2: x2 <= x1 or y2 <= y1", run)
+    _raise_if_wrong(path, "truth", empty, "is not x1, y1, x2, y2: x2 <= x1 or y2 <= y1", run)
 
 
-def _check_rows(path: Path, name: str, wrong: NDArray[np.bool_], why: str, run: PhraseScores) -> None:
+def _raise_if_wrong(path: Path, name: str, wrong: NDArray[np.bool_], why: str, run: PhraseScores) -> None:
     for row in np.flatnonzero(wrong)[:1]:
         phrase = row if name == "truth" else np.searchsorted(run.offsets, row, "right") - 1
         raise UserError(f"{path}: {name} row {row}, of phrase {run.phrase_ids[phrase]}, {why}")

@@ -23,17 +23,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_SUFFIXES = (".csv", ".parquet")
-_COLUMNS = (
+_TABLE_SUFFIXES = (".csv", ".parquet")
+_TABLE_COLUMNS = (
     *("seed", "protocol", "fold", "direction", "query_id", "rank"),
     *("right_id", "right_score", "wrong_id", "wrong_score"),
 )
-_TABLE_TEXT = "a file of queries that vse-eval wrote"
-_PARQUET_KIND = OutputKind(_TABLE_TEXT, lambda path: (*import_module("pyarrow.parquet").read_schema(path).names,) == _COLUMNS)
-_TREC_LINE = re.compile(rb"(image|caption)-\d+ (0 (image|caption)-\d+ 1|Q0 (image|caption)-\d+ \d+ \S+ \S+)")
+_TABLE_DESCRIPTION = "a file of queries that vse-eval wrote"
+_PARQUET_KIND = OutputKind(
+    _TABLE_DESCRIPTION, lambda path: (*import_module("pyarrow.parquet").read_schema(path).names,) == _TABLE_COLUMNS
+)
+_TREC_LINE_PATTERN = re.compile(rb"(image|caption)-\d+ (0 (image|caption)-\d+ 1|Q0 (image|caption)-\d+ \d+ \S+ \S+)")
 _TREC_KIND = OutputKind(
     "a run or qrels file of vse-eval",
-    lambda path: _TREC_LINE.fullmatch(read_first_bytes(path, 4096).partition(b"\n")[0]) is not None,
+    lambda path: _TREC_LINE_PATTERN.fullmatch(read_first_bytes(path, 4096).partition(b"\n")[0]) is not None,
 )
 
 
@@ -47,16 +49,16 @@ class FoldAnswers(NamedTuple):
     answers: BestAnswers
 
 
-def check_per_query_file(out: Path, inputs: Iterable[Path] = ()) -> None:
+def check_query_table_path(out: Path, inputs: Iterable[Path] = ()) -> None:
     """Raise UserError if ``out`` cannot be written as a table of queries, or is one of the ``inputs``."""
-    check_output(out, csv_kind(_TABLE_TEXT, *_COLUMNS) if out.suffix == ".csv" else _PARQUET_KIND, inputs)
-    if out.suffix not in _SUFFIXES:
-        raise UserError(f"{out}: the file of queries is written as {' or '.join(_SUFFIXES)}")
+    check_output(out, csv_kind(_TABLE_DESCRIPTION, *_TABLE_COLUMNS) if out.suffix == ".csv" else _PARQUET_KIND, inputs)
+    if out.suffix not in _TABLE_SUFFIXES:
+        raise UserError(f"{out}: the file of queries is written as {' or '.join(_TABLE_SUFFIXES)}")
     if out.suffix == ".parquet" and not find_spec("pyarrow"):
         raise UserError(f"{out}: parquet needs a package: pip install 'vse-pipeline[parquet]', or name a .csv")
 
 
-def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
+def write_query_table(out: Path, folds: Iterable[FoldAnswers]) -> Path:
     """Write a row per query, atomically, and return ``out``.
 
     The columns are ``seed``, ``protocol``, ``fold``, ``direction``, ``query_id``, ``rank`` (0-based, with ties against the
@@ -65,8 +67,8 @@ def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
     """
     import pandas as pd
 
-    check_per_query_file(out)
-    table = pd.concat([_rows(fold) for fold in folds], ignore_index=True)
+    check_query_table_path(out)
+    table = pd.concat([_build_query_rows(fold) for fold in folds], ignore_index=True)
     with open_atomic(out) as stream:
         if out.suffix == ".parquet":
             table.to_parquet(stream, engine="pyarrow", index=False)
@@ -75,7 +77,7 @@ def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
     return out
 
 
-def _rows(fold: FoldAnswers) -> pd.DataFrame:
+def _build_query_rows(fold: FoldAnswers) -> pd.DataFrame:
     import pandas as pd
 
     answers, without_wrong = fold.answers, np.isneginf(fold.answers.wrong_scores)
@@ -88,15 +90,15 @@ def _rows(fold: FoldAnswers) -> pd.DataFrame:
             "direction": fold.direction,
             "query_id": answers.queries,
             "rank": answers.ranks,
-            "right_id": answers.right,
+            "right_id": answers.right_answers,
             "right_score": answers.right_scores,
-            "wrong_id": pd.arrays.IntegerArray(answers.wrong.copy(), without_wrong),
+            "wrong_id": pd.arrays.IntegerArray(answers.wrong_answers.copy(), without_wrong),
             "wrong_score": np.where(without_wrong, np.nan, answers.wrong_scores),
         }
     )
 
 
-def check_trec(folder: Path, inputs: Sequence[Path] = ()) -> None:
+def check_trec_folder(folder: Path, inputs: Sequence[Path] = ()) -> None:
     """Raise UserError if ``folder`` is not a folder, or if an input or a file of another kind would be replaced."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: run files are written to a folder, but this is not one")
@@ -105,7 +107,7 @@ def check_trec(folder: Path, inputs: Sequence[Path] = ()) -> None:
             check_output(file, _TREC_KIND, inputs)
 
 
-def write_trec(folder: Path, seed_embeddings: Sequence[Embeddings], depth: int) -> list[Path]:
+def write_trec_files(folder: Path, seed_embeddings: Sequence[Embeddings], depth: int) -> list[Path]:
     """Write qrels and run files for the seeds of a model, over the complete split, and return their paths.
 
     ``i2t.qrels`` and ``t2i.qrels`` have the right answers: the captions of each image, and the image of each caption.
@@ -113,7 +115,7 @@ def write_trec(folder: Path, seed_embeddings: Sequence[Embeddings], depth: int) 
     named ``i2t-<seed>.run`` and ``t2i-<seed>.run``. Answers with equal scores are listed with the wrong ones first, and their
     scores are lowered a little (:func:`vse.eval.ranking.answers.break_ties`).
     """
-    check_trec(folder)
+    check_trec_folder(folder)
     first = seed_embeddings[0]
     ids = {"image": first.image_ids, "caption": first.caption_ids}
     names = {kind: [f"{kind}-{number}" for number in numbers.tolist()] for kind, numbers in ids.items()}
@@ -123,10 +125,14 @@ def write_trec(folder: Path, seed_embeddings: Sequence[Embeddings], depth: int) 
     for direction in IMAGE_TEXT_DIRECTIONS:
         files.append(folder / f"{direction.name}.qrels")
         # Both files list the pairs query by query.
-        order = np.argsort(image_of_caption, kind="stable") if direction.query == "image" else range(len(image_of_caption))
+        order = (
+            np.argsort(image_of_caption, kind="stable") if direction.query_kind == "image" else range(len(image_of_caption))
+        )
         pairs = ({"image": names["image"][image_of_caption[c]], "caption": names["caption"][c]} for c in order)
         with open_atomic(files[-1]) as stream:
-            stream.writelines(f"{pair[direction.query]} 0 {pair[direction.candidate]} 1\n".encode() for pair in pairs)
+            stream.writelines(
+                f"{pair[direction.query_kind]} 0 {pair[direction.candidate_kind]} 1\n".encode() for pair in pairs
+            )
     has_seeds = all(one.seed is not None for one in seed_embeddings)
     for k, embeddings in enumerate(seed_embeddings):
         suffix = "" if len(seed_embeddings) == 1 else f"-{embeddings.seed if has_seeds else k}"
@@ -135,12 +141,12 @@ def write_trec(folder: Path, seed_embeddings: Sequence[Embeddings], depth: int) 
         lists = {"i2t": rank_captions(i2t, depth), "t2i": rank_images(t2i or i2t, depth)}
         for direction in IMAGE_TEXT_DIRECTIONS:
             files.append(folder / f"{direction.name}{suffix}.run")
-            query_names, answer_names = names[direction.query], names[direction.candidate]
-            _write_run(files[-1], lists[direction.name], n_queries[direction.query], query_names, answer_names, tag)
+            query_names, answer_names = names[direction.query_kind], names[direction.candidate_kind]
+            _write_trec_run(files[-1], lists[direction.name], n_queries[direction.query_kind], query_names, answer_names, tag)
     return files
 
 
-def _write_run(
+def _write_trec_run(
     path: Path, lists: Iterable[RankedList], n_queries: int, queries: Sequence[str], answers: Sequence[str], tag: str
 ) -> None:
     with open_atomic(path) as stream:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError, model_validator
 
-from vse.eval.defaults import FOLD_IMAGES
+from vse.eval.defaults import N_IMAGES_PER_FOLD
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.split import SplitIdentity
 from vse.eval.ranking.metrics import DIRECTIONS
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 RESULT_KIND = json_kind("a result of vse-eval", "version", "dataset", "split", "seeds", "protocols")
 COMPARISON_KIND = json_kind("a comparison of vse-eval", "version", "dataset", "split", "comparisons")
 UNSAVED_RESULT_PATH = Path("result.json")  # stands for the file of a result that is not written
-VERSION = 1
+RESULT_VERSION = 1
 COMPARISON_VERSION = 1
 
 
@@ -37,14 +37,14 @@ class SeedStatistics(BaseModel):
     std: float
 
 
-def _ascending(interval: tuple[float, float]) -> tuple[float, float]:
+def _check_ascending(interval: tuple[float, float]) -> tuple[float, float]:
     if interval[0] > interval[1]:
         raise ValueError("the lower end is above the upper end")
     return interval
 
 
 Metric = float | SeedStatistics
-Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
+Interval = Annotated[tuple[float, float], AfterValidator(_check_ascending)]
 _FoldMetrics = dict[str, Metric | dict[str, Metric]]
 
 
@@ -194,22 +194,22 @@ class Comparison(BaseModel):
     sha256: str
 
 
-_CHANGE = re.compile(r"([^:]+): .* -> (.*)", re.DOTALL)
+_CHANGED_SETTING_PATTERN = re.compile(r"([^:]+): .* -> (.*)", re.DOTALL)
 _Schema = TypeVar("_Schema", bound=BaseModel)
 _Protocol = TypeVar("_Protocol")
 
 
 def read_result(path: Path) -> Result:
     """Read a result file. Raises UserError if it is another file, or was edited after ``vse-eval`` wrote it."""
-    return _read(path, VERSION, "protocols", Result, "a result file of vse-eval")
+    return _read_schema(path, RESULT_VERSION, "protocols", Result, "a result file of vse-eval")
 
 
 def read_comparison(path: Path) -> Comparison:
     """Read a comparison file. Raises UserError if it is another file, or was edited after ``vse-eval`` wrote it."""
-    return _read(path, COMPARISON_VERSION, "comparisons", Comparison, "a comparison of vse-eval --compare")
+    return _read_schema(path, COMPARISON_VERSION, "comparisons", Comparison, "a comparison of vse-eval --compare")
 
 
-def check_one_dataset(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
+def check_consistent_data(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
     """Raise UserError if two files have the same data set name, split and ids, but different photographs or captions."""
     known: dict[tuple[str, str, str], list[tuple[Path, DataChecksums]]] = {}
     for path, result in files:
@@ -237,7 +237,7 @@ def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
 
 def changes_suffix(provenance: Mapping[str, Any]) -> str:
     """Return e.g. ``[margin=0.1]`` for the settings that differ from the preset, or an empty text."""
-    changes = [match.groups() for text in changed_settings(provenance) if (match := _CHANGE.match(text))]
+    changes = [match.groups() for text in changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
     named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
     last = [key.rpartition(".")[2] for key in named]
     names = [name if last.count(name) == 1 else key for key, name in zip(named, last, strict=True)]
@@ -257,14 +257,14 @@ def mean_and_std(metric: Metric | None) -> tuple[float, float]:
     return (math.nan if metric is None else metric), math.nan
 
 
-def distinct_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
+def drop_repeated_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
     """Return the protocols without repetitions.
 
     On a split of at most 1,000 images, ``1k`` is left out if ``full`` is present, and ``sentence-1k`` is left out if
     ``sentence`` is present: the metrics are the same.
     """
     folded = {"1k": "full", "sentence-1k": "sentence"}
-    repeated = {name for name, whole in folded.items() if n_images <= FOLD_IMAGES and whole in protocols}
+    repeated = {name for name, whole in folded.items() if n_images <= N_IMAGES_PER_FOLD and whole in protocols}
     return {name: protocol for name, protocol in protocols.items() if name not in repeated}
 
 
@@ -280,7 +280,7 @@ def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
     return kept
 
 
-def content_sha256(content: Mapping[str, Any]) -> str:
+def hash_file_content(content: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a file's content without the key ``sha256``, where files store the hash."""
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})
 
@@ -295,11 +295,11 @@ def file_reference(embeddings: FileMetadata, out: Path) -> dict[str, str]:
     return {"file": os.path.relpath(embeddings.source.path, out.parent), "sha256": embeddings.source.sha256}
 
 
-def _read(path: Path, version: int, key: str, schema: type[_Schema], kind: str) -> _Schema:
+def _read_schema(path: Path, version: int, key: str, schema: type[_Schema], kind: str) -> _Schema:
     content = read_json(path)
     if not isinstance(content, dict) or content.get("version") != version or key not in content:
         raise UserError(f"{path}: not {kind}")
-    if "sha256" in content and content["sha256"] != content_sha256(content):
+    if "sha256" in content and content["sha256"] != hash_file_content(content):
         raise UserError(
             f"{path}: was edited after vse-eval wrote it (its sha256 does not match); remove it and evaluate again"
         )

@@ -46,18 +46,18 @@ def split_identity(embeddings: Embeddings) -> SplitIdentity:
 def split_identity_from_ids(dataset: str, kind: str, ids: NDArray[np.int64]) -> SplitIdentity:
     """Return the identity of the images with ``ids`` (n,). ``kind`` is ``image_ids`` or ``coco_ids``."""
     sha256 = sha256_json(sorted(ids.tolist()))
-    return SplitIdentity(ids=kind, sha256=sha256, name=split_name(dataset, sha256))
+    return SplitIdentity(ids=kind, sha256=sha256, name=find_split_name(dataset, sha256))
 
 
-def split_name(dataset: str, sha256: str) -> str | None:
+def find_split_name(dataset: str, sha256: str) -> str | None:
     """Return the name of the published test split whose image ids have the hash ``sha256``; None if there is no such split.
 
     The folder ``VSE_PRESETS`` may add names.
     """
-    return next((name for name, known in _known_splits(dataset) if known == sha256), None)
+    return next((name for name, known in _read_known_splits(dataset) if known == sha256), None)
 
 
-def _known_splits(dataset: str) -> Iterator[tuple[str, str]]:
+def _read_known_splits(dataset: str) -> Iterator[tuple[str, str]]:
     own = os.environ.get("VSE_PRESETS")
     for folder in [*([Path(own, "published")] if own else []), published_folder()]:
         path = folder / "splits.yaml"
@@ -76,20 +76,20 @@ def _known_splits(dataset: str) -> Iterator[tuple[str, str]]:
 class MeanScores:
     """The mean of score matrices of one shape, computed when rows are read, with the dtype of the first matrix."""
 
-    members: Sequence[ScoreMatrix]
+    score_matrices: Sequence[ScoreMatrix]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.members[0].shape
+        return self.score_matrices[0].shape
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: Any, /) -> NDArray[Any]:
-        total: NDArray[Any] = np.array(self.members[0][rows])
-        for scores in self.members[1:]:
+        total: NDArray[Any] = np.array(self.score_matrices[0][rows])
+        for scores in self.score_matrices[1:]:
             np.add(total, scores[rows], out=total)
-        total /= np.float32(len(self.members))
+        total /= np.float32(len(self.score_matrices))
         return total
 
 
@@ -98,25 +98,25 @@ class SelectedScores:
     """Some rows (images) and columns (captions) of a score matrix, selected when they are read."""
 
     scores: ScoreMatrix
-    images: NDArray[np.int64]
-    captions: NDArray[np.int64]
+    image_rows: NDArray[np.int64]
+    caption_rows: NDArray[np.int64]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return len(self.images), len(self.captions)
+        return len(self.image_rows), len(self.caption_rows)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.image_rows)
 
     def __getitem__(self, rows: Any, /) -> NDArray[Any]:
-        selected: NDArray[Any] = self.scores[self.images[rows]][:, self.captions]
+        selected: NDArray[Any] = self.scores[self.image_rows[rows]][:, self.caption_rows]
         return selected
 
 
-SCORES = ("scores", "scores_i2t", "scores_t2i")
-POOLED = ("pooled_images", "pooled_captions")
-VECTORS = ("images", "captions", *POOLED)
-MATRICES = (*VECTORS, *SCORES)
+SCORE_NAMES = ("scores", "scores_i2t", "scores_t2i")
+POOLED_VECTOR_NAMES = ("pooled_images", "pooled_captions")
+VECTOR_NAMES = ("images", "captions", *POOLED_VECTOR_NAMES)
+MATRIX_NAMES = (*VECTOR_NAMES, *SCORE_NAMES)
 _IMAGE_FIELDS = ("image_ids", "coco_ids", "n_regions", "photo_hashes")
 _CAPTION_FIELDS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_hashes")
 
@@ -178,7 +178,7 @@ class Embeddings:
         return DataIdentity(self.image_ids, self.caption_ids, self.photo_hashes, self.caption_hashes)
 
     @property
-    def directional(self) -> bool:
+    def has_directional_scores(self) -> bool:
         return self.scores is None and self.scores_i2t is not None
 
     @property
@@ -194,7 +194,7 @@ class Embeddings:
         return self.images, self.captions
 
     @property
-    def pooled(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    def pooled_vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
         if self.pooled_images is None or self.pooled_captions is None:
             return None
         return self.pooled_images, self.pooled_captions
@@ -215,7 +215,7 @@ class Embeddings:
         if i2t is None or t2i is None:
             raise ValueError("neither embeddings of images and captions nor scores of both directions")
         blocks = blocks_from_scores(i2t, image_of_caption)
-        return blocks, blocks_from_scores(t2i, image_of_caption) if self.directional else None
+        return blocks, blocks_from_scores(t2i, image_of_caption) if self.has_directional_scores else None
 
     def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
         """Return the embeddings or scores of some images and captions, given by their rows.
@@ -223,11 +223,11 @@ class Embeddings:
         Scores are selected when they are read.
         """
         selected: dict[str, Any] = {}
-        for name in MATRICES:
+        for name in MATRIX_NAMES:
             matrix = getattr(self, name)
             if matrix is not None:
                 rows = captions if name.endswith("captions") else images
-                selected[name] = SelectedScores(matrix, images, captions) if name in SCORES else matrix[rows]
+                selected[name] = SelectedScores(matrix, images, captions) if name in SCORE_NAMES else matrix[rows]
         for rows, names in ((images, _IMAGE_FIELDS), (captions, _CAPTION_FIELDS)):
             selected |= {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
         return replace(self, **selected)

@@ -33,25 +33,25 @@ from numpy.typing import NDArray
 from vse.eval.defaults import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers, unit_rows
-from vse.eval.ranking.metrics import FoldQueries, Queries, position_metrics
-from vse.eval.ranking.ranks import Ints, ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, shared_tensor
+from vse.eval.ranking.metrics import FoldQueries, MeasuredQueries, position_metrics
+from vse.eval.ranking.ranks import Ints, ScoreBlocks, blocks_from_embeddings, check_finite, iter_caption_scores, shared_tensor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
-IMAGE_FILE, CAPTION_FILE = "sis_test.csv", "sts_test.csv"
-IMAGE_THRESHOLD, CAPTION_THRESHOLD = 2.5, 3.0  # lowest score, on a scale from 0 to 5, of a right pair
+IMAGE_JUDGEMENT_FILE, CAPTION_JUDGEMENT_FILE = "sis_test.csv", "sts_test.csv"
+MIN_IMAGE_PAIR_SCORE, MIN_CAPTION_PAIR_SCORE = 2.5, 3.0  # lowest score, on a scale from 0 to 5, of a right pair
 _COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
 
 
 class JudgedPairs(NamedTuple):
     """The pairs of similar images and of similar captions in Crisscrossed Captions, as COCO ids (n, 2).
 
-    ``files`` maps the name of each file that was read to the SHA-256 of the file.
+    ``sha256_by_file`` maps the name of each file that was read to the SHA-256 of the file.
     """
 
-    images: Ints
-    captions: Ints
-    files: dict[str, str]
+    image_pairs: Ints
+    caption_pairs: Ints
+    sha256_by_file: dict[str, str]
 
 
 def read_judged_pairs(folder: Path) -> JudgedPairs:
@@ -60,15 +60,15 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
     A pair of images is right if its score is at least 2.5, a pair of captions if its score is at least 3. Raises UserError if
     a file is missing, or if a row is not a judgement.
     """
-    images, captions = InputFile(folder / IMAGE_FILE), InputFile(folder / CAPTION_FILE)
+    images, captions = InputFile(folder / IMAGE_JUDGEMENT_FILE), InputFile(folder / CAPTION_JUDGEMENT_FILE)
     return JudgedPairs(
-        _pairs(images, ("image1", "image2"), IMAGE_THRESHOLD),
-        _pairs(captions, ("caption1", "caption2"), CAPTION_THRESHOLD),
-        {IMAGE_FILE: images.sha256, CAPTION_FILE: captions.sha256},
+        _read_right_pairs(images, ("image1", "image2"), MIN_IMAGE_PAIR_SCORE),
+        _read_right_pairs(captions, ("caption1", "caption2"), MIN_CAPTION_PAIR_SCORE),
+        {IMAGE_JUDGEMENT_FILE: images.sha256, CAPTION_JUDGEMENT_FILE: captions.sha256},
     )
 
 
-def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> Ints:
+def _read_right_pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> Ints:
     """Return the COCO ids (n, 2) of the pairs whose score is at least ``threshold``."""
     import pandas as pd
 
@@ -98,7 +98,7 @@ def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs,
         raise UserError("the pairs of CxC need embeddings of images and of captions, and the file has none")
     ids = coco_test_image_ids()
     images = find_rows(rows_by_id(coco_ids), ids, "image")
-    i2i = _rank_other_rows(run.images[images], _right_answers(rows_by_id(ids), pairs.images))
+    i2i = _rank_other_rows(run.images[images], _collect_right_answers(rows_by_id(ids), pairs.image_pairs))
     if not i2i:
         raise UserError("no pair of images of CxC consists of two COCO test images: these are not the files of its test set")
     image_queries = images[np.array(sorted(i2i))]
@@ -106,7 +106,7 @@ def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs,
     ids = coco_test_caption_ids()
     captions = find_rows(rows_by_id(run.caption_ids), ids, "caption")
     image_of_caption = run.image_of_caption()[captions]
-    right = _right_answers(rows_by_id(ids), pairs.captions)
+    right = _collect_right_answers(rows_by_id(ids), pairs.caption_pairs)
     order = np.argsort(image_of_caption, kind="stable")
     for own in np.split(order, np.flatnonzero(np.diff(image_of_caption[order])) + 1):
         for caption in own.tolist():
@@ -121,7 +121,7 @@ def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs,
     }
 
 
-def _right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[int]]:
+def _collect_right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[int]]:
     """Return a dict from the row of each query to the rows of its right answers.
 
     ``rows`` maps COCO ids to rows. A pair of COCO ids in ``pairs`` (n, 2) is left out if an id is not in ``rows``.
@@ -148,7 +148,7 @@ def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -
         for row in queries:
             query_scores = scores[row - rows.start].copy()
             query_scores[row] = -np.inf
-            answered[row] = answered_query(query_scores, np.array(sorted(right[row])))
+            answered[row] = rank_candidates(query_scores, np.array(sorted(right[row])))
     return answered
 
 
@@ -181,22 +181,22 @@ def rank_coco_queries(
     images, captions = rows_by_id(coco_ids), rows_by_id(caption_ids)
     candidates = coco_test_caption_ids()
     columns = torch.from_numpy(find_rows(captions, candidates, "caption"))
-    measure = partial(measure_queries, ks=ks) if protocol == "cxc" else _eccv_queries
+    measure = partial(measure_queries, ks=ks) if protocol == "cxc" else _measure_eccv_queries
 
     queries, answers = _read_annotations(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
     answered = []
     for span in i2t_blocks.row_slices:
         here = np.flatnonzero((queries >= span.start) & (queries < span.stop))
         scores = i2t_blocks.score(span, columns).numpy()
-        answered += [answered_query(scores[queries[k] - span.start], answers[k]) for k in here]
+        answered += [rank_candidates(scores[queries[k] - span.start], answers[k]) for k in here]
     i2t = measure(answered, queries, queries, columns.numpy())
 
     candidates = coco_test_image_ids()
     rows = find_rows(images, candidates, "image")
     queries, answers = _read_annotations(f"{protocol}_caption_to_image.json", captions, "caption", rows_by_id(candidates))
     answered = []
-    for part, scores in caption_scores(t2i_blocks or i2t_blocks, queries):
-        answered += [answered_query(scores[rows, n], answers[k]) for n, k in enumerate(part)]
+    for part, scores in iter_caption_scores(t2i_blocks or i2t_blocks, queries):
+        answered += [rank_candidates(scores[rows, n], answers[k]) for n, k in enumerate(part)]
     return {"i2t": i2t, "t2i": measure(answered, queries, i2t_blocks.image_of_caption.numpy()[queries], rows)}
 
 
@@ -241,7 +241,7 @@ class AnsweredQuery(NamedTuple):
     wrong_score: float
 
 
-def answered_query(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
+def rank_candidates(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
     """Return the ranking of one query from its scores (n_candidates,) and the rows of its right answers."""
     present = right[right >= 0]
     wrong = scores.copy()
@@ -250,7 +250,7 @@ def answered_query(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
     return AnsweredQuery(right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
 
 
-def _best_answers(answered: Sequence[AnsweredQuery], queries: Ints, candidates: Ints) -> BestAnswers:
+def _collect_best_answers(answered: Sequence[AnsweredQuery], queries: Ints, candidates: Ints) -> BestAnswers:
     """Return the best answers to ``queries`` (n_queries,), given as rows of the split.
 
     ``candidates`` (n_candidates,) has the row in the split of each candidate.
@@ -262,7 +262,7 @@ def _best_answers(answered: Sequence[AnsweredQuery], queries: Ints, candidates: 
 
 def measure_queries(
     answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints, ks: Sequence[int]
-) -> Queries:
+) -> MeasuredQueries:
     """Return queries with R@K, Med r, nDCG@10, MRR and mAP.
 
     The rank of a query is the number of wrong answers before the first right one.
@@ -277,11 +277,11 @@ def measure_queries(
     """
     wrong_before = np.concatenate([one.positions - np.arange(len(one.positions)) for one in answered])
     query_of = np.repeat(np.arange(len(answered)), [len(one.positions) for one in answered])
-    best = _best_answers(answered, queries, candidates)
-    return replace(Queries.from_ranks(best.ranks, images, ks, position_metrics(query_of, wrong_before)), answers=best)
+    best = _collect_best_answers(answered, queries, candidates)
+    return replace(MeasuredQueries.from_ranks(best.ranks, images, ks, position_metrics(query_of, wrong_before)), answers=best)
 
 
-def _eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints) -> Queries:
+def _measure_eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints) -> MeasuredQueries:
     """Return queries with the metrics of ECCV Caption; the parameters are as in :func:`measure_queries`."""
     rankings = [one.positions for one in answered]
     values = {
@@ -289,7 +289,7 @@ def _eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints
         "rprecision": np.array([100 * np.mean(positions < len(positions)) for positions in rankings]),
         "r1": np.array([100.0 * (positions[0] == 0) for positions in rankings]),
     }
-    return Queries(images, values, answers=_best_answers(answered, queries, candidates))
+    return MeasuredQueries(images, values, answers=_collect_best_answers(answered, queries, candidates))
 
 
 def _read_annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Ints, list[Ints]]:

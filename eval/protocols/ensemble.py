@@ -30,8 +30,8 @@ from vse.eval.files.embeddings import (
     write_scores,
 )
 from vse.eval.files.results import changed_settings, display_name
-from vse.eval.files.split import SCORES, MeanScores
-from vse.eval.ranking.metrics import metrics
+from vse.eval.files.split import SCORE_NAMES, MeanScores
+from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError
@@ -40,12 +40,12 @@ from vse.pipeline.presets.presets import load_experiment_outline
 from vse.pipeline.presets.schema import ENSEMBLE_KEYS, ExperimentOutline
 
 log = logging.getLogger(__name__)
-ALPHAS = tuple(k / 10 for k in range(11))  # weights of the phrase model that are tried on the validation split
+CANDIDATE_ALPHAS = tuple(k / 10 for k in range(11))  # weights of the phrase model that are tried on the validation split
 MemberFile = tuple[Path, Embeddings]
-Matrices = dict[str, NDArray[np.float32]]
+ScoresByName = dict[str, NDArray[np.float32]]
 
 
-def load_ensemble(name: str) -> ExperimentOutline:
+def load_ensemble_outline(name: str) -> ExperimentOutline:
     """Load the preset of an ensemble. Raises UserError if the preset does not describe an ensemble."""
     outline = load_experiment_outline(name)
     if not outline.ensemble_of:
@@ -53,7 +53,7 @@ def load_ensemble(name: str) -> ExperimentOutline:
     return outline
 
 
-def members_by_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
+def list_members_per_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
     """Read the files, and return the members of the ensemble of each seed.
 
     The ensemble of seed s combines seed s of every experiment. ``outline`` names the experiments and their order. Without an
@@ -77,17 +77,17 @@ def members_by_seed(files: Sequence[Path], outline: ExperimentOutline | None = N
             )
         other, _ = found.setdefault((name, member.seed), (path, member))
         if other != path:
-            raise UserError(f"{path} and {other} are both {_member_name(name, member.seed)}; an ensemble counts it once")
+            raise UserError(f"{path} and {other} are both {_describe_member(name, member.seed)}; an ensemble counts it once")
     if len(names) == 1:
         return [list(found.values())]
     seeds = dict.fromkeys(seed for _, seed in found)
     for seed, name in product(seeds, names):
         if (name, seed) not in found:
-            raise UserError(f"an ensemble needs the same seeds of all its members: no file of {_member_name(name, seed)}")
+            raise UserError(f"an ensemble needs the same seeds of all its members: no file of {_describe_member(name, seed)}")
     return [[found[name, seed] for name in names] for seed in seeds]
 
 
-def _member_name(experiment: str, seed: int | None) -> str:
+def _describe_member(experiment: str, seed: int | None) -> str:
     return f"{experiment} without a seed" if seed is None else f"{experiment} seed {seed}"
 
 
@@ -116,11 +116,11 @@ def build_ensemble(
     names = dict.fromkeys(experiment_name(*member) for member in members)
     described: dict[str, Any] = {
         "experiment": outline.name if outline else f"ensemble of {len(members)} ({', '.join(names)})",
-        "provenance": json.dumps(_provenance(members, outline)),
+        "provenance": json.dumps(_build_provenance(members, outline)),
         "trained_on": first.trained_on if len({member.trained_on for member in runs}) == 1 else "several data sets",
         "source": None,
     }
-    pair = sentence_and_phrase_members(members)
+    pair = find_combined_members(members)
     if pair is not None:
         if alpha is None:
             raise ValueError("an ensemble with a phrase model needs the share of phrases, alpha")
@@ -128,10 +128,10 @@ def build_ensemble(
     _check_members(members, compares_captions)
     return replace(
         first,
-        images=_concatenate([member.images for member in runs]),
-        captions=_concatenate([member.captions for member in runs]),
-        pooled_images=_concatenate([member.pooled_images for member in runs]),
-        pooled_captions=_concatenate([member.pooled_captions for member in runs]),
+        images=_concatenate_vectors([member.images for member in runs]),
+        captions=_concatenate_vectors([member.captions for member in runs]),
+        pooled_images=_concatenate_vectors([member.pooled_images for member in runs]),
+        pooled_captions=_concatenate_vectors([member.pooled_captions for member in runs]),
         **_mean_scores(runs),
         **described,
     )
@@ -167,7 +167,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[
     return paths
 
 
-def _provenance(members: list[MemberFile], outline: ExperimentOutline | None) -> dict[str, Any]:
+def _build_provenance(members: list[MemberFile], outline: ExperimentOutline | None) -> dict[str, Any]:
     """Return the provenance of an ensemble: its preset's settings, and its members' features and changed settings."""
     features: dict[str, Any] = {}
     changed: dict[str, None] = {}
@@ -191,12 +191,12 @@ def _mean_scores(members: Sequence[Embeddings]) -> dict[str, Any]:
     for direction in ("i2t", "t2i"):
         scores = [member.direction_scores(direction) for member in members]
         means[f"scores_{direction}"] = MeanScores([one for one in scores if one is not None])
-    if any(member.directional for member in members):
+    if any(member.has_directional_scores for member in members):
         return {"scores": None, **means}
     return {"scores": means["scores_i2t"]}
 
 
-def _concatenate(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
+def _concatenate_vectors(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
     """Return the vectors of n members side by side, divided by the square root of n; None if a member has no vectors."""
     vectors = [part for part in parts if part is not None]
     if len(vectors) < len(parts):
@@ -216,7 +216,7 @@ class PhraseWeight:
     alpha: float
     rsum_by_alpha: dict[float, float] | None = None
 
-    def content(self, phrase_model: Embeddings) -> dict[str, Any]:
+    def build_result_entry(self, phrase_model: Embeddings) -> dict[str, Any]:
         """Return the entry ``combination`` of a result file: the weight, and two counts.
 
         The counts are the captions without phrases and the images without regions.
@@ -232,7 +232,7 @@ class PhraseWeight:
         }
 
 
-def sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFile, MemberFile] | None:
+def find_combined_members(members: Sequence[MemberFile]) -> tuple[MemberFile, MemberFile] | None:
     """Return the image-sentence model and the phrase model of an ensemble; None if it has no phrase model.
 
     Raises UserError if a phrase model is combined with anything but exactly one image-sentence model.
@@ -249,19 +249,19 @@ def sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFi
     return others[0], by_phrases[0]
 
 
-def phrase_member(members: Sequence[MemberFile]) -> Embeddings:
+def find_phrase_member(members: Sequence[MemberFile]) -> Embeddings:
     """Return the scores of the phrase model among the members. Raises StopIteration without a phrase model."""
     return next(run for _, run in members if run.is_from_phrase_model)
 
 
-def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
-    """Return the weight of the phrase model: ``alpha`` or, if it is None, the best of :data:`ALPHAS` on the validation split.
+def choose_phrase_weight(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
+    """Return the weight of the phrase model: ``alpha`` or, if it is None, the best weight on the validation split.
 
-    The best weight has the highest rsum, as a mean over the seeds. Ensembles without a phrase model have no weight (None). The
-    validation files lie next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
-    ``test_sentences.h5``. Raises UserError if a validation file is missing.
+    The best weight is the one of :data:`CANDIDATE_ALPHAS` that has the highest rsum, as a mean over the seeds. Ensembles
+    without a phrase model have no weight (None). The validation files lie next to the members: ``val.h5`` next to ``test.h5``,
+    and ``val_sentences.h5`` next to ``test_sentences.h5``. Raises UserError if a validation file is missing.
     """
-    pairs = [pair for members in by_seed if (pair := sentence_and_phrase_members(members)) is not None]
+    pairs = [pair for members in by_seed if (pair := find_combined_members(members)) is not None]
     if not pairs:
         if alpha is not None:
             raise UserError("--alpha is the share of phrases, and no file holds scores of phrases (vse-embed --sentences)")
@@ -270,21 +270,21 @@ def choose_alpha(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -
         if not 0 <= alpha <= 1:
             raise UserError(f"--alpha {alpha:g}: the share of phrases must be between 0 and 1")
         return PhraseWeight(alpha)
-    rsums = np.zeros(len(ALPHAS))
+    rsums = np.zeros(len(CANDIDATE_ALPHAS))
     for pair in pairs:
         sentence_file, phrase_file = (_read_validation_file(*member) for member in pair)
         distances = _negative_distances(sentence_file[1])
-        for k, candidate in enumerate(ALPHAS):
+        for k, candidate in enumerate(CANDIDATE_ALPHAS):
             ranks = ranks_from_blocks(*combine_scores(sentence_file, phrase_file, candidate, distances).score_blocks())
-            rsums[k] += metrics(ranks)["rsum"]
-    rsum_by_alpha = dict(zip(ALPHAS, (rsums / len(pairs)).tolist(), strict=True))
-    best = max(ALPHAS, key=lambda candidate: rsum_by_alpha[candidate])
+            rsums[k] += compute_metrics(ranks)["rsum"]
+    rsum_by_alpha = dict(zip(CANDIDATE_ALPHAS, (rsums / len(pairs)).tolist(), strict=True))
+    best = max(CANDIDATE_ALPHAS, key=lambda candidate: rsum_by_alpha[candidate])
     log.info("alpha %g by validation: rsum %.1f, without phrases %.1f", best, rsum_by_alpha[best], rsum_by_alpha[0.0])
     return PhraseWeight(best, rsum_by_alpha)
 
 
 def combine_scores(
-    sentence_file: MemberFile, phrase_file: MemberFile, alpha: float, negative_distances: Matrices | None = None
+    sentence_file: MemberFile, phrase_file: MemberFile, alpha: float, negative_distances: ScoresByName | None = None
 ) -> Embeddings:
     """Return the embeddings of the image-sentence model with the scores -D(x, y) = -(1 - alpha) d(x, y) - alpha d_rp(x, y).
 
@@ -301,21 +301,21 @@ def combine_scores(
     assert of_phrases.n_regions is not None
     alone = (of_phrases.n_regions == 0)[:, None] | (of_phrases.n_phrases == 0)
     by_phrases = np.asarray(of_phrases.scores[:], np.float32)
-    combined: dict[str, Any] = dict.fromkeys(SCORES)
+    combined: dict[str, Any] = dict.fromkeys(SCORE_NAMES)
     for name, scores in (negative_distances or _negative_distances(model)).items():
         combined[name] = np.where(alone, scores, (1 - alpha) * scores + alpha * by_phrases).astype(np.float32)
     return replace(model, images=None, captions=None, pooled_images=None, pooled_captions=None, **combined)
 
 
-def _negative_distances(model: Embeddings) -> Matrices:
+def _negative_distances(model: Embeddings) -> ScoresByName:
     """Return the negative distance -d of each image and sentence, (n_images, n_captions), see :func:`combine_scores`.
 
     The result is a dict with the key ``scores`` or, if scores depend on the direction, ``scores_i2t`` and ``scores_t2i``.
     """
     i2t, t2i = model.score_blocks()
     if t2i is not None:
-        return {"scores_i2t": _all_scores(i2t), "scores_t2i": _all_scores(t2i)}
-    scores = _all_scores(i2t)
+        return {"scores_i2t": _compute_all_scores(i2t), "scores_t2i": _compute_all_scores(t2i)}
+    scores = _compute_all_scores(i2t)
     if model.vectors is None or model.similarity != "cosine":
         return {"scores": scores}
     images, captions = (np.einsum("nd,nd->n", side, side) for side in model.vectors)
@@ -323,7 +323,7 @@ def _negative_distances(model: Embeddings) -> Matrices:
     return {"scores": -np.sqrt(squares)}
 
 
-def _all_scores(blocks: ScoreBlocks) -> NDArray[np.float32]:
+def _compute_all_scores(blocks: ScoreBlocks) -> NDArray[np.float32]:
     scores = torch.empty(blocks.n_images, len(blocks.image_of_caption))
     for rows in blocks.row_slices:
         scores[rows] = blocks.score(rows, None)

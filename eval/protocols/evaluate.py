@@ -24,9 +24,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vse.eval.defaults import FOLDED_PROTOCOLS, IOU, TREC_DEPTH
+from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, FOLDED_PROTOCOLS, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_name
-from vse.eval.files.query_files import FoldAnswers, check_per_query_file, check_trec, write_per_query, write_trec
+from vse.eval.files.query_files import (
+    FoldAnswers,
+    check_query_table_path,
+    check_trec_folder,
+    write_query_table,
+    write_trec_files,
+)
 from vse.eval.files.results import RESULT_KIND, UNSAVED_RESULT_PATH
 from vse.eval.files.split import split_identity
 from vse.eval.options import AllEvaluateOptions
@@ -35,26 +41,26 @@ from vse.eval.protocols.ensemble import (
     MemberFile,
     PhraseWeight,
     build_ensemble,
-    choose_alpha,
-    load_ensemble,
-    members_by_seed,
-    phrase_member,
+    choose_phrase_weight,
+    find_phrase_member,
+    list_members_per_seed,
+    load_ensemble_outline,
     save_ensemble,
 )
-from vse.eval.protocols.phrase_evaluation import are_phrase_scores, evaluate_phrases
+from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, evaluate_phrases
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
     RankingOptions,
-    protocol_names,
+    list_protocol_names,
     rank_queries_of_seeds,
     read_seed_embeddings,
     select_protocols,
     unify_embeddings,
 )
 from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
-from vse.eval.ranking.bootstrap import intervals
-from vse.eval.ranking.metrics import FoldQueries, average, fold_metrics
-from vse.eval.search.approximate import approximate_recalls, reranked_metrics
+from vse.eval.ranking.bootstrap import compute_intervals
+from vse.eval.ranking.metrics import FoldQueries, average_metrics, fold_metrics
+from vse.eval.search.approximate import measure_index_recalls, measure_reranked_search
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
@@ -83,12 +89,12 @@ def evaluate_files(
     if out is not None:
         check_output(out, RESULT_KIND, files)
     place = UNSAVED_RESULT_PATH if out is None else out
-    phrases = are_phrase_scores(files, protocol, options.iou)
+    phrases = are_phrase_score_files(files, protocol, options.iou)
     if phrases and options.first_embeddings_option:
         raise UserError(f"{files[0]}: {options.first_embeddings_option} does not apply to phrase scores; leave it out")
     if phrases:
-        iou = IOU if options.iou is None else options.iou
-        content = evaluate_phrases(files, place, iou, options.samples, options.allow_unfinished)
+        iou = DEFAULT_IOU_THRESHOLD if options.iou is None else options.iou
+        content = evaluate_phrases(files, place, iou, options.n_bootstrap_samples, options.allow_unfinished)
     else:
         _check_query_outputs(options, [*files, place])
         content = _evaluate_model(_read_model(files, place, protocol, options), place, protocol, options, started)
@@ -109,65 +115,67 @@ def evaluate_arrays(
         raise UserError(f"{name}: an ensemble needs several files of embeddings; leave --ensemble out")
     _check_query_outputs(options, [UNSAVED_RESULT_PATH])
     path = Path(name)
-    model = _Model([path], unify_embeddings([path], [embeddings]), [[(path, embeddings)]])
+    model = _EvaluatedModel([path], unify_embeddings([path], [embeddings]), [[(path, embeddings)]])
     return _evaluate_model(model, UNSAVED_RESULT_PATH, protocol, options, started)
 
 
 def _check_query_outputs(options: AllEvaluateOptions, other_files: Sequence[Path]) -> None:
     """Raise UserError if a file with answers to queries cannot be written, or is one of ``other_files``."""
     if options.per_query is not None:
-        check_per_query_file(options.per_query, other_files)
+        check_query_table_path(options.per_query, other_files)
     if options.trec is not None:
-        check_trec(options.trec, other_files)
+        check_trec_folder(options.trec, other_files)
 
 
-class _Model(NamedTuple):
+class _EvaluatedModel(NamedTuple):
     """A model to evaluate: the embeddings to rank for each seed, and the file of each seed for error messages.
 
-    ``members`` has the input files of each seed: all members of an ensemble, or the single file of the seed.
+    ``seed_members`` has the input files of each seed: all members of an ensemble, or the single file of the seed.
     """
 
-    files: Sequence[Path]
+    seed_files: Sequence[Path]
     seed_embeddings: Sequence[Embeddings]
-    members: Sequence[list[MemberFile]]
+    seed_members: Sequence[list[MemberFile]]
     phrase_weight: PhraseWeight | None = None
 
     @property
-    def inputs(self) -> list[MemberFile]:
-        return [member for members in self.members for member in members]
+    def input_members(self) -> list[MemberFile]:
+        return [member for members in self.seed_members for member in members]
 
 
-def _read_model(files: Sequence[Path], out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions) -> _Model:
+def _read_model(
+    files: Sequence[Path], out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions
+) -> _EvaluatedModel:
     """Read the seeds of one model, or build the ensemble of each seed and write it to ``options.save``."""
     if not options.ensemble:
         seed_embeddings = read_seed_embeddings(files)
-        return _Model(files, seed_embeddings, [[member] for member in zip(files, seed_embeddings, strict=True)])
-    compares_captions = any(name.startswith("sentence") for name in protocol_names(protocol))
-    outline = None if options.experiment is None else load_ensemble(options.experiment)
-    members = members_by_seed(files, outline)
+        return _EvaluatedModel(files, seed_embeddings, [[member] for member in zip(files, seed_embeddings, strict=True)])
+    compares_captions = any(name.startswith("sentence") for name in list_protocol_names(protocol))
+    outline = None if options.experiment is None else load_ensemble_outline(options.experiment)
+    members = list_members_per_seed(files, outline)
     first_files = [path for (path, _), *_ in members]
-    weight = choose_alpha(members, options.alpha)
+    weight = choose_phrase_weight(members, options.alpha)
     ensembles = [build_ensemble(of_seed, compares_captions, outline, weight.alpha if weight else None) for of_seed in members]
     seed_embeddings = unify_embeddings(first_files, ensembles)
     if options.save is not None:
         save_ensemble(options.save, seed_embeddings, [out, *files])
-    return _Model(first_files, seed_embeddings, members, weight)
+    return _EvaluatedModel(first_files, seed_embeddings, members, weight)
 
 
 def _evaluate_model(
-    model: _Model, out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions, started: float
+    model: _EvaluatedModel, out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions, started: float
 ) -> dict[str, Any]:
     """Evaluate a model under each protocol and return the result; write the answers to each query if requested."""
-    first, inputs = model.seed_embeddings[0], [run for _, run in model.inputs]
+    first, inputs = model.seed_embeddings[0], [run for _, run in model.input_members]
     unfinished = unfinished_runs(inputs, out, options.allow_unfinished)
-    for path, run in zip(model.files, model.seed_embeddings, strict=True):
+    for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
         _warn_unless_unit_length(path, run)
-    names = select_protocols(model.files, model.seed_embeddings, protocol)
-    searches = _approximate_searches(model.files[0], first, options)
+    names = select_protocols(model.seed_files, model.seed_embeddings, protocol)
+    searches = _measure_approximate_searches(model.seed_files[0], first, options)
     pairs = None if options.cxc is None else read_judged_pairs(options.cxc)
     if pairs is not None and "cxc" not in names:
         raise UserError(f"{options.cxc}: --cxc needs the protocol cxc, and it is not evaluated here (--protocol cxc)")
-    measured, answers = _measure(model, names, options, pairs)
+    measured, answers = _measure_protocols(model, names, options, pairs)
     content = {
         "split_identity": split_identity(first).model_dump(),
         "data": first.identity.checksums.model_dump(),
@@ -175,24 +183,26 @@ def _evaluate_model(
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in model.seed_embeddings],
         **measured,
-        **({"bootstrap": {"over": "images", "samples": options.samples}} if options.samples else {}),
+        **({"bootstrap": {"over": "images", "samples": options.n_bootstrap_samples}} if options.n_bootstrap_samples else {}),
         **searches,
     }
     if pairs is not None:
-        content["cxc"] = pairs.files
+        content["cxc"] = pairs.sha256_by_file
     if options.ensemble:
-        content["ensemble"] = [{"experiment": experiment_name(path, run), "seed": run.seed} for path, run in model.inputs]
+        content["ensemble"] = [
+            {"experiment": experiment_name(path, run), "seed": run.seed} for path, run in model.input_members
+        ]
     if model.phrase_weight:
-        content["combination"] = model.phrase_weight.content(phrase_member(model.members[0]))
+        content["combination"] = model.phrase_weight.build_result_entry(find_phrase_member(model.seed_members[0]))
     if options.per_query is not None:
-        write_per_query(options.per_query, answers)
+        write_query_table(options.per_query, answers)
     if options.trec is not None:
-        write_trec(options.trec, model.seed_embeddings, TREC_DEPTH if options.trec_depth is None else options.trec_depth)
+        write_trec_files(options.trec, model.seed_embeddings, TREC_DEPTH if options.trec_depth is None else options.trec_depth)
     return build_result(first, inputs, out, unfinished, content, round(time.perf_counter() - started, 2))
 
 
-def _measure(
-    model: _Model, protocols: Sequence[str], options: AllEvaluateOptions, pairs: JudgedPairs | None
+def _measure_protocols(
+    model: _EvaluatedModel, protocols: Sequence[str], options: AllEvaluateOptions, pairs: JudgedPairs | None
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
     """Return the metrics and the comparison with FAISS of each protocol, and the best answers to each query.
 
@@ -204,13 +214,15 @@ def _measure(
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
     for name in protocols:
-        queries = rank_queries_of_seeds(model.files, model.seed_embeddings, name, ranking)
+        queries = rank_queries_of_seeds(model.seed_files, model.seed_embeddings, name, ranking)
         folds = [of_seed.folds for of_seed in queries]
         checks[name] = _sum_agreements(queries)
-        per_seed = [_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seed_embeddings, folds, strict=True)]
+        per_seed = [
+            _compute_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seed_embeddings, folds, strict=True)
+        ]
         metrics[name] = mean_and_std_over_seeds(per_seed)
-        if options.samples:
-            metrics[name]["ci95"] = intervals(folds, options.samples)
+        if options.n_bootstrap_samples:
+            metrics[name]["ci95"] = compute_intervals(folds, options.n_bootstrap_samples)
         if with_answers:
             answers += [
                 FoldAnswers(run.seed, name, k, direction, one.answers)
@@ -232,7 +244,7 @@ def _sum_agreements(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
         key: {direction: sum(getattr(one, name)[direction] for one in agreements) for direction in agreements[0].recalls}
         for key, name in fields.items()
     }
-    return {"checked": True, "against": agreements[0].against, **counts}
+    return {"checked": True, "against": agreements[0].search_description, **counts}
 
 
 def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
@@ -245,34 +257,34 @@ def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
         log.warning("%s: captions have lengths from %.3g to %.3g, not 1; they are ranked by inner products", path, low, high)
 
 
-def _approximate_searches(path: Path, run: Embeddings, options: AllEvaluateOptions) -> dict[str, Any]:
+def _measure_approximate_searches(path: Path, run: Embeddings, options: AllEvaluateOptions) -> dict[str, Any]:
     """Return the quality of the approximate index and of the two-stage searches that the options name, for one seed."""
     measured: dict[str, Any] = {}
     if options.index is not None:
         if run.vectors is None:
             raise UserError(f"{path}: holds scores, but FAISS indexes embeddings; leave --index out")
         image_of_caption, parameters = run.image_of_caption(), options.index_parameters
-        measured["index"] = approximate_recalls(*run.vectors, image_of_caption, run.similarity, options.index, parameters)
+        measured["index"] = measure_index_recalls(*run.vectors, image_of_caption, run.similarity, options.index, parameters)
     if options.rerank:
-        vectors = run.pooled if run.vectors is None else run.vectors
+        vectors = run.pooled_vectors if run.vectors is None else run.vectors
         if vectors is None:
             lacking = "has no pooled_images and pooled_captions, and a first stage needs them to find candidates"
             raise UserError(f"{path}: {lacking} (vse-embed writes them, docs/formats.md); leave --rerank out")
         if run.vectors is not None and run.similarity == "cosine":
             raise UserError(f"{path}: its scores are inner products, which FAISS finds exactly; leave --rerank out")
-        measured["rerank"] = [reranked_metrics(*run.score_blocks(), *vectors, number) for number in options.rerank]
+        measured["rerank"] = [measure_reranked_search(*run.score_blocks(), *vectors, number) for number in options.rerank]
     return measured
 
 
-def _protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[FoldQueries]) -> dict[str, Any]:
+def _compute_protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[FoldQueries]) -> dict[str, Any]:
     """Return the metrics of one seed: the mean over folds and, if there are several folds, the metrics of each fold."""
     per_fold = [fold_metrics(fold) for fold in folds]
-    n_queries = sum(len(fold["s2s"].images) for fold in folds) if protocol.startswith("sentence") else None
+    n_queries = sum(len(fold["s2s"].image_rows) for fold in folds) if protocol.startswith("sentence") else None
     if protocol in FOLDED_PROTOCOLS:
         counted = {} if n_queries is None else {"n_queries": n_queries}
-        return {"folds": len(per_fold), **average(per_fold), **counted, "per_fold": per_fold}
+        return {"folds": len(per_fold), **average_metrics(per_fold), **counted, "per_fold": per_fold}
     if n_queries is not None:
         return {**per_fold[0], "n_queries": n_queries}
-    n_queries_of = {direction: len(queries.images) for direction, queries in folds[0].items()}
+    n_queries_of = {direction: len(queries.image_rows) for direction, queries in folds[0].items()}
     complete = {"i2t": len(run.image_ids), "t2i": len(run.caption_ids)}
     return per_fold[0] if n_queries_of == complete else {**per_fold[0], "n_queries": n_queries_of}

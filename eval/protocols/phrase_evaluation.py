@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.defaults import BOOTSTRAP_SAMPLES, IOU, PHRASE
-from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, is_phrase_scores, read_phrase_scores
+from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, N_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
+from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, is_phrase_score_file, read_phrase_scores
 from vse.eval.files.results import Metric
 from vse.eval.files.split import split_identity_from_ids
 from vse.eval.protocols.protocols import unify_seeds
 from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
-from vse.eval.ranking.bootstrap import differences, intervals
+from vse.eval.ranking.bootstrap import compute_differences, compute_intervals
 from vse.eval.ranking.localisation import phrase_ranks
 from vse.eval.ranking.metrics import FoldQueries, fold_metrics
 from vse.pipeline.errors import UserError
@@ -23,29 +23,35 @@ from vse.pipeline.errors import UserError
 _TYPE_PREFIX = "type "  # marks the name of a type among the keys of a fold
 
 
-def are_phrase_scores(files: Sequence[Path], protocol: str | Sequence[str], iou: float | None) -> bool:
+def are_phrase_score_files(files: Sequence[Path], protocol: str | Sequence[str], iou: float | None) -> bool:
     """Return whether files hold phrase scores.
 
     Raises UserError if only some files do, or if ``protocol`` or ``iou`` does not apply to the files.
     """
-    kinds = [is_phrase_scores(path) for path in files]
+    kinds = [is_phrase_score_file(path) for path in files]
     if any(kinds) and not all(kinds):
         raise UserError(f"{files[kinds.index(True)]} holds phrase scores, and {files[kinds.index(False)]} does not")
     phrases = all(kinds) and bool(kinds)
     for name in [protocol] if isinstance(protocol, str) else protocol:
-        if phrases and name not in ("auto", PHRASE):
+        if phrases and name not in ("auto", PHRASE_PROTOCOL):
             raise UserError(
                 f"{files[0]}: holds phrase scores, and the protocol {name} applies to embeddings; leave --protocol out"
             )
-        if not phrases and name == PHRASE:
-            raise UserError(f"{files[0]}: holds no phrase scores, but the protocol {PHRASE} needs them (docs/formats.md)")
+        if not phrases and name == PHRASE_PROTOCOL:
+            raise UserError(
+                f"{files[0]}: holds no phrase scores, but the protocol {PHRASE_PROTOCOL} needs them (docs/formats.md)"
+            )
     if iou is not None and not phrases:
         raise UserError(f"--iou applies to phrase scores, and {files[0]} holds none; leave it out")
     return phrases
 
 
 def evaluate_phrases(
-    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = BOOTSTRAP_SAMPLES, allow_unfinished: bool = False
+    files: Sequence[Path],
+    out: Path,
+    iou: float = DEFAULT_IOU_THRESHOLD,
+    bootstrap: int = N_BOOTSTRAP_SAMPLES,
+    allow_unfinished: bool = False,
 ) -> dict[str, Any]:
     """Return the content of the result file ``out`` for the phrase scores of one model, a file per seed.
 
@@ -56,17 +62,17 @@ def evaluate_phrases(
     runs = read_seed_phrase_scores(files)
     not_finished = unfinished_runs(runs, out, allow_unfinished)
     first, folds = runs[0], phrase_folds(files, runs, iou)
-    protocol = _combined_metrics([fold_metrics(fold) for fold in folds], folds[0])
-    protocol |= {"iou": iou, **phrase_counts(runs)}
+    protocol = _combine_seed_metrics([fold_metrics(fold) for fold in folds], folds[0])
+    protocol |= {"iou": iou, **count_phrases(runs)}
     if bootstrap:
-        protocol["ci95"] = _nest_types(intervals([[fold] for fold in folds], bootstrap))
+        protocol["ci95"] = _nest_types(compute_intervals([[fold] for fold in folds], bootstrap))
     measured = {
         "split_identity": split_identity_from_ids(first.dataset, "image_ids", np.unique(first.image_ids)).model_dump(),
         "data": first.identity.checksums.model_dump(),
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
         "seeds": [run.seed for run in runs],
-        "protocols": {PHRASE: protocol},
+        "protocols": {PHRASE_PROTOCOL: protocol},
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
     }
     return build_result(first, runs, out, not_finished, measured)
@@ -75,13 +81,13 @@ def evaluate_phrases(
 def phrase_differences(
     files: Sequence[Sequence[Path]], runs: Sequence[Sequence[PhraseScores]], samples: int, iou: float
 ) -> dict[str, Any]:
-    """Return the differences of two models on the same phrases (see :func:`vse.eval.ranking.bootstrap.differences`).
+    """Return the differences of two models on the same phrases (see :func:`vse.eval.ranking.bootstrap.compute_differences`).
 
     ``files`` and ``runs`` have the seeds of each model. The result has all metrics under ``phrase``, and R@1 of each type of
     phrases under ``per_type``.
     """
     a, b = ([[fold] for fold in phrase_folds(paths, seeds, iou)] for paths, seeds in zip(files, runs, strict=True))
-    compared = _nest_types(differences(a, b, samples))
+    compared = _nest_types(compute_differences(a, b, samples))
     per_type = {name: metrics["r1"] for name, metrics in compared.get("per_type", {}).items()}
     return compared | ({"per_type": per_type} if per_type else {})
 
@@ -101,10 +107,10 @@ def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float
         raise UserError(f"--iou {iou:g}: a threshold must be above 0 and at most 1")
     folds: list[FoldQueries] = []
     for path, run in zip(files, runs, strict=True):
-        if not run.has_box.any():
+        if not run.has_box_mask.any():
             raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")
         ranks = phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou)
-        queries, has_box = ranks.queries(np.unique(run.image_ids, return_inverse=True)[1]), run.has_box
+        queries, has_box = ranks.build_queries(np.unique(run.image_ids, return_inverse=True)[1]), run.has_box_mask
         masks = {"phrase": has_box} | {f"{_TYPE_PREFIX}{name}": mask & has_box for name, mask in type_masks(run).items()}
         folds.append({name: queries.select(mask) for name, mask in masks.items() if mask.any()})
     return folds
@@ -118,12 +124,12 @@ def type_masks(run: PhraseScores) -> dict[str, NDArray[np.bool_]]:
     return dict(sorted(masks.items(), key=lambda item: -np.count_nonzero(item[1])))
 
 
-def phrase_counts(runs: Sequence[PhraseScores]) -> dict[str, int]:
+def count_phrases(runs: Sequence[PhraseScores]) -> dict[str, int]:
     """Return the numbers of phrases with a true box, without a true box, and with a true box but without a candidate.
 
     A phrase has no candidate if at least one seed has no candidate box for the phrase.
     """
-    has_box = runs[0].has_box
+    has_box = runs[0].has_box_mask
     without = np.any([np.diff(run.offsets) == 0 for run in runs], axis=0)
     return {
         "n_phrases": int(np.count_nonzero(has_box)),
@@ -132,11 +138,11 @@ def phrase_counts(runs: Sequence[PhraseScores]) -> dict[str, int]:
     }
 
 
-def _combined_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: FoldQueries) -> dict[str, Any]:
+def _combine_seed_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: FoldQueries) -> dict[str, Any]:
     combined = {name: mean_and_std_over_seeds([dict(of_seed[name]) for of_seed in metrics]) for name in metrics[0]}
     nested = _nest_types(combined)
     for name, of_type in nested.get("per_type", {}).items():
-        of_type["n_phrases"] = len(fold[f"{_TYPE_PREFIX}{name}"].images)
+        of_type["n_phrases"] = len(fold[f"{_TYPE_PREFIX}{name}"].image_rows)
     return nested
 
 

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECK_QUERIES, DEFAULT_KS, FOLD_IMAGES, FOLDED_PROTOCOLS, PROTOCOLS
+from vse.eval.defaults import COCO_PROTOCOLS, DEFAULT_KS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, read_embeddings
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
-from vse.eval.ranking.answers import best_answers, sentence_answers
-from vse.eval.ranking.metrics import FoldQueries, Queries, build_fold
+from vse.eval.ranking.answers import find_best_answers, find_sentence_answers
+from vse.eval.ranking.metrics import FoldQueries, MeasuredQueries, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
 from vse.eval.search.cross_check import (
     EXACT_SEARCH_TEXT,
@@ -47,18 +47,18 @@ class RankingOptions(NamedTuple):
     cross_check : compare the ranks with a FAISS search
     max_compared : total number of queries per direction, summed over the folds, that are compared; 0 for all queries
     find_answers : find the best answers to each query; this scores all pairs once more
-    ks : the values of K in R@K
-    pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
+    recall_ks : the values of K in R@K
+    judged_pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
     """
 
     cross_check: bool = True
-    max_compared: int = CROSS_CHECK_QUERIES
+    max_compared: int = N_CROSS_CHECK_QUERIES
     find_answers: bool = False
-    ks: Sequence[int] = DEFAULT_KS
-    pairs: JudgedPairs | None = None
+    recall_ks: Sequence[int] = DEFAULT_KS
+    judged_pairs: JudgedPairs | None = None
 
 
-DEFAULT_RANKING = RankingOptions()
+DEFAULT_RANKING_OPTIONS = RankingOptions()
 
 
 class ProtocolQueries(NamedTuple):
@@ -116,7 +116,7 @@ def unify_seeds(
 
 def select_protocols(files: Sequence[Path], seed_embeddings: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
     """Return the protocols that apply to all seeds. Raises UserError if a named protocol does not apply to a file."""
-    names, selected = protocol_names(protocol), []
+    names, selected = list_protocol_names(protocol), []
     for path, embeddings in zip(files, seed_embeddings, strict=False):
         try:
             selected.append(resolve_protocols(embeddings, names))
@@ -126,7 +126,10 @@ def select_protocols(files: Sequence[Path], seed_embeddings: Sequence[Embeddings
 
 
 def rank_queries_of_seeds(
-    files: Sequence[Path], seed_embeddings: Sequence[Embeddings], protocol: str, options: RankingOptions = DEFAULT_RANKING
+    files: Sequence[Path],
+    seed_embeddings: Sequence[Embeddings],
+    protocol: str,
+    options: RankingOptions = DEFAULT_RANKING_OPTIONS,
 ) -> list[ProtocolQueries]:
     """Return the ranked queries of a protocol for each seed.
 
@@ -141,7 +144,7 @@ def rank_queries_of_seeds(
     return queries
 
 
-def protocol_names(protocol: str | Sequence[str]) -> list[str]:
+def list_protocol_names(protocol: str | Sequence[str]) -> list[str]:
     """Return the names of one or several protocols as a list. Raises UserError for an unknown name or an empty list."""
     names = [protocol] if isinstance(protocol, str) else list(protocol)
     for name in names or [""]:
@@ -158,39 +161,42 @@ def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]
     """
     n_images, n_captioned = len(embeddings.image_ids), len(np.unique(embeddings.image_of_caption()))
     for name in FOLDED_PROTOCOLS:
-        if name in names and n_images < FOLD_IMAGES:
-            raise UserError(f"the protocol {name} needs {FOLD_IMAGES} images, there are {n_images}")
+        if name in names and n_images < N_IMAGES_PER_FOLD:
+            raise UserError(f"the protocol {name} needs {N_IMAGES_PER_FOLD} images, there are {n_images}")
     if "1k" in names and n_captioned < n_images:
         raise UserError(f"the protocol 1k needs images with captions, and {n_images - n_captioned} have none")
     for name in ("sentence", "sentence-1k"):
         if name in names and embeddings.captions is None:
             raise UserError(f"the protocol {name} needs caption embeddings, and the file has none")
     if "auto" in names:
-        names = [*names, "full", *(["1k"] if n_images >= FOLD_IMAGES and n_captioned == n_images else [])]
+        names = [*names, "full", *(["1k"] if n_images >= N_IMAGES_PER_FOLD and n_captioned == n_images else [])]
         if is_coco_test(_coco_ids(embeddings), embeddings.caption_ids):
             names += COCO_PROTOCOLS
     return [name for name in PROTOCOLS if name in names]
 
 
-def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING) -> ProtocolQueries:
+def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING_OPTIONS) -> ProtocolQueries:
     """Return the ranked queries of a protocol; ``1k`` and ``sentence-1k`` have a fold per 1,000 images, the others one fold.
 
     Ranks are compared with FAISS, except for ``cxc`` and ``eccv``, and for files that hold the scores of all pairs.
     """
     if protocol in COCO_PROTOCOLS:
         fold = rank_coco_queries(
-            protocol, _coco_ids(embeddings), embeddings.caption_ids, *embeddings.score_blocks(), ks=options.ks
+            protocol, _coco_ids(embeddings), embeddings.caption_ids, *embeddings.score_blocks(), ks=options.recall_ks
         )
-        if protocol == "cxc" and options.pairs is not None:
-            fold = {**fold, **rank_intramodal_queries(embeddings, _coco_ids(embeddings), options.pairs, options.ks)}
+        if protocol == "cxc" and options.judged_pairs is not None:
+            fold = {
+                **fold,
+                **rank_intramodal_queries(embeddings, _coco_ids(embeddings), options.judged_pairs, options.recall_ks),
+            }
         return ProtocolQueries(
-            [_with_ids(embeddings, fold)], [], "its right answers are judged, not only the captions of the image"
+            [_replace_rows_by_ids(embeddings, fold)], [], "its right answers are judged, not only the captions of the image"
         )
     rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, find_answers=options.find_answers)
-    n_folds = len(embeddings.image_ids) // FOLD_IMAGES if protocol in FOLDED_PROTOCOLS else 1
+    n_folds = len(embeddings.image_ids) // N_IMAGES_PER_FOLD if protocol in FOLDED_PROTOCOLS else 1
     max_compared = -(-options.max_compared // n_folds) if options.cross_check else None
     parts = _split_into_folds(embeddings) if protocol in FOLDED_PROTOCOLS else [embeddings]
-    ranked = [rank_fold(part, max_compared, options.ks) for part in parts]
+    ranked = [rank_fold(part, max_compared, options.recall_ks) for part in parts]
     folds, agreements = [fold for fold, _ in ranked], [agreement for _, agreement in ranked if agreement is not None]
     if agreements:
         _log_agreement(protocol, agreements)
@@ -206,9 +212,9 @@ def _coco_ids(embeddings: Embeddings) -> NDArray[np.int64]:
 def _split_into_folds(embeddings: Embeddings) -> Iterator[Embeddings]:
     """Yield folds of 1,000 consecutive images with their captions; fewer than 1,000 images at the end are left out."""
     image_of_caption = embeddings.image_of_caption()
-    for start in range(0, len(embeddings.image_ids) // FOLD_IMAGES * FOLD_IMAGES, FOLD_IMAGES):
-        captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD_IMAGES))
-        yield embeddings.select(np.arange(start, start + FOLD_IMAGES), captions)
+    for start in range(0, len(embeddings.image_ids) // N_IMAGES_PER_FOLD * N_IMAGES_PER_FOLD, N_IMAGES_PER_FOLD):
+        captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + N_IMAGES_PER_FOLD))
+        yield embeddings.select(np.arange(start, start + N_IMAGES_PER_FOLD), captions)
 
 
 def _rank_sentences(
@@ -216,12 +222,12 @@ def _rank_sentences(
 ) -> tuple[FoldQueries, Agreement | None]:
     assert embeddings.captions is not None
     image_of_caption = embeddings.image_of_caption()
-    exact = sentence_answers(shared_tensor(embeddings.captions), torch.from_numpy(image_of_caption))
-    fold = {"s2s": replace(Queries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact)}
+    exact = find_sentence_answers(shared_tensor(embeddings.captions), torch.from_numpy(image_of_caption))
+    fold = {"s2s": replace(MeasuredQueries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact)}
     if max_compared is None:
-        return _with_ids(embeddings, fold), None
+        return _replace_rows_by_ids(embeddings, fold), None
     agreement = check_sentences_against_search(embeddings.captions, image_of_caption, exact, DEFAULT_KS, max_compared)
-    return _with_ids(embeddings, fold), agreement
+    return _replace_rows_by_ids(embeddings, fold), agreement
 
 
 def _rank_pairs(
@@ -231,8 +237,8 @@ def _rank_pairs(
     ranks = ranks_from_blocks(*embeddings.score_blocks(), caption_ranks=True)
     fold, vectors = build_fold(ranks, image_of_caption, ks), embeddings.vectors
     if find_answers:
-        best = best_answers(*embeddings.score_blocks(), ranks)
-        fold = _with_ids(
+        best = find_best_answers(*embeddings.score_blocks(), ranks)
+        fold = _replace_rows_by_ids(
             embeddings, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()}
         )
     if max_compared is None or vectors is None:
@@ -242,7 +248,7 @@ def _rank_pairs(
     return fold, check_against_candidates(*vectors, image_of_caption, ranks, DEFAULT_KS, embeddings.similarity, max_compared)
 
 
-def _with_ids(embeddings: Embeddings, fold: FoldQueries) -> FoldQueries:
+def _replace_rows_by_ids(embeddings: Embeddings, fold: FoldQueries) -> FoldQueries:
     """Return the fold with the rows in its answers replaced by image and caption ids."""
     ids = {"i": embeddings.image_ids, "t": embeddings.caption_ids, "s": embeddings.caption_ids}
     return {
@@ -264,9 +270,11 @@ def _log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
             )
         )
         n_queries = sum(agreement.n_compared[direction] for agreement in agreements)
-        exact_text = "" if agreements[0].against == EXACT_SEARCH_TEXT else f", exact {exact:.1f}"
+        exact_text = "" if agreements[0].search_description == EXACT_SEARCH_TEXT else f", exact {exact:.1f}"
         parts.append(f"{direction} {found:.1f}{exact_text} of {n_queries:,} queries")
     verb = (
-        "agrees with" if agreements[0].against == EXACT_SEARCH_TEXT else "finds candidates that, re-ranked, do not contradict"
+        "agrees with"
+        if agreements[0].search_description == EXACT_SEARCH_TEXT
+        else "finds candidates that, re-ranked, do not contradict"
     )
     log.info("%s: FAISS %s the exact ranks (R@1 %s)", protocol, verb, "; ".join(parts))

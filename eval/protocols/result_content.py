@@ -12,16 +12,16 @@ import faiss
 import numpy as np
 import torch
 
-from vse.eval.defaults import DEFAULT_KS, PHRASE
+from vse.eval.defaults import DEFAULT_KS, PHRASE_PROTOCOL
 from vse.eval.files.embeddings import parse_provenance
 from vse.eval.files.hdf5_fields import FileMetadata
-from vse.eval.files.results import VERSION, Combination, Result, content_sha256, file_reference, mean_and_std
+from vse.eval.files.results import RESULT_VERSION, Combination, Result, file_reference, hash_file_content, mean_and_std
 from vse.eval.ranking.metrics import METRIC_TITLES, POSITION_METRICS, metric_title
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
 
-_COUNTS = ("folds", "n_queries")  # keys whose values are the same in every seed
+_COUNT_KEYS = ("folds", "n_queries")  # keys whose values are the same in every seed
 
 
 def mean_and_std_over_seeds(results: Sequence[Any]) -> Any:
@@ -34,7 +34,9 @@ def mean_and_std_over_seeds(results: Sequence[Any]) -> Any:
     if len(results) == 1:
         return first
     if isinstance(first, dict):
-        return {key: first[key] if key in _COUNTS else mean_and_std_over_seeds([one[key] for one in results]) for key in first}
+        return {
+            key: first[key] if key in _COUNT_KEYS else mean_and_std_over_seeds([one[key] for one in results]) for key in first
+        }
     if isinstance(first, list):
         return [mean_and_std_over_seeds(list(items)) for items in zip(*results, strict=True)]
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
@@ -93,7 +95,7 @@ def build_result(
         provenance["evaluation_s"] = seconds
     embeddings = [file_reference(run, out) for run in inputs if run.source is not None]
     result = {
-        "version": VERSION,
+        "version": RESULT_VERSION,
         "dataset": first.dataset,
         "experiment": first.experiment,
         "split": first.split,
@@ -102,12 +104,12 @@ def build_result(
         **measured,
         "provenance": {**provenance, "made": current_provenance(), "embeddings": embeddings},
     }
-    return {**result, "sha256": content_sha256(result)}
+    return {**result, "sha256": hash_file_content(result)}
 
 
 def result_lines(result: Result) -> list[str]:
     """Return a printable line for each protocol, index and re-ranking of a result, and for the phrase model of an ensemble."""
-    if PHRASE in result.protocols:
+    if PHRASE_PROTOCOL in result.protocols:
         return [phrase_line(result)]
     lines = [summary_line(result, name) for name in result.protocols]
     lines += [index_line(result.index)] if result.index else []
@@ -135,8 +137,8 @@ def summary_line(result: Result, protocol: str) -> str:
 
 def phrase_line(result: Result) -> str:
     """Return a line with the metrics of a phrase localisation result."""
-    protocol = result.protocols[PHRASE]
-    values = {name: f"{mean_and_std(metric)[0]:.1f}" for name, metric in protocol.directions[PHRASE].items()}
+    protocol = result.protocols[PHRASE_PROTOCOL]
+    values = {name: f"{mean_and_std(metric)[0]:.1f}" for name, metric in protocol.directions[PHRASE_PROTOCOL].items()}
     recalls = " / ".join(values[f"r{k}"] for k in DEFAULT_KS)
     interval = protocol.interval("phrase_r1")
     around = f" (R@1 [{interval[0]:.1f}, {interval[1]:.1f}])" if interval else ""

@@ -17,8 +17,8 @@ from vse.eval.ranking.ranks import (
     Ranks,
     ScoreBlocks,
     blocks_from_embeddings,
-    caption_scores,
     check_finite,
+    iter_caption_scores,
     rows_with_captions,
 )
 from vse.pipeline.errors import UserError
@@ -30,38 +30,40 @@ Scores = NDArray[np.floating]
 class BestAnswers:
     """The best right and the best wrong answer to each query of one direction.
 
-    ``queries``, ``right`` and ``wrong`` are row indices in the split; :meth:`with_ids` replaces them by ids.
+    ``queries``, ``right_answers`` and ``wrong_answers`` are row indices in the split; :meth:`with_ids` replaces them by ids.
 
     Attributes
     ----------
     queries : (n,) the queries
     ranks : (n,) 0-based: the number of wrong answers that score at least as high as the best right one
-    right, right_scores : (n,) the best right answer and its score; the first one if several tie
-    wrong, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
+    right_answers, right_scores : (n,) the best right answer and its score; the first one if several tie
+    wrong_answers, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
     """
 
     queries: Ints
     ranks: Ints
-    right: Ints
+    right_answers: Ints
     right_scores: Scores
-    wrong: Ints
+    wrong_answers: Ints
     wrong_scores: Scores
 
     def with_ids(self, query_ids: Ints, answer_ids: Ints) -> BestAnswers:
         """Return the same answers with ids in place of rows. ``wrong`` stays the same for a query without a wrong answer."""
-        wrong = np.where(np.isneginf(self.wrong_scores), self.wrong, answer_ids[self.wrong])
-        return replace(self, queries=query_ids[self.queries], right=answer_ids[self.right], wrong=wrong)
+        wrong = np.where(np.isneginf(self.wrong_scores), self.wrong_answers, answer_ids[self.wrong_answers])
+        return replace(
+            self, queries=query_ids[self.queries], right_answers=answer_ids[self.right_answers], wrong_answers=wrong
+        )
 
 
-def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:
+def find_best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:
     """Return the best answers in the directions ``i2t`` and ``t2i``. Each block of scores is computed once.
 
     The parameters ``i2t`` and ``t2i`` are as in :func:`vse.eval.ranking.ranks.ranks_from_blocks`. ``ranks`` are the ranks of
     the same scores, and become part of the answers.
     """
     image_of_caption = i2t.image_of_caption
-    for_images = _BestSoFar(i2t.n_images, image_of_caption.device)
-    for_captions = _BestSoFar(len(image_of_caption), image_of_caption.device)
+    for_images = _BestAnswersSoFar(i2t.n_images, image_of_caption.device)
+    for_captions = _BestAnswersSoFar(len(image_of_caption), image_of_caption.device)
     for rows, own in rows_with_captions(i2t):
         scores = i2t.score(rows, None)
         right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
@@ -71,10 +73,13 @@ def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dic
             scores = t2i.score(rows, None)
         for_captions.update(slice(None), scores.T, right.T, rows.start)
     images_with_captions, captions = torch.unique(image_of_caption).numpy(), np.arange(len(image_of_caption))
-    return {"i2t": for_images.answers(images_with_captions, ranks.i2t), "t2i": for_captions.answers(captions, ranks.t2i)}
+    return {
+        "i2t": for_images.build_answers(images_with_captions, ranks.i2t),
+        "t2i": for_captions.build_answers(captions, ranks.t2i),
+    }
 
 
-class _BestSoFar:
+class _BestAnswersSoFar:
     """The best right and the best wrong answer to each query, among the candidates that were scored so far."""
 
     def __init__(self, n_queries: int, device: torch.device) -> None:
@@ -95,12 +100,14 @@ class _BestSoFar:
             self._rows[k, queries] = torch.where(better, row + first, rows)
             self._scores[k, queries] = torch.where(better, best.double(), before)
 
-    def answers(self, queries: Ints, ranks: Ints) -> BestAnswers:
+    def build_answers(self, queries: Ints, ranks: Ints) -> BestAnswers:
         scores, rows = self._scores.cpu().numpy()[:, queries].astype(self._dtype), self._rows.cpu().numpy()[:, queries]
         return BestAnswers(queries, ranks, rows[0], scores[0], rows[1], scores[1])
 
 
-def sentence_answers(captions: Float[Tensor, "n_captions dim"], image_of_caption: Int[Tensor, " n_captions"]) -> BestAnswers:
+def find_sentence_answers(
+    captions: Float[Tensor, "n_captions dim"], image_of_caption: Int[Tensor, " n_captions"]
+) -> BestAnswers:
     """Return the ranks and best answers of captions that query all other captions.
 
     Queries and answers are rows of ``captions``. The right answers to a caption are the other captions of the same image. A
@@ -176,7 +183,7 @@ def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
 def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
     """Yield the best images for each caption; ``depth`` and the order of equal scores are as in :func:`rank_captions`."""
     image_of_caption = blocks.image_of_caption.cpu().numpy()
-    for captions, scores in caption_scores(blocks, np.arange(len(image_of_caption))):
+    for captions, scores in iter_caption_scores(blocks, np.arange(len(image_of_caption))):
         for caption, column in zip(captions, np.ascontiguousarray(scores.T), strict=True):
             yield _ranked_list(int(caption), column, image_of_caption[caption, None], depth)
 

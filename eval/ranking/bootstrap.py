@@ -16,17 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from vse.eval.defaults import BOOTSTRAP_SAMPLES
-from vse.eval.ranking.metrics import Floats, FoldQueries, average, fold_metrics, resample_metrics
+from vse.eval.defaults import N_BOOTSTRAP_SAMPLES
+from vse.eval.ranking.metrics import Floats, FoldQueries, average_metrics, fold_metrics, resample_metrics
 
-LEVEL = 0.95
-ALPHA = 0.05  # a difference with a p-value below is called significant
+CONFIDENCE_LEVEL = 0.95
+SIGNIFICANCE_LEVEL = 0.05  # a difference with a p-value below is called significant
 _MAX_WEIGHTS = 2**21  # numbers in a matrix of weights (samples, images)
 
 SeedQueries = Sequence[FoldQueries]  # the queries of one seed, fold by fold
 
 
-def intervals(seed_queries: Sequence[SeedQueries], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0) -> dict[str, Any]:
+def compute_intervals(
+    seed_queries: Sequence[SeedQueries], samples: int = N_BOOTSTRAP_SAMPLES, seed: int = 0
+) -> dict[str, Any]:
     """Return the 95% bootstrap interval ``[low, high]`` of each metric's mean over ``seed_queries`` (percentile method).
 
     All seeds use the same samples of images. The interval therefore estimates how much other test images would change the
@@ -35,11 +37,13 @@ def intervals(seed_queries: Sequence[SeedQueries], samples: int = BOOTSTRAP_SAMP
     seed_queries, n_images = _renumber_images(seed_queries)
     rng = np.random.default_rng(seed)
     weights = (_sample_weights(seed_queries[0], n_images, n, rng) for n in _batch_sizes(samples, n_images))
-    return _map_leaves(_interval, _concatenate([_mean_over_seeds(seed_queries, part) for part in weights]))
+    return _map_leaves(
+        _compute_interval, _concatenate_batches([_average_seed_metrics(seed_queries, part) for part in weights])
+    )
 
 
-def differences(
-    first: Sequence[SeedQueries], second: Sequence[SeedQueries], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
+def compute_differences(
+    first: Sequence[SeedQueries], second: Sequence[SeedQueries], samples: int = N_BOOTSTRAP_SAMPLES, seed: int = 0
 ) -> dict[str, Any]:
     """Return the difference of two models in each metric, and whether the choice of test images may explain it.
 
@@ -60,13 +64,16 @@ def differences(
         weights = _sample_weights(first[0], n_images, n, rng)
         swap = rng.integers(0, 2, (n, n_images)).astype(np.float64)
         left, right = np.hstack([1 - swap, swap]), np.hstack([swap, 1 - swap])
-        resampled.append(_map_leaves(np.subtract, *(_mean_over_seeds(seeds, weights) for seeds in (first, second))))
-        swapped.append(_map_leaves(np.subtract, *(_mean_over_seeds(merged, side) for side in (left, right))))
-    observed = [average([average([fold_metrics(fold) for fold in folds]) for folds in seeds]) for seeds in (first, second)]
-    return _map_leaves(_difference, *observed, _concatenate(resampled), _concatenate(swapped))
+        resampled.append(_map_leaves(np.subtract, *(_average_seed_metrics(seeds, weights) for seeds in (first, second))))
+        swapped.append(_map_leaves(np.subtract, *(_average_seed_metrics(merged, side) for side in (left, right))))
+    observed = [
+        average_metrics([average_metrics([fold_metrics(fold) for fold in folds]) for folds in seeds])
+        for seeds in (first, second)
+    ]
+    return _map_leaves(_summarise_difference, *observed, _concatenate_batches(resampled), _concatenate_batches(swapped))
 
 
-def _difference(a: float, b: float, resampled: Floats, swapped: Floats) -> dict[str, Any]:
+def _summarise_difference(a: float, b: float, resampled: Floats, swapped: Floats) -> dict[str, Any]:
     difference = a - b
     # A swap that only changes the order of a sum must count as equal. Metrics are in percent, and 1e-9 is no difference.
     as_large = np.abs(swapped) >= abs(difference) - 1e-9
@@ -74,7 +81,7 @@ def _difference(a: float, b: float, resampled: Floats, swapped: Floats) -> dict[
         "a": float(a),
         "b": float(b),
         "difference": float(difference),
-        "ci95": _interval(resampled),
+        "ci95": _compute_interval(resampled),
         "p": float((1 + np.count_nonzero(as_large)) / (1 + len(as_large))),
     }
 
@@ -84,11 +91,11 @@ def _batch_sizes(samples: int, n_images: int) -> list[int]:
     return [min(size, samples - start) for start in range(0, samples, size)]
 
 
-def _mean_over_seeds(seed_queries: Sequence[SeedQueries], weights: Floats) -> dict[str, Any]:
-    return average([resample_metrics(folds, weights) for folds in seed_queries])
+def _average_seed_metrics(seed_queries: Sequence[SeedQueries], weights: Floats) -> dict[str, Any]:
+    return average_metrics([resample_metrics(folds, weights) for folds in seed_queries])
 
 
-def _concatenate(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _concatenate_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return _map_leaves(lambda *values: np.concatenate(values), *batches)
 
 
@@ -99,7 +106,7 @@ def _sample_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.ran
     """
     weights = np.zeros((samples, n_images))
     for fold in folds:
-        images = np.unique(np.concatenate([queries.images for queries in fold.values()]))
+        images = np.unique(np.concatenate([queries.image_rows for queries in fold.values()]))
         picks = images[rng.integers(0, len(images), (samples, len(images)))] + n_images * np.arange(samples)[:, None]
         weights += np.bincount(picks.ravel(), minlength=weights.size).reshape(weights.shape)
     return weights
@@ -107,9 +114,12 @@ def _sample_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.ran
 
 def _renumber_images(seed_queries: Sequence[SeedQueries]) -> tuple[list[SeedQueries], int]:
     """Return the queries with their images renumbered from 0 without gaps, and the number of these images."""
-    images = np.unique(np.concatenate([queries.images for fold in seed_queries[0] for queries in fold.values()]))
+    images = np.unique(np.concatenate([queries.image_rows for fold in seed_queries[0] for queries in fold.values()]))
     return [
-        [{direction: replace(q, images=np.searchsorted(images, q.images)) for direction, q in fold.items()} for fold in folds]
+        [
+            {direction: replace(q, image_rows=np.searchsorted(images, q.image_rows)) for direction, q in fold.items()}
+            for fold in folds
+        ]
         for folds in seed_queries
     ], len(images)
 
@@ -119,15 +129,17 @@ def _merge_folds(first: FoldQueries, second: FoldQueries, n_images: int) -> Fold
     both = {}
     for direction, a in first.items():
         b = second[direction]
-        values = {name: np.concatenate([a.values[name], b.values[name]]) for name in a.values}
+        values = {name: np.concatenate([a.values_by_metric[name], b.values_by_metric[name]]) for name in a.values_by_metric}
         ranks = None if a.ranks is None or b.ranks is None else np.concatenate([a.ranks, b.ranks])
-        both[direction] = replace(a, images=np.concatenate([a.images, b.images + n_images]), values=values, ranks=ranks)
+        both[direction] = replace(
+            a, image_rows=np.concatenate([a.image_rows, b.image_rows + n_images]), values_by_metric=values, ranks=ranks
+        )
     return both
 
 
-def _interval(values: Floats) -> list[float]:
+def _compute_interval(values: Floats) -> list[float]:
     """Return the 95% percentile interval of a metric over samples; samples in which it is NaN (no queries) are ignored."""
-    outside = 100 * (1 - LEVEL) / 2
+    outside = 100 * (1 - CONFIDENCE_LEVEL) / 2
     low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])
     return [float(low), float(high)]
 

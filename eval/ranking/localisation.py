@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
 from vse.eval.defaults import DEFAULT_KS
-from vse.eval.ranking.metrics import Queries
+from vse.eval.ranking.metrics import MeasuredQueries
 
-MISSED = np.iinfo(np.int64).max  # the rank of a phrase without a right candidate
+MISSED_RANK = np.iinfo(np.int64).max  # the rank of a phrase without a right candidate
 _MAX_CANDIDATES = 2**19  # candidates in a block of phrases
 
 
@@ -26,7 +26,7 @@ class PhraseRanks(NamedTuple):
 
     Attributes
     ----------
-    ranks : (n_phrases,) number of wrong candidates that score at least as high as the best right one; ``MISSED`` if no
+    ranks : (n_phrases,) number of wrong candidates that score at least as high as the best right one; ``MISSED_RANK`` if no
         candidate is right
     best_iou : (n_phrases,) IoU of the best-scoring candidate; the lowest IoU if several tie, and 0 without candidates
     """
@@ -34,13 +34,15 @@ class PhraseRanks(NamedTuple):
     ranks: Int[np.ndarray, " n_phrases"]
     best_iou: Float[np.ndarray, " n_phrases"]
 
-    def queries(self, images: NDArray[np.int64]) -> Queries:
+    def build_queries(self, images: NDArray[np.int64]) -> MeasuredQueries:
         """Return for each phrase R@K, ``bound`` (100 if at least one candidate is right, else 0) and ``mean_iou``, in percent.
 
         ``images`` (n_phrases,) has the image of each phrase, for the bootstrap.
         """
         values = {f"r{k}": np.where(self.ranks < k, 100.0, 0.0) for k in DEFAULT_KS}
-        return Queries(images, values | {"bound": np.where(self.ranks < MISSED, 100.0, 0.0), "mean_iou": 100 * self.best_iou})
+        return MeasuredQueries(
+            images, values | {"bound": np.where(self.ranks < MISSED_RANK, 100.0, 0.0), "mean_iou": 100 * self.best_iou}
+        )
 
 
 def phrase_ranks(
@@ -53,7 +55,7 @@ def phrase_ranks(
     """Return the ranks of right boxes. A candidate is right if its IoU with the true box is at least ``iou``.
 
     The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. A phrase without a true box (its
-    ``truth`` is NaN) gets the rank ``MISSED``.
+    ``truth`` is NaN) gets the rank ``MISSED_RANK``.
     """
     parts = [
         _rank_block(
@@ -63,7 +65,7 @@ def phrase_ranks(
             truth[phrases],
             iou,
         )
-        for phrases, candidates in _blocks(offsets)
+        for phrases, candidates in _split_into_blocks(offsets)
     ]
     return PhraseRanks(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
@@ -80,7 +82,7 @@ def rowwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"
     return np.divide(shared, areas[0] + areas[1] - shared, out=np.zeros(len(shared)), where=shared > 0)
 
 
-def _blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
+def _split_into_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
     """Yield consecutive slices of the phrases, each with the slice of their candidates.
 
     A slice has at most ``_MAX_CANDIDATES`` candidates, unless it is a single phrase with more.
@@ -102,15 +104,15 @@ def _rank_block(
     counts = np.diff(offsets)
     overlaps = rowwise_iou(boxes, np.repeat(truth, counts, axis=0))
     right: Bool[np.ndarray, " n"] = overlaps >= iou
-    best_right = _reduce(np.maximum, np.where(right, scores, -np.inf), offsets, -np.inf)
+    best_right = _reduce_slices(np.maximum, np.where(right, scores, -np.inf), offsets, -np.inf)
     before = ~right & (scores >= np.repeat(best_right, counts))
-    ranks = np.where(np.isfinite(best_right), _reduce(np.add, before.astype(np.int64), offsets, 0), MISSED)
-    highest = np.repeat(_reduce(np.maximum, scores.astype(np.float64), offsets, -np.inf), counts)
-    best = _reduce(np.minimum, np.where(scores == highest, overlaps, np.inf), offsets, 0.0)
+    ranks = np.where(np.isfinite(best_right), _reduce_slices(np.add, before.astype(np.int64), offsets, 0), MISSED_RANK)
+    highest = np.repeat(_reduce_slices(np.maximum, scores.astype(np.float64), offsets, -np.inf), counts)
+    best = _reduce_slices(np.minimum, np.where(scores == highest, overlaps, np.inf), offsets, 0.0)
     return ranks, best
 
 
-def _reduce(function: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64], empty: float) -> NDArray[Any]:
+def _reduce_slices(function: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64], empty: float) -> NDArray[Any]:
     """Reduce ``values[offsets[k]:offsets[k + 1]]`` with ``function`` for each k; an empty slice gives ``empty``."""
     reduced = np.full(len(offsets) - 1, empty, values.dtype)
     filled = offsets[1:] > offsets[:-1]

@@ -1,8 +1,8 @@
 """Metrics of retrieval, over the complete split or over folds of 1,000 images.
 
-:class:`Queries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them to the
-metrics of a result file. To add a metric of the positions in a ranked list, write a function that takes :class:`RightAnswers`,
-and add a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
+:class:`MeasuredQueries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them
+to the metrics of a result file. To add a metric of the positions in a ranked list, write a function that takes
+:class:`RightAnswers`, and add a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
 Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, chapter 8 (mAP).
@@ -33,14 +33,14 @@ class Direction:
     ----------
     name : key of the direction in files, e.g. ``i2t``
     title : name of the direction in tables and reports, e.g. ``image to text``
-    query : kind of the queries: ``image``, ``caption`` or ``phrase``
-    candidate : kind of the candidates: ``image``, ``caption`` or ``region``
+    query_kind : kind of the queries: ``image``, ``caption`` or ``phrase``
+    candidate_kind : kind of the candidates: ``image``, ``caption`` or ``region``
     """
 
     name: str
     title: str
-    query: str
-    candidate: str
+    query_kind: str
+    candidate_kind: str
 
 
 DIRECTIONS = {
@@ -63,18 +63,18 @@ class RightAnswers:
 
     Attributes
     ----------
-    query : (n_right,) index of the query of each right answer, ascending from 0; every query has a right answer
-    right_before : (n_right,) number of right answers to the same query that are ranked before it
+    query_indices : (n_right,) index of the query of each right answer, ascending from 0; every query has a right answer
+    n_right_before : (n_right,) number of right answers to the same query that are ranked before it
     positions : (n_right,) 0-based position of each right answer among all candidates of its query
-    counts : (n_queries,) number of right answers to each query
-    first : (n_queries,) index, among all right answers, of each query's first right answer
+    n_per_query : (n_queries,) number of right answers to each query
+    first_indices : (n_queries,) index, among all right answers, of each query's first right answer
     """
 
-    query: Ints
-    right_before: Ints
+    query_indices: Ints
+    n_right_before: Ints
     positions: Ints
-    counts: Ints
-    first: Ints
+    n_per_query: Ints
+    first_indices: Ints
 
     @classmethod
     def from_wrong_before(cls, query_of: Ints, wrong_before: Ints) -> RightAnswers:
@@ -95,19 +95,19 @@ def ndcg(answers: RightAnswers) -> Floats:
     """Return nDCG@10: the sum of 1 / log2(2 + p) over 0-based positions p < 10 of right answers, relative to the maximum."""
     counted = answers.positions < _NDCG_DEPTH
     gains = np.where(counted, _DISCOUNTS[np.minimum(answers.positions, _NDCG_DEPTH - 1)], 0)
-    values: Floats = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
+    values: Floats = np.bincount(answers.query_indices, gains) / _IDEAL_GAINS[np.minimum(answers.n_per_query, _NDCG_DEPTH) - 1]
     return values
 
 
 def reciprocal_rank(answers: RightAnswers) -> Floats:
     """Return 1 / (1 + p) for the 0-based position p of the first right answer. Its mean is MRR."""
-    return 1 / (1 + answers.positions[answers.first])
+    return 1 / (1 + answers.positions[answers.first_indices])
 
 
 def average_precision(answers: RightAnswers) -> Floats:
     """Return, for each query, the mean over all right answers of the precision at their positions. Its mean is mAP."""
-    precision = (1 + answers.right_before) / (1 + answers.positions)
-    return np.bincount(answers.query, precision) / answers.counts
+    precision = (1 + answers.n_right_before) / (1 + answers.positions)
+    return np.bincount(answers.query_indices, precision) / answers.n_per_query
 
 
 class PositionMetric(NamedTuple):
@@ -165,19 +165,19 @@ def position_metrics(query_of: Ints, wrong_before: Ints) -> dict[str, Floats]:
 
 
 @dataclass(frozen=True)
-class Queries:
+class MeasuredQueries:
     """The queries of one direction, with the value of each metric for each query.
 
     Attributes
     ----------
-    images : (n,) row of each query's image or, for image queries, row of the query; a bootstrap resamples these images
-    values : for each metric that is a mean over queries, such as R@K in percent, its value (n,) for each query
+    image_rows : (n,) row of each query's image or, for image queries, row of the query; a bootstrap resamples these images
+    values_by_metric : for each metric that is a mean over queries, such as R@K in percent, its value (n,) for each query
     ranks : (n,) 0-based ranks, if the median rank is a metric of this direction
     answers : the best right and wrong answer to each query, or None
     """
 
-    images: Ints
-    values: Mapping[str, Floats]
+    image_rows: Ints
+    values_by_metric: Mapping[str, Floats]
     ranks: Ints | None = None
     answers: BestAnswers | None = None
 
@@ -188,7 +188,7 @@ class Queries:
         images: Ints,
         ks: Iterable[int] = DEFAULT_KS,
         more_values: Mapping[str, Floats] = MappingProxyType({}),
-    ) -> Queries:
+    ) -> MeasuredQueries:
         """Build queries from their 0-based ``ranks`` (n,), with R@K for each K in ``ks``, mean r and Med r.
 
         ``images`` (n,) has the row of each query's image. ``more_values`` has the values (n,) of further metrics, by their
@@ -197,14 +197,16 @@ class Queries:
         values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in ks}
         return cls(images, {**values, "meanr": (ranks + 1).astype(np.float64), **more_values}, ranks)
 
-    def select(self, rows: NDArray[Any]) -> Queries:
+    def select(self, rows: NDArray[Any]) -> MeasuredQueries:
         """Return some of the queries, selected by a mask (n,) or by indices, without their answers."""
         ranks = None if self.ranks is None else self.ranks[rows]
-        return Queries(self.images[rows], {name: values[rows] for name, values in self.values.items()}, ranks)
+        return MeasuredQueries(
+            self.image_rows[rows], {name: values[rows] for name, values in self.values_by_metric.items()}, ranks
+        )
 
 
 # The queries of a fold (a set of images with all their captions), by the name of their direction.
-FoldQueries = Mapping[str, Queries]
+FoldQueries = Mapping[str, MeasuredQueries]
 
 
 def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT_KS) -> FoldQueries:
@@ -219,7 +221,7 @@ def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT
         more_values["i2t"] = position_metrics(query_of_caption, ranks.by_caption)
         more_values["t2i"] = position_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
     return {
-        name: Queries.from_ranks(direction_ranks, query_images[name], ks, more_values[name])
+        name: MeasuredQueries.from_ranks(direction_ranks, query_images[name], ks, more_values[name])
         for name, direction_ranks in ranks.by_direction.items()
     }
 
@@ -232,20 +234,20 @@ def fold_metrics(fold: FoldQueries) -> dict[str, Any]:
 
 def direction_metrics(ranks: Ints) -> dict[str, float]:
     """Return ``r1``, ``r5``, ``r10``, ``medr`` (floor(median) + 1) and ``meanr`` (mean + 1) from 0-based ranks."""
-    return _mean_metrics(Queries.from_ranks(ranks, np.arange(len(ranks))))
+    return _mean_metrics(MeasuredQueries.from_ranks(ranks, np.arange(len(ranks))))
 
 
-def metrics(ranks: Ranks) -> dict[str, Any]:
+def compute_metrics(ranks: Ranks) -> dict[str, Any]:
     """Return the metrics of both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of rsum)."""
     directions: dict[str, Any] = {name: direction_metrics(values) for name, values in ranks.by_direction.items()}
     return {**directions, **_recall_sums(directions)}
 
 
-def average(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def average_metrics(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the mean of every metric over several results, e.g. one per fold."""
     first = results[0]
     return {
-        key: average([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
+        key: average_metrics([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
         for key, value in first.items()
     }
 
@@ -258,36 +260,36 @@ def resample_metrics(folds: Sequence[FoldQueries], weights: Floats) -> dict[str,
     """
     results = []
     for fold in folds:
-        images = np.unique(np.concatenate([queries.images for queries in fold.values()]))
+        images = np.unique(np.concatenate([queries.image_rows for queries in fold.values()]))
         fold_weights = np.ascontiguousarray(weights[:, images].T)
         directions: dict[str, Any] = {
-            direction: _weighted_means(queries, np.searchsorted(images, queries.images), fold_weights)
+            direction: _weighted_means(queries, np.searchsorted(images, queries.image_rows), fold_weights)
             for direction, queries in fold.items()
         }
         results.append({**directions, **_recall_sums(directions)})
-    return average(results)
+    return average_metrics(results)
 
 
-def _mean_metrics(queries: Queries) -> dict[str, float]:
-    if not len(queries.images):
+def _mean_metrics(queries: MeasuredQueries) -> dict[str, float]:
+    if not len(queries.image_rows):
         raise ValueError("no queries")
-    means = {name: float(np.mean(values)) for name, values in queries.values.items()}
+    means = {name: float(np.mean(values)) for name, values in queries.values_by_metric.items()}
     if queries.ranks is None:
         return means
     return _insert_median(means, float(np.floor(np.median(queries.ranks)) + 1))
 
 
-def _weighted_means(queries: Queries, images: Ints, weights: Floats) -> dict[str, Floats]:
+def _weighted_means(queries: MeasuredQueries, images: Ints, weights: Floats) -> dict[str, Floats]:
     """Return the mean of each metric over the queries, and their median rank, for each bootstrap sample.
 
     ``images`` (n,) has the row of each query's image. ``weights`` (n_images, n_samples) is how often each image counts.
     """
     n_images = len(weights)
     counts = np.bincount(images, minlength=n_images)
-    sums = [np.bincount(images, values, n_images) for values in queries.values.values()]
+    sums = [np.bincount(images, values, n_images) for values in queries.values_by_metric.values()]
     count, *totals = np.stack([counts, *sums]) @ weights
     with np.errstate(invalid="ignore"):
-        means = {name: total / count for name, total in zip(queries.values, totals, strict=True)}
+        means = {name: total / count for name, total in zip(queries.values_by_metric, totals, strict=True)}
     if queries.ranks is None:
         return means
     return _insert_median(means, _weighted_median_rank(queries.ranks, images, weights))

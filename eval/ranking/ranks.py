@@ -25,7 +25,7 @@ _MAX_BLOCK_ROWS = 512  # rows in a block of a score matrix
 _MAX_BLOCK_SCORES = 2**24  # scores in a block of a score matrix
 _MAX_COLUMN_SCORES = 2**23  # scores in a block of columns, for all images
 _MIN_BLOCK_CAPTIONS = 2048  # lowest number of captions in a block of embeddings; a block may have several tiles
-_CHECK_ROWS = 4096  # rows whose values are checked at once
+_N_ROWS_PER_CHECK = 4096  # rows whose values are checked at once
 # Differences between values of images and captions that are held at once, 1 MB. More do not fit into the cache of a core and
 # take 1.5 times as long; fewer are not enough work for n_rows cores.
 _MAX_ORDER_DIFFERENCES = 2**18
@@ -80,14 +80,14 @@ SIMILARITIES = {
 }
 
 
-def similarity_by_name(name: str) -> RankingSimilarity:
+def find_similarity(name: str) -> RankingSimilarity:
     """Return the similarity called ``name``, e.g. ``cosine``. Raises UserError if it is unknown."""
     if name not in SIMILARITIES:
         raise UserError(f"unknown similarity {name!r}{did_you_mean(name, SIMILARITIES)}")
     return SIMILARITIES[name]
 
 
-def row_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_rows"]:
+def count_true_per_row(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_rows"]:
     """Count the true values of each row, several times faster on a CPU than ``mask.sum(1)``."""
     if mask.device.type != "cpu":
         return mask.sum(1)
@@ -99,7 +99,7 @@ def row_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_rows"]
     return counts
 
 
-def column_counts(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_columns"]:
+def count_true_per_column(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " n_columns"]:
     """Count the true values of each column, several times faster on a CPU than ``mask.sum(0)``."""
     if mask.device.type != "cpu":
         return mask.sum(0)
@@ -178,7 +178,7 @@ class ScoreBlocks:
     @property
     def row_slices(self) -> list[slice]:
         """The image rows of each block, as slices that cover all images in order."""
-        return slices(self.n_images, self.rows_per_block)
+        return split_into_slices(self.n_images, self.rows_per_block)
 
 
 def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_ranks: bool = False) -> Ranks:
@@ -208,15 +208,15 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
     ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
     ranks_t2i, by_caption = torch.zeros_like(image_of_caption), torch.zeros_like(image_of_caption)
     for rows, own in blocks:
-        image_queries = _ImageQueries(rows, own, image_of_caption[own] - rows.start, own_scores_i2t[own], caption_ranks)
-        for columns in slices(n_captions, i2t.columns_per_block or n_captions):
+        image_queries = _ImageRankCounter(rows, own, image_of_caption[own] - rows.start, own_scores_i2t[own], caption_ranks)
+        for columns in split_into_slices(n_captions, i2t.columns_per_block or n_captions):
             inside = own[(own >= columns.start) & (own < columns.stop)]
             pairs = (image_of_caption[inside] - rows.start, inside - columns.start)
-            scores = _finite_block(i2t, rows, columns)
+            scores = _score_finite_block(i2t, rows, columns)
             image_queries.count_wrong(scores, pairs)
             if t2i is not None:
-                scores = _finite_block(t2i, rows, columns)
-            ranks_t2i[columns] += column_counts(scores >= own_scores_t2i[columns])
+                scores = _score_finite_block(t2i, rows, columns)
+            ranks_t2i[columns] += count_true_per_column(scores >= own_scores_t2i[columns])
             # The count above includes the right image itself.
             ranks_t2i[inside] -= (scores[pairs] >= own_scores_t2i[inside]).long()
         ranks_i2t[rows] = image_queries.ranks.amin(1)
@@ -249,7 +249,7 @@ def blocks_from_embeddings(
     ``similarity`` is a name in :data:`SIMILARITIES` and sets the size of a block (:class:`RankingSimilarity`). The embeddings
     may be memory maps of files larger than memory. Raises UserError if a row is not finite.
     """
-    score, tile_images, tile_captions = similarity_by_name(similarity)
+    score, tile_images, tile_captions = find_similarity(similarity)
     if images.shape[1] != captions.shape[1]:
         raise UserError(f"images have {images.shape[1]} dimensions, captions {captions.shape[1]}")
     for name, rows in (("images", images), ("captions", captions)):
@@ -297,13 +297,13 @@ def rows_with_captions(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _
     return [(rows, order[starts[k] : starts[k + 1]]) for k, rows in enumerate(blocks.row_slices)]
 
 
-def caption_scores(blocks: ScoreBlocks, captions: Ints) -> Iterator[tuple[Ints, NDArray[np.floating]]]:
+def iter_caption_scores(blocks: ScoreBlocks, captions: Ints) -> Iterator[tuple[Ints, NDArray[np.floating]]]:
     """Yield the scores of all images with ``captions`` (n,), some captions at a time.
 
     Each item has indices (n_part,) into ``captions``, and the scores (n_images, n_part) of these captions.
     """
     size = max(1, _MAX_COLUMN_SCORES // blocks.n_images)
-    for span in slices(len(captions), size):
+    for span in split_into_slices(len(captions), size):
         columns = torch.from_numpy(captions[span])
         scores = [blocks.score(rows, columns).cpu().numpy().copy() for rows in blocks.row_slices]
         yield np.arange(span.start, span.stop), np.concatenate(scores)
@@ -319,14 +319,14 @@ def shared_tensor(array: NDArray[Any]) -> Tensor:
 def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> None:
     """Raise UserError if a row of ``name`` has NaN or an infinity. ``first`` is the index of ``rows[0]`` in ``name``."""
     # A check of the scores is not enough: an image of infinities has order scores of 0 with all captions.
-    for start in range(0, len(rows), _CHECK_ROWS):
-        part = rows[start : start + _CHECK_ROWS]
+    for start in range(0, len(rows), _N_ROWS_PER_CHECK):
+        part = rows[start : start + _N_ROWS_PER_CHECK]
         # The sum of finite values may overflow. Only then are single values checked.
         if not torch.isfinite(part.sum()) and not (finite := torch.isfinite(part).all(1)).all():
             raise UserError(f"{name} row {first + start + int(torch.nonzero(~finite)[0])} is not finite (NaN or infinite)")
 
 
-class _ImageQueries:
+class _ImageRankCounter:
     """The ranks of a block of images, counted while captions are scored block by block.
 
     The right captions of an image are called ``own``. ``ranks`` (n_rows, n_ranks) has the rank of the best own caption of each
@@ -358,7 +358,7 @@ class _ImageQueries:
             goals = self._goals[:, k]
             rows = torch.nonzero(~torch.isneginf(goals))[:, 0]
             selected = scores if len(rows) == len(goals) else scores[rows]
-            self.ranks[rows, k] += row_counts(selected >= goals[rows, None])
+            self.ranks[rows, k] += count_true_per_row(selected >= goals[rows, None])
             self.ranks[:, k].index_add_(0, own[0], -(own_scores >= goals[own[0]]).long())
 
 
@@ -377,7 +377,7 @@ def _own_scores(
     return both[0], both[-1]
 
 
-def _finite_block(blocks: ScoreBlocks, rows: slice, columns: slice) -> Float[Tensor, "n_rows n_columns"]:
+def _score_finite_block(blocks: ScoreBlocks, rows: slice, columns: slice) -> Float[Tensor, "n_rows n_columns"]:
     """Return the scores of some images with some captions. Raises UserError if a score is not finite."""
     n_captions = len(blocks.image_of_caption)
     scores = blocks.score(rows, None if columns == slice(0, n_captions) else columns)
@@ -390,7 +390,7 @@ def _finite_block(blocks: ScoreBlocks, rows: slice, columns: slice) -> Float[Ten
     return scores
 
 
-def slices(n: int, size: int) -> list[slice]:
+def split_into_slices(n: int, size: int) -> list[slice]:
     """Return slices of at most ``size`` rows that cover ``n`` rows in order."""
     return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 

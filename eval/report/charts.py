@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from vse.eval.defaults import DEFAULT_KS
 
 
-def chance_within(k: int, n_candidates: int, n_right: int = 1) -> float:
+def compute_chance_within(k: int, n_candidates: int, n_right: int = 1) -> float:
     """Return the probability that, in a random order, one of ``n_right`` right answers is among the first ``k`` candidates."""
     missed = 1.0
     for n in range(n_right):
@@ -37,8 +37,8 @@ def captions_per_image(n_images: int, n_captions: int) -> int:
 def chance_recall(direction: str, k: int, n_images: int, n_captions: int) -> float:
     """Return R@``k`` of a random order in percent, in the direction ``i2t`` or ``t2i``."""
     if direction == "t2i":
-        return 100.0 * chance_within(k, n_images)
-    return 100.0 * chance_within(k, n_captions, captions_per_image(n_images, n_captions))
+        return 100.0 * compute_chance_within(k, n_images)
+    return 100.0 * compute_chance_within(k, n_captions, captions_per_image(n_images, n_captions))
 
 
 def chance_rsum(n_images: int, n_captions: int) -> float:
@@ -46,23 +46,30 @@ def chance_rsum(n_images: int, n_captions: int) -> float:
     return sum(chance_recall(direction, k, n_images, n_captions) for direction in ("i2t", "t2i") for k in DEFAULT_KS)
 
 
-COLOURS = ("#2a6f97", "#d9731a")  # first and second result, as in templates/report.html
-_QUIET, _AXIS, _GRID, _INK = "#4a5560", "#8a949e", "#e6e9ed", "#1d2733"
-_VARIABLES = {COLOURS[0]: "a", COLOURS[1]: "b", _QUIET: "label", _AXIS: "axis", _GRID: "grid", _INK: "ink"}
+RESULT_COLOURS = ("#2a6f97", "#d9731a")  # first and second result, as in templates/report.html
+_QUIET_COLOUR, _AXIS_COLOUR, _GRID_COLOUR, _INK_COLOUR = "#4a5560", "#8a949e", "#e6e9ed", "#1d2733"
+_CSS_VARIABLES_BY_COLOUR = {
+    RESULT_COLOURS[0]: "a",
+    RESULT_COLOURS[1]: "b",
+    _QUIET_COLOUR: "label",
+    _AXIS_COLOUR: "axis",
+    _GRID_COLOUR: "grid",
+    _INK_COLOUR: "ink",
+}
 """CSS variables by which the style of the report replaces colours in dark mode."""
-_SIZE = (4.6, 2.7)  # inches; small, so that the text stays readable on a phone
-_SETTINGS: dict[Any, Any] = {
+_CHART_SIZE = (4.6, 2.7)  # inches; small, so that the text stays readable on a phone
+_MATPLOTLIB_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": _AXIS,
-    "axes.labelcolor": _QUIET,
-    "xtick.color": _QUIET,
-    "ytick.color": _QUIET,
+    "axes.edgecolor": _AXIS_COLOUR,
+    "axes.labelcolor": _QUIET_COLOUR,
+    "xtick.color": _QUIET_COLOUR,
+    "ytick.color": _QUIET_COLOUR,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": _GRID,
+    "grid.color": _GRID_COLOUR,
     "axes.axisbelow": True,
 }
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -82,7 +89,7 @@ class Curve(NamedTuple):
     result_index: int
     x: Sequence[float]
     y: Sequence[float]
-    best: float | None = None
+    best_x: float | None = None
 
 
 def draw_recall_bars(
@@ -100,21 +107,21 @@ def draw_recall_bars(
         for k, bars in enumerate(series):
             x = centers + (k - (len(series) - 1) / 2) * width
             values, ends = np.asarray(bars.values, float), np.asarray([bars.lows, bars.highs], float)
-            axes.bar(x, values, width * 0.92, color=COLOURS[k])
+            axes.bar(x, values, width * 0.92, color=RESULT_COLOURS[k])
             if np.isfinite(ends).any():
                 whiskers = np.nan_to_num(np.abs(ends - values))
-                axes.errorbar(x, values, whiskers, fmt="none", ecolor=_INK, color=_INK, elinewidth=1, capsize=2)
+                axes.errorbar(x, values, whiskers, fmt="none", ecolor=_INK_COLOUR, color=_INK_COLOUR, elinewidth=1, capsize=2)
             if len(centers) * len(series) <= 14:
-                _write_above(axes, x, np.fmax(values, ends[1]) + 1.5, values)
+                _write_values_above_bars(axes, x, np.fmax(values, ends[1]) + 1.5, values)
         if chance:
-            axes.hlines(chance, centers - 0.46, centers + 0.46, colors=_INK, linestyles="dotted", linewidth=1.2)
+            axes.hlines(chance, centers - 0.46, centers + 0.46, colors=_INK_COLOUR, linestyles="dotted", linewidth=1.2)
         axes.set_xticks(centers, [name for _, names in groups for name in names])
         axes.tick_params(axis="x", length=0)
         for middle, (title, _) in zip(middles, groups, strict=True):
-            axes.text(middle, -0.15, title, ha="center", va="top", transform=axes.get_xaxis_transform(), color=_QUIET)
+            axes.text(middle, -0.15, title, ha="center", va="top", transform=axes.get_xaxis_transform(), color=_QUIET_COLOUR)
         axes.set(xlim=(-0.6, end), ylim=(0, 109), yticks=range(0, 101, 20), ylabel="%")
 
-    return _render(label, draw, left=0.11, bottom=0.2)
+    return _render_chart(label, draw, left=0.11, bottom=0.2)
 
 
 def draw_training_curves(
@@ -134,19 +141,19 @@ def draw_training_curves(
 
     def draw(axes: Axes) -> None:
         for curve in curves:
-            colour = COLOURS[curve.result_index]
+            colour = RESULT_COLOURS[curve.result_index]
             axes.plot(curve.x, curve.y, color=colour, linewidth=1.4, marker=".", markersize=4, alpha=0.85)
             for x, y in zip(curve.x, curve.y, strict=True):
-                if x == curve.best:
+                if x == curve.best_x:
                     axes.plot(x, y, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
         for result, epochs in warm_ups:
-            axes.axvline(epochs + 0.5, color=COLOURS[result], linestyle="dashed", linewidth=1)
+            axes.axvline(epochs + 0.5, color=RESULT_COLOURS[result], linestyle="dashed", linewidth=1)
             across = axes.get_xaxis_transform()
-            axes.text(epochs + 0.4, 0.99, "warm-up", ha="right", va="top", fontsize=8, color=_QUIET, transform=across)
+            axes.text(epochs + 0.4, 0.99, "warm-up", ha="right", va="top", fontsize=8, color=_QUIET_COLOUR, transform=across)
         if chance is not None:
-            axes.axhline(chance, color=_INK, linestyle="dotted", linewidth=1.2)
+            axes.axhline(chance, color=_INK_COLOUR, linestyle="dotted", linewidth=1.2)
             along = axes.get_yaxis_transform()
-            axes.text(0.99, chance, "chance", ha="right", va="bottom", fontsize=8, color=_QUIET, transform=along)
+            axes.text(0.99, chance, "chance", ha="right", va="bottom", fontsize=8, color=_QUIET_COLOUR, transform=along)
         axes.set(xlabel=x_label, ylabel=y_label)
         if log and all(x > 0 for curve in curves for x in curve.x):
             axes.set_xscale("log")
@@ -154,7 +161,7 @@ def draw_training_curves(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.margins(y=0.1)
 
-    return _render(label, draw, left=0.15, bottom=0.18)
+    return _render_chart(label, draw, left=0.15, bottom=0.18)
 
 
 def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates: int, n_right: int = 1) -> Markup:
@@ -168,20 +175,20 @@ def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candid
     names = [f"{a}" if a == b else f"{a:,}–{b:,}" for a, b in zip(firsts, bins, strict=True)]
     shares = [rank_shares(of_model, bins) for of_model in ranks]
     width = 0.84 / len(ranks)
-    chance = 100.0 * np.diff([chance_within(last, n_candidates, n_right) for last in bins], prepend=0.0)
+    chance = 100.0 * np.diff([compute_chance_within(last, n_candidates, n_right) for last in bins], prepend=0.0)
 
     def draw(axes: Axes) -> None:
         for k, heights in enumerate(shares):
             x = np.arange(len(names)) + (k - (len(ranks) - 1) / 2) * width
-            axes.bar(x, heights, width * 0.94, color=COLOURS[k])
+            axes.bar(x, heights, width * 0.94, color=RESULT_COLOURS[k])
             if len(ranks) == 1:
-                _write_above(axes, x, heights + heights.max() * 0.015, heights)
+                _write_values_above_bars(axes, x, heights + heights.max() * 0.015, heights)
         places = np.arange(len(names))
-        axes.hlines(chance, places - 0.46, places + 0.46, colors=_INK, linestyles="dotted", linewidth=1.2)
+        axes.hlines(chance, places - 0.46, places + 0.46, colors=_INK_COLOUR, linestyles="dotted", linewidth=1.2)
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
         axes.set(ylim=(0, 1.12 * max(heights.max() for heights in [*shares, chance])), ylabel="% of queries")
 
-    return _render(label, draw, left=0.12, bottom=0.27)
+    return _render_chart(label, draw, left=0.12, bottom=0.27)
 
 
 def rank_shares(ranks: NDArray[np.int64], bins: Sequence[int]) -> NDArray[np.float64]:
@@ -208,21 +215,21 @@ def _bar_positions(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[floa
     return np.asarray(centers), middles, start - 1.0
 
 
-def _write_above(axes: Axes, x: NDArray[Any], y: NDArray[Any], values: NDArray[Any]) -> None:
+def _write_values_above_bars(axes: Axes, x: NDArray[Any], y: NDArray[Any], values: NDArray[Any]) -> None:
     for position, height, value in zip(x, y, values, strict=True):
         if not np.isnan(value):
             axes.text(position, height, f"{value:.1f}", ha="center", va="bottom", fontsize=7)
 
 
-def _render(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
+def _render_chart(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
     """Return the chart that ``draw`` draws, with the same bytes in every call.
 
     The margins ``left`` and ``bottom`` are shares of the width and the height.
     """
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the user's matplotlibrc
-        matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": label})
-        figure = Figure(figsize=_SIZE)
+        matplotlib.rcParams.update({**_MATPLOTLIB_SETTINGS, "svg.hashsalt": label})
+        figure = Figure(figsize=_CHART_SIZE)
         axes = figure.add_subplot()
         draw(axes)
         figure.subplots_adjust(left=left, right=0.985, top=0.97, bottom=bottom)
@@ -236,7 +243,7 @@ def _inline_svg(svg: str, label: str) -> Markup:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
-    for colour, variable in _VARIABLES.items():  # the style of the report may replace these colours
+    for colour, variable in _CSS_VARIABLES_BY_COLOUR.items():  # the style of the report may replace these colours
         svg = svg.replace(colour, f"var(--{variable}, {colour})")
     svg = re.sub(r' id="([^"]*)"', lambda attribute: attribute[0] if attribute[1] in used else "", svg)
     return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))

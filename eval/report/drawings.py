@@ -17,11 +17,11 @@ from vse.eval.search.top_k import Attention
 from vse.pipeline.errors import UserError
 
 log = logging.getLogger(__name__)
-_TOLERANCE = 0.01  # accepted difference of a score, since the embeddings may have been computed on another device
+_SCORE_TOLERANCE = 0.01  # accepted difference of a score, since the embeddings may have been computed on another device
 _MAX_OPACITY = 0.65  # opacity of the region with the highest weight
-_MIN_SHARE = 0.02  # share of the highest weight below which the shade of a region would be invisible
+_MIN_VISIBLE_SHARE = 0.02  # share of the highest weight below which the shade of a region would be invisible
 
-Pair = tuple[int, int]
+PairIds = tuple[int, int]
 """The ids of an image and of a caption."""
 
 
@@ -29,12 +29,12 @@ Pair = tuple[int, int]
 class AttendingRun:
     """A run whose model computes attention.
 
-    ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn. ``inputs`` are the files
-    and folders that ``read_attention`` reads.
+    ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn. ``input_paths`` are the
+    files and folders that ``read_attention`` reads.
     """
 
-    read_attention: Callable[[Sequence[Pair]], Sequence[Attention | None]]
-    inputs: Sequence[Path]
+    read_attention: Callable[[Sequence[PairIds]], Sequence[Attention | None]]
+    input_paths: Sequence[Path]
 
 
 AttentionOpener = Callable[[Path, Embeddings], AttendingRun | None]
@@ -69,17 +69,17 @@ class ResultAttention:
             self._report_missing("its run, its features or their places on the photos are not at hand")
 
     @property
-    def inputs(self) -> Sequence[Path]:
-        return self._run.inputs if self._run else ()
+    def input_paths(self) -> Sequence[Path]:
+        return self._run.input_paths if self._run else ()
 
-    def for_pairs(self, scores: Mapping[Pair, float]) -> dict[Pair, Attention]:
+    def read_attention_by_pair(self, scores: Mapping[PairIds, float]) -> dict[PairIds, Attention]:
         """Return the attention of the pairs in ``scores``; empty if the run now computes other scores."""
         if self._run is None or not scores:
             return {}
         results = zip(scores, self._run.read_attention(list(scores)), strict=True)
         attentions = {pair: attention for pair, attention in results if attention is not None}
         for pair, attention in attentions.items():
-            if not math.isclose(attention.score, scores[pair], rel_tol=_TOLERANCE, abs_tol=_TOLERANCE):
+            if not math.isclose(attention.score, scores[pair], rel_tol=_SCORE_TOLERANCE, abs_tol=_SCORE_TOLERANCE):
                 log.warning("image %d, caption %d: score %g, by the run %g", *pair, scores[pair], attention.score)
                 self._report_missing("the run was trained again since it was embedded")
                 self._run = None
@@ -109,13 +109,13 @@ class DrawnWord:
     ----------
     number : index of the word among all words that are drawn on the photo
     text : the word
-    highest : highest weight of the word in percent
+    highest_weight : highest weight of the word in percent
     region_opacities : index and opacity of each region, in ascending order of opacity
     """
 
     number: int
     text: str
-    highest: str
+    highest_weight: str
     region_opacities: Sequence[tuple[int, str]]
 
     @property
@@ -128,11 +128,11 @@ class DrawnWord:
 class Drawing:
     """The attention between a photo and one or more captions.
 
-    ``name`` is an identifier that is unique in the report. ``size`` is width and height of the photo in pixels. ``regions``
-    are x, y, width and height in pixels of the photo. ``captions`` has the words of each caption.
+    ``element_id`` is an identifier that is unique in the report. ``size`` is width and height of the photo in pixels.
+    ``regions`` are x, y, width and height in pixels of the photo. ``captions`` has the words of each caption.
     """
 
-    name: str
+    element_id: str
     size: tuple[int, int]
     regions: Sequence[tuple[float, float, float, float]]
     captions: Sequence[Sequence[DrawnWord]]
@@ -173,7 +173,7 @@ def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:
     for column, text in enumerate(attention.words):
         shares = weights[:, column] / max(highest[column], 1e-12)
         order = shares.argsort(kind="stable")
-        shades = [(int(k), f"{_MAX_OPACITY * shares[k]:.3f}") for k in order if shares[k] >= _MIN_SHARE]
+        shades = [(int(k), f"{_MAX_OPACITY * shares[k]:.3f}") for k in order if shares[k] >= _MIN_VISIBLE_SHARE]
         words.append(DrawnWord(first + column, text, f"{100 * weights[:, column].max():.0f}%", shades))
     return words
 
@@ -187,28 +187,29 @@ _Rectangle = tuple[float, float, float, float]
 class PhraseBox(NamedTuple):
     """A box to draw on a photo: ``rectangle`` is x, y, width and height in pixels of the photo.
 
-    ``number`` is the number of the phrase in its caption, from 1. ``truth`` marks a box by annotators; it has a dashed line.
+    ``number`` is the number of the phrase in its caption, from 1. ``is_truth`` marks a box by annotators; it has a dashed
+    line.
     """
 
     rectangle: _Rectangle
     number: int
     colour: str
-    truth: bool = False
+    is_truth: bool = False
 
 
 class PhrasePhoto(NamedTuple):
-    """A photo with the boxes of phrases. ``name`` is an identifier that is unique in the report; ``size`` is in pixels.
+    """A photo with the boxes of phrases. ``element_id`` is an identifier that is unique in the report; ``size`` is in pixels.
 
     ``source`` is the ``src`` of the photo; None if it cannot be read, and the boxes are then drawn on an empty area.
-    ``earlier_name`` is the name of an earlier drawing of the same photo, whose image is reused; blank otherwise.
+    ``earlier_element_id`` is the identifier of an earlier drawing of the same photo, whose image is reused; blank otherwise.
     """
 
-    name: str
+    element_id: str
     source: str | None
     file: str
     size: tuple[float, float]
     boxes: Sequence[PhraseBox]
-    earlier_name: str = ""
+    earlier_element_id: str = ""
 
     @property
     def number_height(self) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.ranks import Ints, Ranks, blocks_from_embeddings, shared_tensor
-from vse.eval.report.drawings import Drawing, DrawnWord, Pair, ResultAttention, draw_attention
+from vse.eval.report.drawings import Drawing, DrawnWord, PairIds, ResultAttention, draw_attention
 from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.search.top_k import Attention
 
@@ -32,7 +32,7 @@ class Candidate:
     row: int
     rank: int
     score: float
-    right: bool
+    is_right: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class QueryResult:
     best_right: Candidate
 
     @property
-    def displayed(self) -> list[Candidate]:
+    def displayed_candidates(self) -> list[Candidate]:
         """The best candidates, followed by the best right answer unless it is one of them."""
         return [*self.candidates, *([] if self.best_right in self.candidates else [self.best_right])]
 
@@ -62,7 +62,7 @@ class AnswerCard:
 
     rank: int
     score: str
-    right: bool
+    is_right: bool
     caption: str
     photo: Photo | None
     words: Sequence[DrawnWord] = ()
@@ -112,14 +112,14 @@ class CardGroup:
 class Gallery:
     """The queries of one direction.
 
-    ``counts`` has, with two models, the number of queries for which the first, the second and neither is better.
+    ``comparison_counts`` has, with two models, the number of queries for which the first, the second and neither is better.
     ``attention_directions`` has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t`` from regions to
     words.
     """
 
     direction: DirectionName
     groups: Sequence[CardGroup]
-    counts: tuple[int, int, int] | None = None
+    comparison_counts: tuple[int, int, int] | None = None
     attention_directions: Sequence[str] = ()
 
     @property
@@ -165,10 +165,14 @@ def build_gallery(
     everything = [query for group in queries for query in group]
     results = [dict(zip(everything, retrieve_candidates(one, direction, everything), strict=True)) for one in embeddings]
     scores = [
-        {_pair(direction, embeddings[0], one.query, each): each.score for one in of_run.values() for each in one.displayed}
+        {
+            _find_pair_ids(direction, embeddings[0], one.query, each): each.score
+            for one in of_run.values()
+            for each in one.displayed_candidates
+        }
         for of_run in results
     ]
-    attentions = [of_model.for_pairs(of_run) for of_model, of_run in zip(attention, scores, strict=True)]
+    attentions = [of_model.read_attention_by_pair(of_run) for of_model, of_run in zip(attention, scores, strict=True)]
     cards = [
         CardGroup(
             title,
@@ -295,7 +299,7 @@ def _caption_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[T
     yield from torch.cat(parts).T
 
 
-def _pair(direction: DirectionName, run: Embeddings, query: int, candidate: Candidate) -> Pair:
+def _find_pair_ids(direction: DirectionName, run: Embeddings, query: int, candidate: Candidate) -> PairIds:
     image, caption = (query, candidate.row) if direction == "i2t" else (candidate.row, query)
     return int(run.image_ids[image]), int(run.caption_ids[caption])
 
@@ -305,22 +309,22 @@ def _query_card(
     run: Embeddings,
     photos: DatasetPhotos,
     results: Sequence[QueryResult],
-    attentions: Sequence[Mapping[Pair, Attention]],
+    attentions: Sequence[Mapping[PairIds, Attention]],
 ) -> QueryCard:
     query = results[0].query
-    photo = photos.photo(int(run.image_ids[query])) if direction == "i2t" else None
+    photo = photos.find_photo(int(run.image_ids[query])) if direction == "i2t" else None
     columns: list[ModelColumn] = []
     drawings: list[Drawing] = []
     for number, (result, attention) in enumerate(zip(results, attentions, strict=True)):
-        pairs = [_pair(direction, run, query, candidate) for candidate in result.displayed]
+        pairs = [_find_pair_ids(direction, run, query, candidate) for candidate in result.displayed_candidates]
         name = f"{direction}-{query}-{number}"
-        words: dict[Pair, Sequence[DrawnWord]] = {}
+        words: dict[PairIds, Sequence[DrawnWord]] = {}
         if photo and photo.source and (drawable := [pair for pair in pairs if pair in attention]):
             first = sum(len(drawing.words) for drawing in drawings)
             drawings.append(draw_attention(name, [attention[pair] for pair in drawable], first))
             words = dict(zip(drawable, drawings[-1].captions, strict=True))
         answers = []
-        for candidate, pair in zip(result.displayed, pairs, strict=True):
+        for candidate, pair in zip(result.displayed_candidates, pairs, strict=True):
             answer = _answer_card(direction, run, photos, candidate)
             if answer.photo and answer.photo.source and pair in attention:
                 answer = replace(answer, drawing=draw_attention(f"{name}-{candidate.row}", [attention[pair]]))
@@ -329,16 +333,16 @@ def _query_card(
         columns.append(ModelColumn(result.best_right.rank + 1, answers[:n_best], next(iter(answers[n_best:]), None)))
     if photo:
         return QueryCard(photo, photo.caption, columns, drawings)
-    return QueryCard(None, photos.caption(int(run.caption_ids[query])), columns)
+    return QueryCard(None, photos.find_caption(int(run.caption_ids[query])), columns)
 
 
 def _answer_card(direction: DirectionName, run: Embeddings, photos: DatasetPhotos, candidate: Candidate) -> AnswerCard:
     score = f"{candidate.score + 0.0:#.3g}".replace("-", "−")
     if direction == "i2t":
-        caption = photos.caption(int(run.caption_ids[candidate.row]))
-        return AnswerCard(candidate.rank + 1, score, candidate.right, caption, None)
-    photo = photos.photo(int(run.image_ids[candidate.row]))
-    return AnswerCard(candidate.rank + 1, score, candidate.right, photo.caption, photo)
+        caption = photos.find_caption(int(run.caption_ids[candidate.row]))
+        return AnswerCard(candidate.rank + 1, score, candidate.is_right, caption, None)
+    photo = photos.find_photo(int(run.image_ids[candidate.row]))
+    return AnswerCard(candidate.rank + 1, score, candidate.is_right, photo.caption, photo)
 
 
 def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[int, dict[str, list[HardNegative]]]:
@@ -360,9 +364,9 @@ def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[
             costliest[query] = [
                 HardNegative(
                     f"{row['cost']:#.3g}",
-                    photos.photo(int(row["imgid"])),
+                    photos.find_photo(int(row["imgid"])),
                     str(row["caption"]),
-                    photos.photo(int(row["negative_imgid"])),
+                    photos.find_photo(int(row["negative_imgid"])),
                     str(row["negative_caption"]),
                 )
                 for row in rows

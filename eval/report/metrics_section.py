@@ -11,16 +11,16 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COMPARISON_SAMPLES, PHRASE
-from vse.eval.files.results import Metric, ProtocolMetrics, Result, distinct_protocols, mean_and_std
-from vse.eval.ranking.bootstrap import ALPHA, differences
+from vse.eval.defaults import N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
+from vse.eval.files.results import Metric, ProtocolMetrics, Result, drop_repeated_protocols, mean_and_std
+from vse.eval.ranking.bootstrap import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.ranking.metrics import DIRECTIONS, METRIC_TITLES, build_fold, metric_title
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.charts import Bars, chance_recall, draw_recall_bars
 
-_TITLES = {"sentence": "captions query captions", "cxc": "Crisscrossed Captions (CxC)", "eccv": "ECCV Caption"}
+_PROTOCOL_TITLES = {"sentence": "captions query captions", "cxc": "Crisscrossed Captions (CxC)", "eccv": "ECCV Caption"}
 _RECALL_NAMES = ("r1", "r5", "r10")
-_BAR_METRICS = (*_RECALL_NAMES, "bound")  # bars of a chart, if the result has them
+_BAR_METRIC_NAMES = (*_RECALL_NAMES, "bound")  # bars of a chart, if the result has them
 
 
 class ReportMetric(NamedTuple):
@@ -39,7 +39,7 @@ class ReportMetric(NamedTuple):
         return f"{self.value:.1f}" if math.isnan(self.std) else f"{self.value:.1f} ± {self.std:.1f}"
 
     @property
-    def interval(self) -> str:
+    def interval_text(self) -> str:
         return "" if math.isnan(self.low) else f"{self.low:.1f} – {self.high:.1f}"
 
     def whisker(self) -> tuple[float, float]:
@@ -55,22 +55,22 @@ class MetricRow(NamedTuple):
 
     direction: str
     result_index: int
-    cells: Sequence[ReportMetric]
+    metrics: Sequence[ReportMetric]
 
 
 @dataclass(frozen=True)
 class ProtocolSection:
     """The section of a protocol in a report.
 
-    ``overall`` has the metrics over both directions, such as rsum: index of the result, name and value. ``chart`` displays the
-    recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print, ``chance_note`` the
-    dotted lines.
+    ``overall_metrics`` has the metrics over both directions, such as rsum: index of the result, name and value. ``chart``
+    displays the recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print,
+    ``chance_note`` the dotted lines.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[MetricRow]
-    overall: Sequence[tuple[int, str, ReportMetric]]
+    overall_metrics: Sequence[tuple[int, str, ReportMetric]]
     chart: Markup | None
     notes: str
     chance_note: str
@@ -83,40 +83,40 @@ class ReportDifference(NamedTuple):
     text: str
     interval: str
     p: str
-    significant: bool
+    is_significant: bool
 
 
-def retrieval_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ReportDifference]:
+def compute_retrieval_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ReportDifference]:
     """Return the differences of two models, first minus second, in the recalls of each direction and in rsum.
 
     See :mod:`vse.eval.ranking.bootstrap` for the intervals and p-values.
     """
-    compared = differences(
-        [[build_fold(first, image_of_caption)]], [[build_fold(second, image_of_caption)]], COMPARISON_SAMPLES
+    compared = compute_differences(
+        [[build_fold(first, image_of_caption)]], [[build_fold(second, image_of_caption)]], N_COMPARISON_SAMPLES
     )
     metrics = [
         (f"{DIRECTIONS[direction].title} {METRIC_TITLES[name]}", compared[direction][name])
         for direction in ("i2t", "t2i")
         for name in _RECALL_NAMES
     ]
-    return [report_difference(name, metric) for name, metric in [*metrics, ("rsum", compared["rsum"])]]
+    return [format_difference(name, metric) for name, metric in [*metrics, ("rsum", compared["rsum"])]]
 
 
-def report_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
-    """Format the entry of a metric in the result of :func:`vse.eval.ranking.bootstrap.differences` for a table."""
+def format_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
+    """Format the entry of a metric in the result of :func:`vse.eval.ranking.bootstrap.compute_differences` for a table."""
     return ReportDifference(
         name,
         f"{metric['difference']:+.1f}",
         f"{metric['ci95'][0]:+.1f} to {metric['ci95'][1]:+.1f}",
         f"{metric['p']:.3f}" if metric["p"] >= 0.001 else "below 0.001",
-        metric["p"] < ALPHA,
+        metric["p"] < SIGNIFICANCE_LEVEL,
     )
 
 
 def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
     """Return a section for each protocol of the results; ``1k`` is left out if its only fold is the complete split."""
-    names = distinct_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
-    return [_section(name, results) for name in names]
+    names = drop_repeated_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
+    return [_build_section(name, results) for name in names]
 
 
 def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
@@ -125,11 +125,11 @@ def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     The protocol is ``full``, or else the first protocol that has rsum. A phrase result has the recalls and the upper bound.
     """
     protocols = result.protocols
-    if PHRASE in protocols:
-        metrics = _metrics_by_direction(protocols[PHRASE]).get(PHRASE, {})
-        return [(METRIC_TITLES[key], metrics[key]) for key in _BAR_METRICS if key in metrics]
+    if PHRASE_PROTOCOL in protocols:
+        metrics = _metrics_by_direction(protocols[PHRASE_PROTOCOL]).get(PHRASE_PROTOCOL, {})
+        return [(METRIC_TITLES[key], metrics[key]) for key in _BAR_METRIC_NAMES if key in metrics]
     for protocol in (protocols[name] for name in ("full", *protocols) if name in protocols):
-        sums = _overall(protocol)
+        sums = _collect_overall_metrics(protocol)
         if "rsum" in sums:
             directions = _metrics_by_direction(protocol)
             selected = [(key, direction) for key in ("r1", "medr") for direction in ("i2t", "t2i")]
@@ -144,7 +144,7 @@ def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     return []
 
 
-def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
+def _build_section(name: str, results: Sequence[Result]) -> ProtocolSection:
     protocols = [result.protocols.get(name, ProtocolMetrics()) for result in results]
     metrics = [_metrics_by_direction(protocol) for protocol in protocols]
     directions = list(dict.fromkeys(direction for of_result in metrics for direction in of_result))
@@ -155,12 +155,20 @@ def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
         for k, of_result in enumerate(metrics)
         if direction in of_result
     ]
-    overall = [(k, metric_title(key), metric) for k, one in enumerate(protocols) for key, metric in _overall(one).items()]
-    title = _title(name, results[0], next(result.protocols[name] for result in results if name in result.protocols))
+    overall = [
+        (k, metric_title(key), metric)
+        for k, one in enumerate(protocols)
+        for key, metric in _collect_overall_metrics(one).items()
+    ]
+    title = _format_protocol_title(
+        name, results[0], next(result.protocols[name] for result in results if name in result.protocols)
+    )
     columns = [metric_title(key) for key in keys]
-    chance = _chance(name, results[0], directions)
-    chart = _chart(title, directions, metrics, chance)
-    notes = " ".join(filter(None, [_notes(metrics), exclusion_note(protocols[0]) if name == PHRASE else ""]))
+    chance = _compute_chance_recalls(name, results[0], directions)
+    chart = _draw_chart(title, directions, metrics, chance)
+    notes = " ".join(
+        filter(None, [_collect_whisker_notes(metrics), exclusion_note(protocols[0]) if name == PHRASE_PROTOCOL else ""])
+    )
     return ProtocolSection(title, columns, rows, overall, chart, notes, _chance_note(chance) if chart else "")
 
 
@@ -171,7 +179,7 @@ def exclusion_note(protocol: ProtocolMetrics) -> str:
     return excluded + (f" {missed:,} have no candidate, and count as missed." if missed else "")
 
 
-def _chance(name: str, result: Result, directions: Sequence[str]) -> dict[str, dict[str, float]]:
+def _compute_chance_recalls(name: str, result: Result, directions: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return the recalls of a random order by direction; empty for protocols other than ``1k`` and ``full``."""
     if name not in ("1k", "full"):
         return {}
@@ -192,25 +200,25 @@ def _chance_note(chance: dict[str, dict[str, float]]) -> str:
     return f"Dotted lines: chance, R@1 / 5 / 10 of {', '.join(levels)}." if levels else ""
 
 
-def _title(name: str, result: Result, protocol: ProtocolMetrics) -> str:
+def _format_protocol_title(name: str, result: Result, protocol: ProtocolMetrics) -> str:
     if name == "1k":
         return f"1,000 images, {f'mean of {protocol.folds} folds' if protocol.folds != 1 else 'one fold'}"
     if name == "full":
         return f"all {result.n_images:,} images and {result.n_captions:,} captions"
-    if name == PHRASE:
+    if name == PHRASE_PROTOCOL:
         return f"{protocol.n_phrases or 0:,} phrases, right at an IoU of {protocol.iou or 0:g}"
     if name == "sentence-1k":
-        return f"{_TITLES['sentence']}, {_title('1k', result, protocol)}"
-    return _TITLES.get(name, name)
+        return f"{_PROTOCOL_TITLES['sentence']}, {_format_protocol_title('1k', result, protocol)}"
+    return _PROTOCOL_TITLES.get(name, name)
 
 
-def _chart(
+def _draw_chart(
     title: str, directions: Sequence[str], metrics: Sequence[_MetricsByDirection], chance: dict[str, dict[str, float]]
 ) -> Markup | None:
     bars = [
         (direction, key)
         for direction in directions
-        for key in _BAR_METRICS
+        for key in _BAR_METRIC_NAMES
         if any(key in one.get(direction, {}) for one in metrics)
     ]
     if not bars:
@@ -228,12 +236,12 @@ def _chart(
     return draw_recall_bars(f"Recalls, {title}", groups, series, levels if chance else ())
 
 
-def _notes(metrics: Sequence[_MetricsByDirection]) -> str:
+def _collect_whisker_notes(metrics: Sequence[_MetricsByDirection]) -> str:
     every = [metric for of_result in metrics for of_direction in of_result.values() for metric in of_direction.values()]
     notes = []
     if any(not math.isnan(metric.std) for metric in every):
         notes.append("±: standard deviation over seeds.")
-    if any(metric.interval for metric in every):
+    if any(metric.interval_text for metric in every):
         notes.append("Small numbers and whiskers: 95% intervals over the choice of test images.")
     elif notes:
         notes.append("Whiskers: one standard deviation on each side.")
@@ -247,7 +255,7 @@ def _metrics_by_direction(protocol: ProtocolMetrics) -> _MetricsByDirection:
     }
 
 
-def _overall(protocol: ProtocolMetrics) -> dict[str, ReportMetric]:
+def _collect_overall_metrics(protocol: ProtocolMetrics) -> dict[str, ReportMetric]:
     return {name: _report_metric(protocol, metric, name) for name, metric in protocol.metrics_over_directions.items()}
 
 

@@ -35,7 +35,7 @@ from vse.pipeline.files.writing import write_text
 log = logging.getLogger(__name__)
 THUMBNAIL_SIDE = 240  # pixels of the longer side
 _GALLERY_SIDE = 208  # pixels of the longer side of a photo in a gallery
-_ENVIRONMENT = Environment(
+_TEMPLATE_ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
     undefined=StrictUndefined,
@@ -57,7 +57,7 @@ def write_page(out: Path, template: str, **values: Any) -> Path:
 
 def render_page(template: str, **values: Any) -> str:
     """Render a template of ``eval/report/templates``; all values are escaped."""
-    return _ENVIRONMENT.get_template(template).render(generator=_generator_name(template), **values)
+    return _TEMPLATE_ENVIRONMENT.get_template(template).render(generator=_generator_name(template), **values)
 
 
 def _generator_name(template: str) -> str:
@@ -111,7 +111,7 @@ class DatasetPhotos:
     def __post_init__(self) -> None:
         self._sources: dict[int, str | None] = {}
 
-    def check(self, run: Embeddings) -> None:
+    def check_embeddings(self, run: Embeddings) -> None:
         """Raise UserError unless the data set has all images and captions of the embeddings, and the same name."""
         path = self.dataset.path
         if run.dataset != self.dataset.name:
@@ -128,20 +128,20 @@ class DatasetPhotos:
             raise UserError(f"{path}: has no {caption}, but the embeddings have one; see --data")
         check_recorded_data(self.dataset, run.identity)
 
-    def photo(self, imgid: int) -> Photo:
+    def find_photo(self, imgid: int) -> Photo:
         """Return the photo of an image; its source is None if it cannot be read or the data set has no such image."""
         image = self.dataset.find_image(imgid)
         if image is None:
             return Photo(None, f"image {imgid}", "")
         if imgid not in self._sources:
-            self._sources[imgid] = self._read(image)
+            self._sources[imgid] = self._read_thumbnail(image)
         return Photo(self._sources[imgid], image.file, image.captions[0].raw)
 
-    def caption(self, sentid: int) -> str:
+    def find_caption(self, sentid: int) -> str:
         rows, numbers = self.dataset.find_caption_rows(np.asarray([sentid]))
         return self.dataset.images[int(rows[0])].captions[int(numbers[0])].raw
 
-    def _read(self, image: Image) -> str | None:
+    def _read_thumbnail(self, image: Image) -> str | None:
         if not self.dataset.has_image_files:
             return None
         try:
@@ -201,8 +201,8 @@ def _readable_thumbnail(photo: Path | None) -> str | None:
 
 _PHRASE_TEMPLATE = "phrase_search.html"
 PHRASE_PAGE_KIND = page_kind(_PHRASE_TEMPLATE)
-_PHRASE_SIDE = 900  # pixels of the longer side of the photo
-_N_LISTED = 5  # boxes per phrase whose coordinates are listed
+_PHRASE_PHOTO_SIDE = 900  # pixels of the longer side of the photo
+_N_LISTED_BOXES = 5  # boxes per phrase whose coordinates are listed
 
 
 def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseCandidates], model: str) -> Path:
@@ -210,7 +210,7 @@ def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseCandidates], 
 
     Raises BadImage if the photo cannot be read.
     """
-    source, size = thumbnail_and_size(photo, _PHRASE_SIDE)
+    source, size = thumbnail_and_size(photo, _PHRASE_PHOTO_SIDE)
     boxes = [phrase_box(hit.boxes[0], number) for number, hit in enumerate(hits, 1) if len(hit.boxes)]
     phrases = [
         {
@@ -219,7 +219,7 @@ def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseCandidates], 
             "text": hit.text,
             "boxes": [
                 {"score": f"{score:.4f}", "corners": ", ".join(f"{corner:.0f}" for corner in box)}
-                for score, box in zip(hit.scores[:_N_LISTED].tolist(), hit.boxes[:_N_LISTED].tolist(), strict=True)
+                for score, box in zip(hit.scores[:_N_LISTED_BOXES].tolist(), hit.boxes[:_N_LISTED_BOXES].tolist(), strict=True)
             ],
             "n_boxes": len(hit.boxes),
         }

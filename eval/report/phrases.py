@@ -12,16 +12,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COMPARISON_SAMPLES, IOU, PHRASE
+from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.results import ProtocolMetrics, mean_and_std
 from vse.eval.protocols.phrase_evaluation import phrase_folds
-from vse.eval.ranking.bootstrap import differences
-from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks, rowwise_iou
+from vse.eval.ranking.bootstrap import compute_differences
+from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, phrase_ranks, rowwise_iou
 from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
 from vse.eval.report.gallery import take_queries_of_new_images
-from vse.eval.report.metrics_section import ReportDifference, ReportMetric, report_difference
+from vse.eval.report.metrics_section import ReportDifference, ReportMetric, format_difference
 from vse.eval.report.pages import thumbnail_and_size
 from vse.eval.report.report_inputs import ReportInput
 from vse.pipeline.dataset.dataset import Caption, Dataset, Mention, list_mentions
@@ -30,7 +30,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage
 
 log = logging.getLogger(__name__)
-_SIDE = 420  # pixels of the longer side of a photo
+_PHOTO_SIDE = 420  # pixels of the longer side of a photo
 
 
 class CaptionPiece(NamedTuple):
@@ -42,7 +42,7 @@ class CaptionPiece(NamedTuple):
 
 
 class PhraseOutcome(NamedTuple):
-    """The best box of a model for a phrase: whether it is ``right``, and its ``iou`` with the true box.
+    """The best box of a model for a phrase: ``is_right`` marks a right box, ``iou`` is a text with the IoU with the true box.
 
     ``first_right`` is a text with the rank of the first right box; blank if the best box is right.
     """
@@ -51,7 +51,7 @@ class PhraseOutcome(NamedTuple):
     colour: str
     text: str
     types: str
-    right: bool
+    is_right: bool
     iou: str
     first_right: str
 
@@ -64,7 +64,7 @@ class PhraseColumn(NamedTuple):
 
     @property
     def n_right(self) -> int:
-        return sum(phrase.right for phrase in self.phrases)
+        return sum(phrase.is_right for phrase in self.phrases)
 
 
 class PhraseCard(NamedTuple):
@@ -85,12 +85,13 @@ class PhraseGroup(NamedTuple):
 class PhraseGallery:
     """The captions of a phrase section. ``n_unreadable`` is the number of photos that cannot be read.
 
-    ``counts`` has, with two models, the number of phrases that only the first, only the second, and both or neither localise.
+    ``comparison_counts`` has, with two models, the number of phrases that only the first, only the second, and both or neither
+    localise.
     """
 
     groups: Sequence[PhraseGroup]
     n_unreadable: int
-    counts: tuple[int, int, int] | None = None
+    comparison_counts: tuple[int, int, int] | None = None
 
 
 class _CaptionStats(NamedTuple):
@@ -135,28 +136,30 @@ def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: fl
     mentions_by_id = match_mentions(runs[0], dataset)
     ranks_by_model = [phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
     captions = _caption_stats(runs[0], ranks_by_model)
-    selected = _select_contrasting(captions, n) if len(runs) == 2 else _select(captions, n, seed)
+    selected = _select_contrasting_captions(captions, n) if len(runs) == 2 else _select_captions(captions, n, seed)
     groups, unreadable = [], set()
     for title, sentids in selected:
         cards = []
         for sentid in sentids:
-            card = _card(sentid, runs, ranks_by_model, mentions_by_id, dataset)
+            card = _build_phrase_card(sentid, runs, ranks_by_model, mentions_by_id, dataset)
             cards.append(card)
             unreadable |= {card.columns[0].photo.file} if card.columns[0].photo.source is None else set()
         groups.append(PhraseGroup(title, cards))
-    return PhraseGallery([group for group in groups if group.cards], len(unreadable), _counts(runs[0], ranks_by_model))
+    return PhraseGallery(
+        [group for group in groups if group.cards], len(unreadable), _count_differing_phrases(runs[0], ranks_by_model)
+    )
 
 
-def _counts(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> tuple[int, int, int] | None:
+def _count_differing_phrases(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> tuple[int, int, int] | None:
     if len(ranks_by_model) < 2:
         return None
-    first, second = (ranks.ranks[run.has_box] == 0 for ranks in ranks_by_model)
+    first, second = (ranks.ranks[run.has_box_mask] == 0 for ranks in ranks_by_model)
     a, b = int(np.count_nonzero(first & ~second)), int(np.count_nonzero(second & ~first))
     return a, b, len(first) - a - b
 
 
 def _caption_stats(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> _CaptionStats:
-    rows = np.flatnonzero(run.has_box)
+    rows = np.flatnonzero(run.has_box_mask)
     ids, first, which = np.unique(run.caption_ids[rows], return_index=True, return_inverse=True)
     n_phrases = np.bincount(which)
     n_right = [np.bincount(which, ranks.ranks[rows] == 0).astype(np.int64) for ranks in ranks_by_model]
@@ -164,7 +167,7 @@ def _caption_stats(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> 
     return _CaptionStats(ids, run.image_ids[rows][first], n_phrases, n_right, mean_iou)
 
 
-def _select(captions: _CaptionStats, n: int, seed: int) -> list[tuple[str, list[int]]]:
+def _select_captions(captions: _CaptionStats, n: int, seed: int) -> list[tuple[str, list[int]]]:
     """Return the titles and caption ids of the best, random and worst captions, a third each; a photo is used once."""
     share, mean_iou = captions.n_right[0] / captions.n_phrases, captions.mean_iou[0]
     rng = np.random.default_rng(seed)
@@ -182,7 +185,7 @@ def _select(captions: _CaptionStats, n: int, seed: int) -> list[tuple[str, list[
     return [(title, selected[title]) for title in orders]
 
 
-def _select_contrasting(captions: _CaptionStats, n: int) -> list[tuple[str, list[int]]]:
+def _select_contrasting_captions(captions: _CaptionStats, n: int) -> list[tuple[str, list[int]]]:
     """Return the captions with the largest differences in right phrases: half for the first model, half for the second."""
     more = captions.n_right[0] - captions.n_right[1]
     nearer = captions.mean_iou[0] - captions.mean_iou[1]
@@ -195,44 +198,46 @@ def _select_contrasting(captions: _CaptionStats, n: int) -> list[tuple[str, list
     return groups
 
 
-def _card(
+def _build_phrase_card(
     sentid: int,
     runs: Sequence[PhraseScores],
     ranks_by_model: Sequence[PhraseRanks],
     mentions_by_id: Mapping[int, Mention],
     dataset: Dataset,
 ) -> PhraseCard:
-    rows = np.flatnonzero((runs[0].caption_ids == sentid) & runs[0].has_box).tolist()
+    rows = np.flatnonzero((runs[0].caption_ids == sentid) & runs[0].has_box_mask).tolist()
     phrases = [mentions_by_id[int(runs[0].phrase_ids[row])] for row in rows]
     truths = [phrase_box(runs[0].truth[row], number, truth=True) for number, row in enumerate(rows, 1)]
-    boxes_of = [[*truths, *(box for number, row in enumerate(rows, 1) for box in _best_box(run, row, number))] for run in runs]
-    source, size = _photo(phrases[0], dataset)
+    boxes_of = [
+        [*truths, *(box for number, row in enumerate(rows, 1) for box in _draw_best_box(run, row, number))] for run in runs
+    ]
+    source, size = _read_photo(phrases[0], dataset)
     size = size or bounding_size([box for boxes in boxes_of for box in boxes])
     columns = []
     for number, (run, ranks, boxes) in enumerate(zip(runs, ranks_by_model, boxes_of, strict=True)):
         name = f"photo-{sentid}"
-        photo = PhrasePhoto(name, source, phrases[0].image.file, size, boxes, earlier_name=name if number else "")
-        outcomes = [_outcome(run, ranks, row, k, phrases[k - 1].text) for k, row in enumerate(rows, 1)]
+        photo = PhrasePhoto(name, source, phrases[0].image.file, size, boxes, earlier_element_id=name if number else "")
+        outcomes = [_build_outcome(run, ranks, row, k, phrases[k - 1].text) for k, row in enumerate(rows, 1)]
         columns.append(PhraseColumn(photo, outcomes))
     return PhraseCard(_caption_pieces(phrases[0].caption, phrases), columns)
 
 
-def _photo(mention: Mention, dataset: Dataset) -> tuple[str | None, tuple[int, int] | None]:
+def _read_photo(mention: Mention, dataset: Dataset) -> tuple[str | None, tuple[int, int] | None]:
     if not dataset.has_image_files:
         return None, None
     try:
-        return thumbnail_and_size(dataset.image_path(mention.image), _SIDE)
+        return thumbnail_and_size(dataset.image_path(mention.image), _PHOTO_SIDE)
     except BadImage as error:
         log.warning("%s", error)
         return None, None
 
 
-def _best_box(run: PhraseScores, row: int, number: int) -> list[PhraseBox]:
+def _draw_best_box(run: PhraseScores, row: int, number: int) -> list[PhraseBox]:
     """Return the drawing of the highest-scoring box of a phrase, in a list; empty if the phrase has no candidates.
 
     Of several boxes with the highest score, the box with the lowest IoU is drawn, as ties count against the model.
     """
-    candidates = run.candidates(row)
+    candidates = run.candidate_slice(row)
     scores, boxes = run.scores[candidates], run.boxes[candidates]
     if not len(scores):
         return []
@@ -241,9 +246,9 @@ def _best_box(run: PhraseScores, row: int, number: int) -> list[PhraseBox]:
     return [phrase_box(boxes[best], number)]
 
 
-def _outcome(run: PhraseScores, ranks: PhraseRanks, row: int, number: int, text: str) -> PhraseOutcome:
+def _build_outcome(run: PhraseScores, ranks: PhraseRanks, row: int, number: int, text: str) -> PhraseOutcome:
     rank = int(ranks.ranks[row])
-    first_right = "" if rank == 0 else "no right box" if rank == MISSED else f"right at rank {rank + 1:,}"
+    first_right = "" if rank == 0 else "no right box" if rank == MISSED_RANK else f"right at rank {rank + 1:,}"
     types = str(run.types[row]).replace("/", ", ")
     return PhraseOutcome(number, phrase_colour(number), text, types, rank == 0, f"{ranks.best_iou[row]:.2f}", first_right)
 
@@ -267,7 +272,7 @@ class TypeBar(NamedTuple):
     metric: ReportMetric
 
     @property
-    def share(self) -> float:
+    def bar_width(self) -> float:
         return 0.0 if math.isnan(self.metric.value) else min(max(self.metric.value, 0.0), 100.0)
 
     @property
@@ -299,13 +304,13 @@ class PhraseSection(NamedTuple):
 
 def are_phrase_results(inputs: Sequence[ReportInput]) -> bool:
     """Return whether results are phrase results. Raises UserError if only one is, or if IoU thresholds differ."""
-    are_phrases = [PHRASE in one.result.protocols for one in inputs]
+    are_phrases = [PHRASE_PROTOCOL in one.result.protocols for one in inputs]
     if any(are_phrases) and not all(are_phrases):
         one, other = inputs[are_phrases.index(True)], inputs[are_phrases.index(False)]
         raise UserError(
             f"{one.path} evaluates phrases, {other.path} does not: results side by side must have the same queries"
         )
-    if len({_threshold(one) for one in inputs}) > 1 and all(are_phrases):
+    if len({_get_iou_threshold(one) for one in inputs}) > 1 and all(are_phrases):
         raise UserError(f"{inputs[1].path} and {inputs[0].path} have different IoU thresholds; evaluate one again")
     return all(are_phrases)
 
@@ -317,35 +322,35 @@ def build_phrase_section(
 
     A reason is appended to ``missing`` if photos cannot be displayed.
     """
-    iou, runs = _threshold(inputs[0]), [one.phrases for one in inputs if one.phrases]
+    iou, runs = _get_iou_threshold(inputs[0]), [one.phrase_scores for one in inputs if one.phrase_scores]
     gallery = None
     if dataset is not None and len(runs) == len(inputs) and n_captions:
         gallery = build_phrase_gallery(runs, dataset, iou, n_captions, seed)
         if gallery.n_unreadable:
             n = gallery.n_unreadable
             missing.append(f"{n} photo{'s' * (n > 1)} could not be read; their boxes are drawn on an empty area")
-    return PhraseSection(f"{iou:g}", _type_rows([one.result.protocols[PHRASE] for one in inputs]), gallery)
+    return PhraseSection(f"{iou:g}", _build_type_rows([one.result.protocols[PHRASE_PROTOCOL] for one in inputs]), gallery)
 
 
 def phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[ReportDifference]:
     """Return the differences, first minus second, in the metrics of all phrases; empty unless two results have scores."""
-    runs = [one.phrases for one in inputs if one.phrases]
+    runs = [one.phrase_scores for one in inputs if one.phrase_scores]
     if len(runs) < 2:
         return []
-    folds = phrase_folds([one.path for one in inputs], runs, _threshold(inputs[0]))
-    first, second = ([[{PHRASE: fold[PHRASE]}]] for fold in folds)
+    folds = phrase_folds([one.path for one in inputs], runs, _get_iou_threshold(inputs[0]))
+    first, second = ([[{PHRASE_PROTOCOL: fold[PHRASE_PROTOCOL]}]] for fold in folds)
     return [
-        report_difference(METRIC_TITLES[key], metric)
-        for key, metric in differences(first, second, COMPARISON_SAMPLES)[PHRASE].items()
+        format_difference(METRIC_TITLES[key], metric)
+        for key, metric in compute_differences(first, second, N_COMPARISON_SAMPLES)[PHRASE_PROTOCOL].items()
     ]
 
 
-def _threshold(report_input: ReportInput) -> float:
-    protocol = report_input.result.protocols.get(PHRASE)
-    return protocol.iou if protocol and protocol.iou is not None else IOU
+def _get_iou_threshold(report_input: ReportInput) -> float:
+    protocol = report_input.result.protocols.get(PHRASE_PROTOCOL)
+    return protocol.iou if protocol and protocol.iou is not None else DEFAULT_IOU_THRESHOLD
 
 
-def _type_rows(protocols: Sequence[ProtocolMetrics]) -> list[TypeRow]:
+def _build_type_rows(protocols: Sequence[ProtocolMetrics]) -> list[TypeRow]:
     names = dict.fromkeys(name for protocol in protocols for name in protocol.per_type)
     rows = []
     for name in names:

@@ -12,15 +12,22 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from vse.eval.defaults import PHRASE, REPORT_QUERIES
+from vse.eval.defaults import N_REPORT_QUERIES, PHRASE_PROTOCOL
 from vse.eval.files.results import Result
 from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
-from vse.eval.report.charts import COLOURS, Curve, captions_per_image, chance_rsum, draw_rank_histogram, draw_training_curves
+from vse.eval.report.charts import (
+    RESULT_COLOURS,
+    Curve,
+    captions_per_image,
+    chance_rsum,
+    draw_rank_histogram,
+    draw_training_curves,
+)
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
-from vse.eval.report.metrics_section import ReportDifference, build_sections, headline_metrics, retrieval_differences
+from vse.eval.report.metrics_section import ReportDifference, build_sections, compute_retrieval_differences, headline_metrics
 from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
 from vse.eval.report.phrases import are_phrase_results, build_phrase_section, phrase_metric_differences
 from vse.eval.report.report_inputs import ReportInput, align_queries, read_report_input
@@ -30,8 +37,8 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output
 
-_RUN_COSTS = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))
-_SETTINGS = {
+_COST_UNITS = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))
+_SETTING_LABELS = {
     "backbone": "backbone",
     "feature": "feature",
     "model.similarity": "similarity",
@@ -57,7 +64,7 @@ class ResultSummary(NamedTuple):
 
     letter: str
     experiment: str
-    file: str
+    file_name: str
     facts: Sequence[tuple[str, str]]
     settings_yaml: str
 
@@ -67,7 +74,7 @@ def write_report(
     out: Path,
     data: Path | None = None,
     embeddings: Sequence[Path] = (),
-    queries: int = REPORT_QUERIES,
+    queries: int = N_REPORT_QUERIES,
     seed: int = 0,
     open_attention: AttentionOpener | None = None,
 ) -> Path:
@@ -90,8 +97,8 @@ def write_report(
     ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings]
     letters = ["A", "B"] if len(inputs) == 2 else [""]
     labels = [f"{letter}: " if letter else "" for letter in letters]
-    missing = [label + sentence for label, one in zip(labels, inputs, strict=True) for sentence in one.missing]
-    photos = _dataset_photos(inputs, data, missing)
+    missing = [label + sentence for label, one in zip(labels, inputs, strict=True) for sentence in one.missing_sentences]
+    photos = _load_dataset_photos(inputs, data, missing)
     galleries: list[Gallery] = []
     phrases, hardest = None, _HardestNegatives()
     if are_phrase_results(inputs):
@@ -100,18 +107,19 @@ def write_report(
         runs = [one.embeddings for one in inputs if one.embeddings]
         if len(runs) == len(inputs) and queries:
             attention = [
-                ResultAttention(one.result.experiment, one.folder, one.embeddings, open_attention, missing) for one in inputs
+                ResultAttention(one.result.experiment, one.run_folder, one.embeddings, open_attention, missing)
+                for one in inputs
             ]
-            check_output(out, kind, [file for one in attention for file in one.inputs])
+            check_output(out, kind, [file for one in attention for file in one.input_paths])
             galleries = [
                 build_gallery(direction, runs, ranks, photos, queries, seed, attention) for direction in ("i2t", "t2i")
             ]
-        if len(inputs) == 1 and inputs[0].negatives is not None:
-            hardest = _HardestNegatives(*find_hardest_negatives(inputs[0].negatives, photos))
-        missing += _unreadable_photos(photos)
+        if len(inputs) == 1 and inputs[0].negative_table is not None:
+            hardest = _HardestNegatives(*find_hardest_negatives(inputs[0].negative_table, photos))
+        missing += _describe_missing_photos(photos)
     differences: list[ReportDifference] = []
     if len(ranks) == 2 and inputs[0].embeddings:
-        differences = retrieval_differences(inputs[0].embeddings.image_of_caption(), *ranks)
+        differences = compute_retrieval_differences(inputs[0].embeddings.image_of_caption(), *ranks)
     elif phrases is not None and len(inputs) == 2:
         differences = phrase_metric_differences(inputs)
     return write_page(
@@ -121,14 +129,14 @@ def write_report(
         result=inputs[0].result,
         seed=inputs[0].result.seeds[0],
         summaries=[_summarise(one, letter) for one, letter in zip(inputs, letters, strict=True)],
-        colours=COLOURS,
+        colours=RESULT_COLOURS,
         directions=DIRECTIONS,
         headline=headline_metrics(inputs[0].result) if len(inputs) == 1 else [],
         sections=build_sections([one.result for one in inputs]),
         differences=differences,
-        curves=_curves(inputs, photos),
+        curves=_draw_curve_charts(inputs, photos),
         training_notes=[*_training_notes(inputs, photos)],
-        histograms=_histograms(ranks, inputs[0].result) if len(ranks) == len(inputs) else [],
+        histograms=_draw_rank_histograms(ranks, inputs[0].result) if len(ranks) == len(inputs) else [],
         galleries=galleries,
         phrases=phrases,
         n_words=max((one.max_words for one in galleries), default=0),
@@ -160,7 +168,7 @@ def _read_inputs(
     check_output(out, kind, [*results, *embeddings, *([data] if data else [])])
     places: Sequence[Path | None] = embeddings or [None] * len(results)
     inputs = [read_report_input(path, place) for path, place in zip(results, places, strict=True)]
-    check_output(out, kind, [file for one in inputs for file in one.files])
+    check_output(out, kind, [file for one in inputs for file in one.readable_files])
     dataset_files = [one.dataset_file for one in inputs if one.dataset_file]
     check_output(out, kind, [place for file in dataset_files for place in (file, file.parent / "images")])
     if len(inputs) == 2:
@@ -168,9 +176,9 @@ def _read_inputs(
     return inputs
 
 
-def _dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: list[str]) -> DatasetPhotos | None:
+def _load_dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: list[str]) -> DatasetPhotos | None:
     """Return the photos of the data set; None, with the reason in ``missing``, if ``dataset.json`` is not found."""
-    if not any(one.embeddings or one.phrases for one in inputs):
+    if not any(one.embeddings or one.phrase_scores for one in inputs):
         return None
     places = [one.dataset_file for one in inputs if one.dataset_file]
     path = data or next((path for path in places if path.is_file()), None)
@@ -181,11 +189,11 @@ def _dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: l
     photos = DatasetPhotos(load_dataset_file(path))
     for one in inputs:
         if one.embeddings:
-            photos.check(one.embeddings)
+            photos.check_embeddings(one.embeddings)
     return photos
 
 
-def _unreadable_photos(photos: DatasetPhotos) -> Iterator[str]:
+def _describe_missing_photos(photos: DatasetPhotos) -> Iterator[str]:
     if not photos.dataset.has_image_files:
         yield "the data set has no photos, since its features were imported: captions are displayed in their place"
     if photos.unreadable_files:
@@ -195,10 +203,12 @@ def _unreadable_photos(photos: DatasetPhotos) -> Iterator[str]:
 
 def _summarise(report_input: ReportInput, letter: str) -> ResultSummary:
     config = yaml.safe_dump(dict(report_input.config), sort_keys=True, allow_unicode=True) if report_input.config else ""
-    return ResultSummary(letter, report_input.result.experiment, report_input.path.name, list(_facts(report_input)), config)
+    return ResultSummary(
+        letter, report_input.result.experiment, report_input.path.name, list(_list_result_facts(report_input)), config
+    )
 
 
-def _facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
+def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     result = report_input.result
     yield "Data", f"{result.dataset}, split {result.split}: {result.n_images:,} images, {result.n_captions:,} captions"
     if result.trained_on:
@@ -216,7 +226,7 @@ def _facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     if settings := _main_settings(report_input):
         yield "Settings", ", ".join(settings)
     if run := report_input.embeddings:
-        by_scores = "scores of each direction" if run.directional else "scores of pairs"
+        by_scores = "scores of each direction" if run.has_directional_scores else "scores of pairs"
         yield "Compared by", run.similarity if run.vectors is not None else by_scores
     yield from _run_facts(report_input)
     sha256 = (result.sha256 or "")[:12]
@@ -228,18 +238,18 @@ def _main_settings(report_input: ReportInput) -> list[str]:
     if settings.get("backbone"):  # a backbone does not use the feature
         settings.pop("feature", None)
     gradient = settings.get("solver", "gradient") == "gradient"
-    keys = _SETTINGS if gradient else {"solver": "solver", "feature": "feature"}
+    keys = _SETTING_LABELS if gradient else {"solver": "solver", "feature": "feature"}
     return [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) not in (None, 0)]
 
 
 def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
-    record = report_input.record
+    record = report_input.run_record
     features = _mapping_or_empty(report_input.provenance.get("features"))
     if features:
         yield "Features", ", ".join(f"{name} ({str(key)[:12]})" for name, key in features.items())
     if "best_epoch" in record:
         parts = [f"best epoch {record['best_epoch']} of {record.get('epochs', '?')}"]
-        parts += [f"{record[key]:,.0f} {unit}" for key, unit in _RUN_COSTS if isinstance(record.get(key), int | float)]
+        parts += [f"{record[key]:,.0f} {unit}" for key, unit in _COST_UNITS if isinstance(record.get(key), int | float)]
         parts += [f"on {record['device']}"] if "device" in record else []
         yield "Training", ", ".join(parts)
     versions = _mapping_or_empty(report_input.provenance.get("versions"))
@@ -268,40 +278,40 @@ def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     return settings
 
 
-def _curves(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list[Chart]:
+def _draw_curve_charts(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list[Chart]:
     """Return the charts of training loss and validation rsum by epoch, and for CCA the chart of rsum by regularisation."""
-    warm_ups = [(series, epochs) for series, one in enumerate(inputs) if (epochs := _warm_up_epochs(one))]
+    warm_ups = [(series, epochs) for series, one in enumerate(inputs) if (epochs := _find_last_warm_up_epoch(one))]
     charts = []
     for column, title in (("loss", "Training loss"), ("rsum", "Validation rsum")):
         for x, x_label in (("epoch", "epoch"), ("regularization", "regularisation")):
             curves = [
                 curve
                 for series, one in enumerate(inputs)
-                for table in one.curves
-                if ("regularization" in table) == (x == "regularization") and (curve := _curve(series, table, x, column))
+                for table in one.curve_tables
+                if ("regularization" in table) == (x == "regularization") and (curve := _build_curve(series, table, x, column))
             ]
             if curves:
                 label = title if x == "epoch" else f"{title} by {x_label}"
                 marks = warm_ups if x == "epoch" else []
-                chance = _validation_chance(inputs[0], photos) if column == "rsum" else None
+                chance = _compute_chance_rsum(inputs[0], photos) if column == "rsum" else None
                 log = x == "regularization"
                 svg = draw_training_curves(label, x_label, column, curves, log=log, warm_ups=marks, chance=chance)
                 charts.append(Chart(label, svg))
     return charts
 
 
-def _warm_up_epochs(report_input: ReportInput) -> int:
+def _find_last_warm_up_epoch(report_input: ReportInput) -> int:
     """Return the last epoch before the loss function changes; 0 if the loss function does not change."""
     settings = flatten_settings(report_input.config)
-    epochs, last = settings.get("warmup.epochs"), max((len(table) for table in report_input.curves), default=0)
+    epochs, last = settings.get("warmup.epochs"), max((len(table) for table in report_input.curve_tables), default=0)
     return epochs if isinstance(epochs, int) and 0 < epochs < last else 0
 
 
 def _training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> Iterator[str]:
-    if _validation_chance(inputs[0], photos) is not None:
+    if _compute_chance_rsum(inputs[0], photos) is not None:
         yield "The dotted line is chance on the validation split."
     for one in inputs:
-        if epochs := _warm_up_epochs(one):
+        if epochs := _find_last_warm_up_epoch(one):
             settings = flatten_settings(one.config)
             before, after = (str(settings.get(key, "another")) for key in ("warmup.loss", "loss.name"))
             yield (
@@ -310,15 +320,15 @@ def _training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | None)
             )
 
 
-def _validation_chance(report_input: ReportInput, photos: DatasetPhotos | None) -> float | None:
+def _compute_chance_rsum(report_input: ReportInput, photos: DatasetPhotos | None) -> float | None:
     """Return rsum of a random order on the validation split; None without a data set, or for phrase results."""
-    images = photos.dataset.splits.get("val", ()) if photos and PHRASE not in report_input.result.protocols else ()
+    images = photos.dataset.splits.get("val", ()) if photos and PHRASE_PROTOCOL not in report_input.result.protocols else ()
     first = flatten_settings(report_input.config).get("train.validate_images")
     images = images[:first] if isinstance(first, int) else images
     return chance_rsum(len(images), int(caption_counts(images).sum())) if images else None
 
 
-def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
+def _build_curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
     if y not in table:
         return None
     numbers = table[[x, y]].apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan).dropna()
@@ -328,7 +338,7 @@ def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
     return Curve(series, numbers[x].tolist(), numbers[y].tolist(), best)
 
 
-def _histograms(ranks: Sequence[Ranks], result: Result) -> list[Chart]:
+def _draw_rank_histograms(ranks: Sequence[Ranks], result: Result) -> list[Chart]:
     charts = []
     for direction, n_candidates in (("i2t", result.n_captions), ("t2i", result.n_images)):
         of_results = [getattr(one, direction) for one in ranks]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vse.eval.defaults import PHRASE
+from vse.eval.defaults import PHRASE_PROTOCOL
 from vse.eval.files.embeddings import Embeddings, read_embeddings
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
@@ -32,23 +32,23 @@ log = logging.getLogger(__name__)
 class ReportInput:
     """A result file with the embeddings and run files that were found at the paths in it.
 
-    ``embeddings``, ``phrases``, ``record`` (``run.json``), ``folder`` (of the run) and ``negatives`` (``negatives.csv``)
-    belong to the first seed, ``curves`` (``metrics.csv``) to all seeds. ``dataset_file`` is the path of ``dataset.json``
-    according to the embeddings. ``missing`` has a sentence for each missing input, without names of folders, since reports are
-    passed on. ``files`` are all files that a report may read.
+    ``embeddings``, ``phrase_scores``, ``run_record`` (``run.json``), ``run_folder`` (of the run) and ``negative_table``
+    (``negatives.csv``) belong to the first seed, ``curve_tables`` (``metrics.csv``) to all seeds. ``dataset_file`` is the path
+    of ``dataset.json`` according to the embeddings. ``missing_sentences`` has a sentence for each missing input, without names
+    of folders, since reports are passed on. ``readable_files`` are all files that a report may read.
     """
 
     path: Path
     result: Result
     embeddings: Embeddings | None = None
-    phrases: PhraseScores | None = None
+    phrase_scores: PhraseScores | None = None
     dataset_file: Path | None = None
-    record: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
-    curves: tuple[pd.DataFrame, ...] = ()
-    negatives: pd.DataFrame | None = None
-    missing: tuple[str, ...] = ()
-    files: tuple[Path, ...] = ()
+    run_record: Mapping[str, Any] = field(default_factory=dict)
+    run_folder: Path | None = None
+    curve_tables: tuple[pd.DataFrame, ...] = ()
+    negative_table: pd.DataFrame | None = None
+    missing_sentences: tuple[str, ...] = ()
+    readable_files: tuple[Path, ...] = ()
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -67,15 +67,15 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
     """
     report_input = ReportInput(path, read_result(path))
     references = _file_references(report_input)
-    files = [_resolve(path, entry["file"]) for entry in references]
+    files = [_resolve_path(path, entry["file"]) for entry in references]
     if embeddings:
         files[:1] = [embeddings]
     # A report displays the first seed alone; the scores of an ensemble need all members of that seed.
     is_ensemble = bool(report_input.result.ensemble)
     n_read = max(1, len(files) // len(report_input.result.seeds)) if is_ensemble else 1
     run_files = [file.parent / name for file in files for name in ("run.json", "metrics.csv", "negatives.csv")]
-    report_input = replace(report_input, files=(path, *files, *run_files))
-    add = _add_phrases if PHRASE in report_input.result.protocols else _add_embeddings
+    report_input = replace(report_input, readable_files=(path, *files, *run_files))
+    add = _add_phrases if PHRASE_PROTOCOL in report_input.result.protocols else _add_embeddings
     report_input = add(report_input, references, files[:n_read], embeddings is not None)
     if is_ensemble:
         return _add_missing(report_input, "the result is an ensemble: its members' training curves are in their own reports")
@@ -93,7 +93,7 @@ def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
 def _add_embeddings(
     report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
 ) -> ReportInput:
-    if reason := _missing_reason(files, given):
+    if reason := _find_missing_reason(files, given):
         return _add_missing(report_input, reason)
     members = [read_embeddings(file) for file in files]
     first = members[0]
@@ -111,16 +111,16 @@ def _add_embeddings(
 def _add_phrases(
     report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
 ) -> ReportInput:
-    if reason := _missing_reason(files, given):
+    if reason := _find_missing_reason(files, given):
         return _add_missing(report_input, reason)
     run = read_phrase_scores(files[0])
     for entry in references[:1]:
         _check_sha256(report_input, files[0], run, entry)
     _check_against_result(report_input, files[0], run)
-    return replace(report_input, phrases=run, dataset_file=_dataset_file(files[0], run))
+    return replace(report_input, phrase_scores=run, dataset_file=_dataset_file(files[0], run))
 
 
-def _missing_reason(files: Sequence[Path], given: bool) -> str:
+def _find_missing_reason(files: Sequence[Path], given: bool) -> str:
     """Return why embeddings or phrase scores cannot be read; blank if all files exist.
 
     If the user gave the first file (``given``), the reason is blank as well: reading the missing file raises an error.
@@ -159,17 +159,17 @@ def _dataset_file(file: Path, run: FileMetadata) -> Path | None:
         captions = json.loads(run.provenance)["captions"]
     except (json.JSONDecodeError, TypeError, KeyError):
         return None
-    return _resolve(file, captions) if isinstance(captions, str) else None
+    return _resolve_path(file, captions) if isinstance(captions, str) else None
 
 
-def _resolve(file: Path, relative: str) -> Path:
+def _resolve_path(file: Path, relative: str) -> Path:
     """Return a path that is relative to the folder of ``file``, without following links."""
     return Path(os.path.normpath(file.parent / relative))
 
 
 def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:
     records = [
-        _run_record(report_input, file.parent, seed) for file, seed in zip(files, report_input.result.seeds, strict=False)
+        _read_run_record(report_input, file.parent, seed) for file, seed in zip(files, report_input.result.seeds, strict=False)
     ]
     folders = [file.parent for file, record in zip(files, records, strict=False) if record is not None]
     found = [record for record in records if record is not None]
@@ -182,14 +182,16 @@ def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:
             report_input, "there is no metrics.csv of the run next to the embeddings: no training curves"
         )
     if not records or records[0] is None:
-        return replace(report_input, curves=tuple(curves))
+        return replace(report_input, curve_tables=tuple(curves))
     columns = ["epoch", "query", "cost", "imgid", "negative_imgid", "caption", "negative_caption"]
     negatives = _read_run_table(folders[0] / "negatives.csv", columns, records[0])
     folder = folders[0] if records[0] else None
-    return replace(report_input, curves=tuple(curves), record=records[0], folder=folder, negatives=negatives)
+    return replace(
+        report_input, curve_tables=tuple(curves), run_record=records[0], run_folder=folder, negative_table=negatives
+    )
 
 
-def _run_record(report_input: ReportInput, folder: Path, seed: int | None) -> Mapping[str, Any] | None:
+def _read_run_record(report_input: ReportInput, folder: Path, seed: int | None) -> Mapping[str, Any] | None:
     """Return ``run.json`` of a folder; empty if the file is missing, and None if it belongs to another run."""
     file = folder / "run.json"
     if not file.is_file():
@@ -228,7 +230,7 @@ def _read_run_table(file: Path, columns: list[str], record: Mapping[str, Any]) -
 
 def _add_missing(report_input: ReportInput, sentence: str) -> ReportInput:
     log.warning("%s: %s", report_input.path, sentence)
-    return replace(report_input, missing=(*report_input.missing, sentence))
+    return replace(report_input, missing_sentences=(*report_input.missing_sentences, sentence))
 
 
 def align_queries(first: ReportInput, second: ReportInput) -> ReportInput:
@@ -240,8 +242,8 @@ def align_queries(first: ReportInput, second: ReportInput) -> ReportInput:
                 f"{second.path} has {name} {theirs!r}, {first.path} has {ours!r}: "
                 "results side by side must have the same queries"
             )
-    if first.phrases is not None and second.phrases is not None:
-        check_same_phrases(first.path, first.phrases, second.path, second.phrases)
+    if first.phrase_scores is not None and second.phrase_scores is not None:
+        check_same_phrases(first.path, first.phrase_scores, second.path, second.phrase_scores)
     if first.embeddings is None or second.embeddings is None:
         return second
     rows = {}

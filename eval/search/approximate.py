@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from vse.eval.defaults import DEFAULT_KS
-from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, metrics
+from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, compute_metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
 from vse.eval.search.gpu import copy_to_gpu
-from vse.eval.search.index import build_index, min_training_rows, set_parameters
+from vse.eval.search.index import build_index, min_training_rows, set_search_parameters
 from vse.eval.search.top_k import (
-    BLOCK,
-    CANDIDATES,
+    N_RESCORED_CANDIDATES,
+    N_ROWS_PER_BLOCK,
     DirectionSearch,
-    Rows,
+    RowIndices,
     Scores,
     TopK,
     Vectors,
-    both_directions,
-    exact_scores,
+    build_both_searches,
+    compute_exact_scores,
     exact_search,
     search,
 )
@@ -39,22 +39,22 @@ class _CandidateLists(NamedTuple):
     Attributes
     ----------
     queries : (m,) rows of the queries
-    rows : (m, K) rows of the corpus that the first stage returned
-    sure : (m, K) whether a candidate scores, in the first stage, higher than all rows outside of the list
+    candidate_rows : (m, K) rows of the corpus that the first stage returned
+    is_sure : (m, K) whether a candidate scores, in the first stage, higher than all rows outside of the list
     scores : (m, K) exact scores of the candidates
-    best : (m, n) highest exact scores of the complete corpus
+    best_scores : (m, n) highest exact scores of the complete corpus
     seconds : duration of the first stage
     """
 
     queries: Tensor
-    rows: Tensor
-    sure: Tensor
+    candidate_rows: Tensor
+    is_sure: Tensor
     scores: Tensor
-    best: Tensor
+    best_scores: Tensor
     seconds: float
 
 
-def reranked_metrics(
+def measure_reranked_search(
     i2t: ScoreBlocks, t2i: ScoreBlocks | None, images: Vectors, captions: Vectors, candidates: int
 ) -> dict[str, Any]:
     """Return the metrics of a two-stage search for a result file: candidates of each query, re-ranked by exact scores.
@@ -75,21 +75,21 @@ def reranked_metrics(
     """
     image_of_caption = i2t.image_of_caption
     lists = {
-        "i2t": _lists_of_image_queries(i2t, images, captions, candidates),
-        "t2i": _lists_of_caption_queries(t2i or i2t, images, captions, candidates),
+        "i2t": _list_image_candidates(i2t, images, captions, candidates),
+        "t2i": _list_caption_candidates(t2i or i2t, images, captions, candidates),
     }
     image_of_row = {"image": torch.arange(len(images)), "caption": image_of_caption}
     ranks, measured = {}, {}
     for direction in IMAGE_TEXT_DIRECTIONS:
-        name, corpus_images = direction.name, image_of_row[direction.candidate]
-        ranks[name], facts = _evaluate_lists(lists[name], corpus_images, image_of_row[direction.query])
+        name, corpus_images = direction.name, image_of_row[direction.candidate_kind]
+        ranks[name], facts = _evaluate_lists(lists[name], corpus_images, image_of_row[direction.query_kind])
         measured[name] = {"n_queries": len(ranks[name]), "n_corpus": len(corpus_images), **facts}
-    exact, found = metrics(ranks_from_blocks(i2t, t2i)), metrics(Ranks(ranks["i2t"], ranks["t2i"]))
+    exact, found = compute_metrics(ranks_from_blocks(i2t, t2i)), compute_metrics(Ranks(ranks["i2t"], ranks["t2i"]))
     found |= {name: {**facts, **found[name]} for name, facts in measured.items()}
     return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _metric_drops(exact, found)}
 
 
-def _lists_of_image_queries(
+def _list_image_candidates(
     blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int
 ) -> Iterator[_CandidateLists]:
     with_captions = torch.unique(blocks.image_of_caption)
@@ -98,10 +98,10 @@ def _lists_of_image_queries(
         if len(queries):
             near, sure, seconds = _find_candidates(captions, images[queries.numpy()], candidates)
             scores = blocks.score(rows, None)[queries - rows.start]
-            yield _CandidateLists(queries, near, sure, scores.gather(1, near), _highest(scores.T).T, seconds)
+            yield _CandidateLists(queries, near, sure, scores.gather(1, near), _find_highest_scores(scores.T).T, seconds)
 
 
-def _lists_of_caption_queries(
+def _list_caption_candidates(
     blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int
 ) -> Iterator[_CandidateLists]:
     for queries in torch.split(torch.arange(len(captions)), max(1, _MAX_CANDIDATES // candidates)):
@@ -109,7 +109,7 @@ def _lists_of_caption_queries(
         scores, best = torch.empty(near.shape, dtype=torch.float64), torch.empty(0, len(queries))
         for rows in blocks.row_slices:
             block = blocks.score(rows, queries)
-            best = _highest(torch.cat([best.to(block.dtype), block]))
+            best = _find_highest_scores(torch.cat([best.to(block.dtype), block]))
             query, place = torch.nonzero((near >= rows.start) & (near < rows.stop), as_tuple=True)
             scores[query, place] = block[near[query, place] - rows.start, query].double()
         yield _CandidateLists(queries, near, sure, scores, best.T, seconds)
@@ -129,7 +129,7 @@ def _find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tupl
 
 def _evaluate_lists(
     chunks: Iterator[_CandidateLists], image_of_row: Tensor, query_images: Tensor
-) -> tuple[Rows, dict[str, float]]:
+) -> tuple[RowIndices, dict[str, float]]:
     """Return the ranks of the queries of one direction, in their order, and the quality and duration of their candidate lists.
 
     ``image_of_row`` has the image of each row of the corpus. ``query_images[row]`` is the image of the query ``row``.
@@ -163,23 +163,23 @@ def _metric_drops(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _highest(scores: Tensor) -> Tensor:
+def _find_highest_scores(scores: Tensor) -> Tensor:
     """Return the ten highest scores of each column, highest first; all scores of a shorter column."""
     return torch.topk(scores, min(max(DEFAULT_KS), len(scores)), dim=0).values
 
 
-def approximate_recalls(
+def measure_index_recalls(
     images: Vectors,
     captions: Vectors,
-    image_of_caption: Rows,
+    image_of_caption: RowIndices,
     similarity: str = "cosine",
     factory: str = "Flat",
     parameters: str = "",
     ks: tuple[int, ...] = DEFAULT_KS,
     *,
-    candidates: int = CANDIDATES,
+    candidates: int = N_RESCORED_CANDIDATES,
     seed: int = 0,
-    block: int = BLOCK,
+    block: int = N_ROWS_PER_BLOCK,
 ) -> dict[str, Any]:
     """Return the recalls (in percent) and the cost of a FAISS index in both directions, for a result file.
 
@@ -193,7 +193,7 @@ def approximate_recalls(
     ----------
     images, captions : embeddings (n_images, dim) and (n_captions, dim)
     image_of_caption : for each caption the row of its image; an image without captions is a candidate but no query
-    factory, parameters : see :func:`vse.eval.search.index.build_index` and :func:`vse.eval.search.index.set_parameters`
+    factory, parameters : see :func:`vse.eval.search.index.build_index` and :func:`vse.eval.search.index.set_search_parameters`
     """
     if (
         len(image_of_caption) != len(captions)
@@ -207,15 +207,15 @@ def approximate_recalls(
     measured: dict[str, Any] = {"factory": factory, "parameters": parameters, "similarity": similarity}
     if similarity != "cosine":
         measured["reranked"] = candidates
-    for direction, one in both_directions(images, captions, image_of_caption).items():
+    for direction, one in build_both_searches(images, captions, image_of_caption).items():
         # Search deeper by the largest number of right answers, so that K wrong rows that tie with these are found, too.
         depth = max(ks) + int(np.bincount(one.image_of_row).max())
         times = [time.perf_counter()]
         small = len(one.corpus) < needed <= max(len(images), len(captions))
-        name = f"{one.direction.candidate}s"
+        name = f"{one.direction.candidate_kind}s"
         built = build_index(one.corpus, "Flat" if small else factory, seed=seed, block=block, name=name)
         if not small:
-            set_parameters(built.index, parameters)
+            set_search_parameters(built.index, parameters)
         times.append(time.perf_counter())
         index = copy_to_gpu(built.index, depth if similarity == "cosine" else max(depth, candidates))
         queries = one.queries
@@ -226,9 +226,9 @@ def approximate_recalls(
         times.append(time.perf_counter())
         build_s, search_s, exact_s = np.diff(times).round(3).tolist()
         first = top.rows[:, : max(ks)]
-        scores = exact_scores(one.corpus, queries, first, similarity, direction)
-        best = exact_scores(one.corpus, queries, exact.rows, similarity, direction)
-        ranks = _ranks(top, one)
+        scores = compute_exact_scores(one.corpus, queries, first, similarity, direction)
+        best = compute_exact_scores(one.corpus, queries, exact.rows, similarity, direction)
+        ranks = _rank_top_results(top, one)
         measured[direction] = {
             "n_queries": len(queries),
             "n_corpus": len(one.corpus),
@@ -243,7 +243,7 @@ def approximate_recalls(
     return measured
 
 
-def _ranks(top: TopK, direction_search: DirectionSearch) -> Rows:
+def _rank_top_results(top: TopK, direction_search: DirectionSearch) -> RowIndices:
     """Return for each query the number of wrong results that score at least as high as its best right result.
 
     The rank is the largest int64 if no right answer is among the results.
@@ -252,11 +252,11 @@ def _ranks(top: TopK, direction_search: DirectionSearch) -> Rows:
     right = found & (direction_search.image_of_row[top.rows] == direction_search.image_of_query[:, None])
     best = np.where(right, top.scores, -np.inf).max(1, keepdims=True)
     ahead = (found & ~right & (top.scores >= best)).sum(1)
-    ranks: Rows = np.where(right.any(1), ahead, np.iinfo(np.int64).max)
+    ranks: RowIndices = np.where(right.any(1), ahead, np.iinfo(np.int64).max)
     return ranks
 
 
-def _recalled_share(rows: Rows, exact: Rows, scores: Scores, exact_scores: Scores, k: int) -> float:
+def _recalled_share(rows: RowIndices, exact: RowIndices, scores: Scores, exact_scores: Scores, k: int) -> float:
     """Return the share of the exact top ``k`` that the top ``k`` of another search contains.
 
     A row that ties with the last row of the exact top ``k`` counts as well.

@@ -16,28 +16,37 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.ranking.answers import BestAnswers, unit_rows
-from vse.eval.ranking.ranks import Ranks, shared_tensor, similarity_by_name
-from vse.eval.search.top_k import CANDIDATES, DirectionSearch, Rows, Scores, TopK, Vectors, both_directions, search
+from vse.eval.ranking.ranks import Ranks, find_similarity, shared_tensor
+from vse.eval.search.top_k import (
+    N_RESCORED_CANDIDATES,
+    DirectionSearch,
+    RowIndices,
+    Scores,
+    TopK,
+    Vectors,
+    build_both_searches,
+    search,
+)
 
 # Relative to the product of both lengths, or to a sum of squares: float32 sums in another order differ by less.
-_ROUNDING = 1e-5
-_MAX_PAIRS = 512  # pairs that are scored in one call
+_MAX_ROUNDING_ERROR = 1e-5
+_MAX_PAIRS_PER_CALL = 512  # pairs that are scored in one call
 EXACT_SEARCH_TEXT, CANDIDATES_TEXT = "an exact search by FAISS", "candidates of FAISS, re-ranked by exact scores"
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The recalls of a FAISS search that agrees with the exact ranks. Fields other than ``against`` are by direction.
+    """The recalls of a FAISS search that agrees with the exact ranks. All fields but ``search_description`` are by direction.
 
     Attributes
     ----------
-    against : description of the search
+    search_description : name of the kind of search, for messages
     recalls, exact_recalls : R@K of the compared queries, by FAISS and by exact ranks
     n_compared, n_queries : number of compared queries, and number of all queries
     n_ties : number of compared queries with a wrong result that ties with the right answer, up to rounding
     """
 
-    against: str
+    search_description: str
     recalls: dict[str, dict[str, float]] = field(default_factory=dict)
     exact_recalls: dict[str, dict[str, float]] = field(default_factory=dict)
     n_compared: dict[str, int] = field(default_factory=dict)
@@ -46,7 +55,7 @@ class Agreement:
 
 
 def check_against_search(
-    images: Vectors, captions: Vectors, image_of_caption: Rows, ranks: Ranks, ks: tuple[int, ...], max_compared: int = 0
+    images: Vectors, captions: Vectors, image_of_caption: RowIndices, ranks: Ranks, ks: tuple[int, ...], max_compared: int = 0
 ) -> Agreement:
     """Search both directions with FAISS, check every query against its exact rank, and return the agreement.
 
@@ -55,19 +64,19 @@ def check_against_search(
     differs and ties do not explain the difference (see the top of this module).
     """
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
-    right = _right_scores(searches, images, captions, image_of_caption, "cosine")
+    right = _score_right_answers(searches, images, captions, image_of_caption, "cosine")
     longest = [float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max())) for rows in (images, captions)]
     agreement = Agreement(EXACT_SEARCH_TEXT)
     for name, one in searches.items():
         top = search(one.corpus, one.queries, max(ks) + 1)
-        rounding = np.full(len(right[name]), _ROUNDING * longest[0] * longest[1])
+        rounding = np.full(len(right[name]), _MAX_ROUNDING_ERROR * longest[0] * longest[1])
         compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
         compared.check_and_record(agreement, top, one.image_of_query, one.image_of_row, ks)
     return agreement
 
 
 def check_sentences_against_search(
-    captions: Vectors, image_of_caption: Rows, exact: BestAnswers, ks: tuple[int, ...], max_compared: int = 0
+    captions: Vectors, image_of_caption: RowIndices, exact: BestAnswers, ks: tuple[int, ...], max_compared: int = 0
 ) -> Agreement:
     """Search captions with captions by FAISS, and check the ranks in ``exact`` as :func:`check_against_search` does."""
     units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
@@ -77,7 +86,7 @@ def check_sentences_against_search(
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
     others = TopK(*(values[~drop].reshape(len(queries), -1) for values in (scores, rows)))
-    right, rounding = _best_sibling_scores(units, image_of_caption)[queries], np.full(len(queries), _ROUNDING)
+    right, rounding = _best_sibling_scores(units, image_of_caption)[queries], np.full(len(queries), _MAX_ROUNDING_ERROR)
     agreement = Agreement(EXACT_SEARCH_TEXT)
     compared = _ComparedQueries("s2s", sample, exact.ranks, right, rounding)
     compared.check_and_record(agreement, others, image_of_caption[queries], image_of_caption, ks)
@@ -87,12 +96,12 @@ def check_sentences_against_search(
 def check_against_candidates(
     images: Vectors,
     captions: Vectors,
-    image_of_caption: Rows,
+    image_of_caption: RowIndices,
     ranks: Ranks,
     ks: tuple[int, ...],
     similarity: str,
     max_compared: int = 0,
-    candidates: int = CANDIDATES,
+    candidates: int = N_RESCORED_CANDIDATES,
 ) -> Agreement:
     """Search both directions by re-ranked candidates, check every query against its exact rank, and return the agreement.
 
@@ -100,11 +109,11 @@ def check_against_candidates(
     only a lower and an upper bound of each rank. Raises RuntimeError if a rank is out of bounds.
     """
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
-    right = _right_scores(searches, images, captions, image_of_caption, similarity)
+    right = _score_right_answers(searches, images, captions, image_of_caption, similarity)
     agreement = Agreement(CANDIDATES_TEXT)
     for name, one in searches.items():
         top = search(one.corpus, one.queries, candidates, similarity, direction=name, candidates=candidates)
-        rounding = _ROUNDING * np.abs(right[name])
+        rounding = _MAX_ROUNDING_ERROR * np.abs(right[name])
         compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
         compared.check_and_record(agreement, top, one.image_of_query, one.image_of_row, ks)
     return agreement
@@ -115,19 +124,19 @@ class _ComparedQueries(NamedTuple):
 
     Attributes
     ----------
-    sample : (n_compared,) indices of the compared queries among all queries
+    query_sample : (n_compared,) indices of the compared queries among all queries
     exact_ranks : (n_queries,) exact ranks of all queries
-    right_scores, rounding : (n_compared,) score of each right answer, and the largest rounding error of a score
+    right_scores, max_rounding_errors : (n_compared,) score of each right answer, and the largest rounding error of a score
     """
 
     direction: str
-    sample: Rows
-    exact_ranks: Rows
+    query_sample: RowIndices
+    exact_ranks: RowIndices
     right_scores: Scores
-    rounding: NDArray[np.floating[Any]]
+    max_rounding_errors: NDArray[np.floating[Any]]
 
     def check_and_record(
-        self, agreement: Agreement, top: TopK, image_of_query: Rows, image_of_row: Rows, ks: Sequence[int]
+        self, agreement: Agreement, top: TopK, image_of_query: RowIndices, image_of_row: RowIndices, ks: Sequence[int]
     ) -> None:
         """Check the exact ranks by the search results ``top``, and add the recalls to ``agreement``.
 
@@ -137,42 +146,46 @@ class _ComparedQueries(NamedTuple):
         right answer.
         """
         hits = image_of_row[top.rows] == image_of_query[:, None]
-        right, rounding, exact = self.right_scores[:, None], self.rounding[:, None], self.exact_ranks[self.sample]
+        right, rounding, exact = (
+            self.right_scores[:, None],
+            self.max_rounding_errors[:, None],
+            self.exact_ranks[self.query_sample],
+        )
         not_found = len(image_of_row) - np.bincount(image_of_row)[image_of_query] - (~hits).sum(1)
-        if agreement.against == EXACT_SEARCH_TEXT:
-            not_found = np.where(top.scores[:, -1] >= self.right_scores - self.rounding, not_found, 0)
+        if agreement.search_description == EXACT_SEARCH_TEXT:
+            not_found = np.where(top.scores[:, -1] >= self.right_scores - self.max_rounding_errors, not_found, 0)
         lowest = (~hits & (top.scores > right + rounding)).sum(1)
         highest = (~hits & (top.scores >= right - rounding)).sum(1) + not_found
         outside = np.flatnonzero((exact < lowest) | (exact > highest))
         if len(outside):
             query = int(outside[0])
             bounds = f"rank {exact[query]} by exact count, {lowest[query]} to {highest[query]} by FAISS"
-            raise RuntimeError(f"{self.direction} query {self.sample[query]}: {bounds}")
+            raise RuntimeError(f"{self.direction} query {self.query_sample[query]}: {bounds}")
         positions = np.where(hits.any(1), hits.argmax(1), hits.shape[1])
         name, near = self.direction, np.abs(top.scores - right) <= rounding
         agreement.recalls[name] = {f"r{k}": 100.0 * float(np.mean(positions < k)) for k in ks}
         agreement.exact_recalls[name] = {f"r{k}": 100.0 * float(np.mean(exact < k)) for k in ks}
-        agreement.n_compared[name], agreement.n_queries[name] = len(self.sample), len(self.exact_ranks)
+        agreement.n_compared[name], agreement.n_queries[name] = len(self.query_sample), len(self.exact_ranks)
         agreement.n_ties[name] = int((near & ~hits).any(1).sum())
 
 
 def _sample_searches(
-    images: Vectors, captions: Vectors, image_of_caption: Rows, max_compared: int
-) -> tuple[dict[str, Rows], dict[str, DirectionSearch]]:
-    searches = both_directions(images, captions, image_of_caption)
+    images: Vectors, captions: Vectors, image_of_caption: RowIndices, max_compared: int
+) -> tuple[dict[str, RowIndices], dict[str, DirectionSearch]]:
+    searches = build_both_searches(images, captions, image_of_caption)
     samples = {name: _sample_queries(len(one.query_rows), max_compared) for name, one in searches.items()}
     return samples, {name: one.select(samples[name]) for name, one in searches.items()}
 
 
-def _sample_queries(n: int, max_compared: int) -> Rows:
+def _sample_queries(n: int, max_compared: int) -> RowIndices:
     """Return the indices of at most ``max_compared`` of ``n`` queries, ascending; 0 selects all."""
     if not 0 < max_compared < n:
         return np.arange(n)
     return np.sort(np.random.default_rng(0).choice(n, max_compared, replace=False))
 
 
-def _right_scores(
-    searches: Mapping[str, DirectionSearch], images: Vectors, captions: Vectors, image_of_caption: Rows, similarity: str
+def _score_right_answers(
+    searches: Mapping[str, DirectionSearch], images: Vectors, captions: Vectors, image_of_caption: RowIndices, similarity: str
 ) -> dict[str, Scores]:
     """Return for each direction the score of each query (n_queries,) with its best right answer, computed pair by pair."""
     needed = np.isin(image_of_caption, searches["i2t"].query_rows)
@@ -183,12 +196,14 @@ def _right_scores(
     return {"i2t": best_of_image[searches["i2t"].query_rows], "t2i": scores[searches["t2i"].query_rows]}
 
 
-def _scores_of_pairs(images: Vectors, captions: Vectors, image_of_caption: Rows, needed: Rows, similarity: str) -> Scores:
+def _scores_of_pairs(
+    images: Vectors, captions: Vectors, image_of_caption: RowIndices, needed: RowIndices, similarity: str
+) -> Scores:
     """Return the scores (n_captions,) of the ``needed`` captions with their images, pair by pair; -inf for the others."""
-    score = similarity_by_name(similarity).score
+    score = find_similarity(similarity).score
     scores = np.full(len(captions), -np.inf, np.float32)
-    for start in range(0, len(needed), _MAX_PAIRS):
-        part = needed[start : start + _MAX_PAIRS]
+    for start in range(0, len(needed), _MAX_PAIRS_PER_CALL):
+        part = needed[start : start + _MAX_PAIRS_PER_CALL]
         left, right = images[image_of_caption[part]], captions[part]
         if similarity == "cosine":
             scores[part] = np.einsum("nd,nd->n", left, right)
@@ -200,7 +215,7 @@ def _scores_of_pairs(images: Vectors, captions: Vectors, image_of_caption: Rows,
     return scores
 
 
-def _best_sibling_scores(captions: Vectors, image_of_caption: Rows) -> Scores:
+def _best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Scores:
     """Return the highest score of each caption (n_captions,) with another caption of its image; -inf if there is none."""
     best = np.empty(len(captions), np.float32)
     order = np.argsort(image_of_caption, kind="stable")

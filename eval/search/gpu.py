@@ -25,36 +25,36 @@ _chosen_gpu: dict[str, FaissGpu | None] = {}
 """The value of the key ``gpu`` is the GPU that FAISS uses, or None for the CPU. Without a key no GPU was chosen yet."""
 
 
-def use_device(name: str) -> None:
+def choose_faiss_device(name: str) -> None:
     """Let FAISS use ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``. Raises UserError for any other name.
 
     If there is no such GPU, FAISS uses the CPU, and a warning is logged.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UserError(f"--device {name}: FAISS knows auto, cpu, cuda and cuda:N")
-    _chosen_gpu["gpu"] = None if name == "cpu" else _gpu(int(name.partition(":")[2] or 0), requested=name != "auto")
+    _chosen_gpu["gpu"] = None if name == "cpu" else _open_gpu(int(name.partition(":")[2] or 0), requested=name != "auto")
 
 
 def current_gpu() -> FaissGpu | None:
     """Return the GPU that FAISS uses; None for the CPU."""
     if "gpu" not in _chosen_gpu:
-        use_device("auto")
+        choose_faiss_device("auto")
     return _chosen_gpu["gpu"]
 
 
 def fall_back_to_cpu(error: Exception) -> None:
     """Use the CPU from now on, because the GPU failed, and log a warning."""
-    log.warning("FAISS uses the CPU from now on because its GPU failed (%s)", faiss_reason(error))
+    log.warning("FAISS uses the CPU from now on because its GPU failed (%s)", strip_faiss_location(error))
     _chosen_gpu["gpu"] = None
 
 
-def faiss_reason(error: Exception) -> str:
+def strip_faiss_location(error: Exception) -> str:
     """Return the message of a FAISS error without the file and line of the source code where it was raised."""
     text = " ".join(str(error).split())
     return re.sub(r"^Error in .*?\.(cpp|cu|h):\d+: (Error: '.*?' failed: ?)?", "", text) or type(error).__name__
 
 
-def _gpu(number: int, requested: bool) -> FaissGpu | None:
+def _open_gpu(number: int, requested: bool) -> FaissGpu | None:
     if number >= faiss.get_num_gpus():
         if requested:
             log.warning("FAISS has no GPU %d here and uses the CPU", number)
@@ -62,7 +62,7 @@ def _gpu(number: int, requested: bool) -> FaissGpu | None:
     try:
         return FaissGpu(faiss.StandardGpuResources(), number)
     except RuntimeError as error:
-        log.warning("FAISS uses the CPU because GPU %d cannot be used (%s)", number, faiss_reason(error))
+        log.warning("FAISS uses the CPU because GPU %d cannot be used (%s)", number, strip_faiss_location(error))
         return None
 
 
@@ -101,5 +101,5 @@ def copy_to_gpu(index: Any, k: int) -> Any:
     try:
         return GpuIndex(index, faiss.index_cpu_to_gpu(used.resources, used.number, index))
     except RuntimeError as error:
-        log.info("the index is searched on the CPU: %s", faiss_reason(error))
+        log.info("the index is searched on the CPU: %s", strip_faiss_location(error))
         return index

@@ -27,9 +27,9 @@ from pydantic import (
     field_validator,
 )
 
-from vse.eval.files.array_folder import IN_MEMORY_BYTES
-from vse.eval.search.gpu import faiss_reason
-from vse.eval.search.top_k import BLOCK, Corpus, Rows, Vectors, read_blocks, search_index
+from vse.eval.files.array_folder import MAX_IN_MEMORY_BYTES
+from vse.eval.search.gpu import strip_faiss_location
+from vse.eval.search.top_k import N_ROWS_PER_BLOCK, Corpus, RowIndices, Vectors, read_blocks, search_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, changed_file_error
 from vse.pipeline.files.outputs import OutputKind, json_kind, may_replace_other_kinds
@@ -37,11 +37,12 @@ from vse.pipeline.files.writing import open_atomic, read_json, write_json
 from vse.pipeline.progress import progress_bar
 
 FACTORY_EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
-MIN_TRAINING_SAMPLE = 65_536  # train on at least this many rows, if the corpus has them,
-SAMPLE_PER_CENTROID = 64  # and on at least this many for each centroid
-ROWS_PER_CENTROID = 39  # FAISS warns if a centroid has fewer rows
+MIN_TRAINING_SAMPLE_ROWS = 65_536  # train on at least this many rows, if the corpus has them,
+SAMPLE_ROWS_PER_CENTROID = 64  # and on at least this many for each centroid
+MIN_ROWS_PER_CENTROID = 39  # FAISS warns if a centroid has fewer rows
 
-_GRAPH_LINKS = range(2, 257)  # accepted links of a graph node: below, FAISS crashes; far above, FAISS needs all memory
+# Accepted links of a graph node: below, FAISS crashes; far above, FAISS needs all memory.
+_ACCEPTED_GRAPH_LINKS = range(2, 257)
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class BuiltIndex:
 
 
 def build_index(
-    corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: int = BLOCK, name: str = "corpus"
+    corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: int = N_ROWS_PER_BLOCK, name: str = "corpus"
 ) -> BuiltIndex:
     """Build an index for the highest inner products with the rows of ``corpus`` (n, dim).
 
@@ -67,7 +68,7 @@ def build_index(
     """
     n_rows, dim = corpus.shape
     index = _create_index(factory, dim)
-    needed = ROWS_PER_CENTROID * (n_centroids := _max_centroids(index))
+    needed = MIN_ROWS_PER_CENTROID * (n_centroids := _max_centroids(index))
     if n_rows < needed:
         raise UserError(
             f"{factory}: its {n_centroids} centroids need {needed} rows to be trained, and {name} has {n_rows}; "
@@ -76,14 +77,14 @@ def build_index(
     n_training_rows = 0
     try:
         if not index.is_trained:
-            n_training_rows = min(n_rows, max(MIN_TRAINING_SAMPLE, SAMPLE_PER_CENTROID * n_centroids))
+            n_training_rows = min(n_rows, max(MIN_TRAINING_SAMPLE_ROWS, SAMPLE_ROWS_PER_CENTROID * n_centroids))
             index.train(_training_sample(corpus, n_training_rows, seed))
         with progress_bar(total=n_rows, desc=f"index {name}", unit="row") as progress:
             for _, rows in read_blocks(corpus, block):
                 index.add(rows)
                 progress.update(len(rows))
     except RuntimeError as error:
-        reason = f"FAISS cannot build it for {name} ({faiss_reason(error)})"
+        reason = f"FAISS cannot build it for {name} ({strip_faiss_location(error)})"
         raise UserError(f"{factory}: {reason}; such as {FACTORY_EXAMPLES} work") from None
     return BuiltIndex(index, factory, n_training_rows)
 
@@ -91,10 +92,10 @@ def build_index(
 def min_training_rows(factory: str, dim: int) -> int:
     """Return the number of rows needed to train an index of type ``factory``. Raises UserError if FAISS has no such type."""
     index = _create_index(factory, dim)
-    return ROWS_PER_CENTROID * _max_centroids(index)
+    return MIN_ROWS_PER_CENTROID * _max_centroids(index)
 
 
-def set_parameters(index: Any, parameters: str) -> None:
+def set_search_parameters(index: Any, parameters: str) -> None:
     """Set the search parameters of an index: ``nprobe=16`` for IVF or ``efSearch=64`` for HNSW, several separated by commas.
 
     Raises UserError if a value is not a positive integer, or if the index does not have such a parameter.
@@ -120,7 +121,7 @@ class IndexVectors:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice | Rows) -> Vectors:
+    def __getitem__(self, rows: slice | RowIndices) -> Vectors:
         wanted = np.arange(len(self))[rows]
         lists = faiss.try_extract_index_ivf(self.index)
         if lists is not None:
@@ -129,7 +130,7 @@ class IndexVectors:
         return vectors
 
 
-def stores_exactly(index: Any, corpus: Corpus) -> bool:
+def stores_corpus_exactly(index: Any, corpus: Corpus) -> bool:
     """Return whether an index stores its corpus bit for bit, judged by the first 100 rows."""
     first_rows = slice(0, 100)
     try:
@@ -141,14 +142,14 @@ def stores_exactly(index: Any, corpus: Corpus) -> bool:
 def _create_index(factory: str, dim: int) -> Any:
     """Create an empty index. Raises UserError if FAISS cannot build it or would crash on a number in ``factory``."""
     links = [int(number) for number in re.findall(r"(?:HNSW|NSG)(\d+)", factory)]
-    if re.search(r"(?<!\d)0+(?!\d)", factory) or any(number not in _GRAPH_LINKS for number in links):
+    if re.search(r"(?<!\d)0+(?!\d)", factory) or any(number not in _ACCEPTED_GRAPH_LINKS for number in links):
         raise UserError(f"{factory}: a number in it is too small or too large; such as {FACTORY_EXAMPLES} work")
     if factory.startswith("IDMap"):
         raise UserError(f"{factory}: rows are numbered without IDMap; leave it out")
     try:
         return faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        reason = f"not an index of {dim} dimensions that FAISS can build ({faiss_reason(error)})"
+        reason = f"not an index of {dim} dimensions that FAISS can build ({strip_faiss_location(error)})"
         raise UserError(f"{factory!r}: {reason}; such as {FACTORY_EXAMPLES} work") from None
 
 
@@ -180,17 +181,17 @@ def _training_sample(corpus: Corpus, size: int, seed: int) -> Vectors:
 
 
 log = logging.getLogger(__name__)
-FORMAT = "vse-index"
-VERSION = 1
+INDEX_FORMAT = "vse-index"
+INDEX_VERSION = 1
 _HASH_DIGITS = 64  # digits of a SHA-256; errors do not print texts of this length or more
-_REBUILD = "delete it to rebuild it, or name another file"
+_REBUILD_ADVICE = "delete it to rebuild it, or name another file"
 
 
 class _IndexMetadata(BaseModel):
     """The fields of an index's metadata file that are read."""
 
     model_config = ConfigDict(strict=True)
-    version: int = Field(ge=VERSION, le=VERSION)
+    version: int = Field(ge=INDEX_VERSION, le=INDEX_VERSION)
     dim: PositiveInt
     factory: str
     trained_on: NonNegativeInt
@@ -231,7 +232,7 @@ INDEX_KIND = OutputKind(
 )
 
 
-def ids_sha256(ids: Rows) -> str:
+def hash_ids(ids: RowIndices) -> str:
     """Return the SHA-256 of ids in their order."""
     return hashlib.sha256(np.ascontiguousarray(ids, "<i8").tobytes()).hexdigest()
 
@@ -255,8 +256,8 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 
         faiss.write_index(built.index, faiss.PyCallbackIOWriter(put))  # type: ignore[attr-defined]
         metadata = {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": INDEX_FORMAT,
+            "version": INDEX_VERSION,
             "factory": built.factory,
             "trained_on": built.n_training_rows,
             "count": source.count,
@@ -300,23 +301,23 @@ def read_index(path: Path, source: IndexSource, factory: str | None = None) -> B
     """
     metadata = _read_metadata(path)
     if difference := _source_difference(source, metadata):
-        raise UserError(f"{path}: was built from something else ({difference}); {_REBUILD}")
+        raise UserError(f"{path}: was built from something else ({difference}); {_REBUILD_ADVICE}")
     if factory not in (None, metadata["factory"]):
-        raise UserError(f"{path}: an index of type {metadata['factory']}, not {factory}; {_REBUILD}")
+        raise UserError(f"{path}: an index of type {metadata['factory']}, not {factory}; {_REBUILD_ADVICE}")
     try:
         file = InputFile(path)
         if file.sha256 != metadata["sha256"]:
-            raise UserError(f"{path}: has changed since it was built (its SHA-256 does not match); {_REBUILD}")
-        index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > IN_MEMORY_BYTES else 0)
+            raise UserError(f"{path}: has changed since it was built (its SHA-256 does not match); {_REBUILD_ADVICE}")
+        index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > MAX_IN_MEMORY_BYTES else 0)
         if file.has_changed:
             raise changed_file_error(path)
         search_index(index, np.zeros((1, index.d), np.float32), 1)  # a search finds errors in the parts of the index
     except (OSError, RuntimeError, MemoryError) as error:
-        raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_REBUILD}") from None
+        raise UserError(f"{path}: FAISS cannot read it ({strip_faiss_location(error)}); {_REBUILD_ADVICE}") from None
     if (index.ntotal, index.d) != (source.count, source.dim):
-        raise UserError(f"{path}: has {index.ntotal} rows of {index.d} dimensions, unlike its metadata; {_REBUILD}")
+        raise UserError(f"{path}: has {index.ntotal} rows of {index.d} dimensions, unlike its metadata; {_REBUILD_ADVICE}")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-        raise UserError(f"{path}: does not search by inner products; {_REBUILD}")
+        raise UserError(f"{path}: does not search by inner products; {_REBUILD_ADVICE}")
     return BuiltIndex(index, metadata["factory"], metadata["trained_on"])
 
 
@@ -339,10 +340,10 @@ def _read_metadata(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"{path}: not an index that vse wrote: there is no {file.name} next to it; name another file")
     metadata = read_json(file)
-    if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+    if not isinstance(metadata, dict) or metadata.get("format") != INDEX_FORMAT:
         raise UserError(f"{file}: not the metadata of an index; name another file")
     try:
         return _IndexMetadata.model_validate(metadata).model_dump()
     except ValidationError as error:
         field = error.errors()[0]["loc"][0]
-        raise UserError(f"{file}: its field {field!r} is missing or invalid; {_REBUILD}") from None
+        raise UserError(f"{file}: its field {field!r} is missing or invalid; {_REBUILD_ADVICE}") from None

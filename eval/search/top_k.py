@@ -14,17 +14,19 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, Direction
-from vse.eval.ranking.ranks import RankingSimilarity, check_finite, shared_tensor, similarity_by_name
+from vse.eval.ranking.ranks import RankingSimilarity, check_finite, find_similarity, shared_tensor
 from vse.eval.search.gpu import GPU_SEARCH_LIMIT, current_gpu, fall_back_to_cpu
 from vse.pipeline.errors import UserError
 
-BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
-CANDIDATES = 200  # candidates of a query that are scored exactly
-_FEW_DIMENSIONS = 12  # up to this many, FAISS rounds the scores of a single query differently from those of several
+N_ROWS_PER_BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
+N_RESCORED_CANDIDATES = 200  # candidates of a query that are scored exactly
+_MAX_DIM_ROUNDED_DIFFERENTLY = (
+    12  # up to this many, FAISS rounds the scores of a single query differently from those of several
+)
 
 Vectors = NDArray[np.float32]
 Scores = NDArray[np.float32]
-Rows = NDArray[np.int64]
+RowIndices = NDArray[np.int64]
 
 
 class Corpus(Protocol):
@@ -42,7 +44,7 @@ class TopK(NamedTuple):
     """The best rows for each query, best first: ``scores`` and ``rows`` (m, k), padded with -inf and -1."""
 
     scores: Scores
-    rows: Rows
+    rows: RowIndices
 
 
 @dataclass(frozen=True)
@@ -61,22 +63,22 @@ class DirectionSearch:
 
     direction: Direction
     corpus: Vectors
-    image_of_row: Rows
+    image_of_row: RowIndices
     vectors: Vectors
-    query_rows: Rows
-    image_of_query: Rows
+    query_rows: RowIndices
+    image_of_query: RowIndices
 
     @property
     def queries(self) -> Vectors:
         """The vectors of the queries, without a copy if all rows are queries."""
         return self.vectors if len(self.query_rows) == len(self.vectors) else self.vectors[self.query_rows]
 
-    def select(self, indices: Rows) -> DirectionSearch:
+    def select(self, indices: RowIndices) -> DirectionSearch:
         """Return the search of some of the queries, given by their indices."""
         return replace(self, query_rows=self.query_rows[indices], image_of_query=self.image_of_query[indices])
 
 
-def both_directions(images: Vectors, captions: Vectors, image_of_caption: Rows) -> dict[str, DirectionSearch]:
+def build_both_searches(images: Vectors, captions: Vectors, image_of_caption: RowIndices) -> dict[str, DirectionSearch]:
     """Return the searches of both directions as a dict with the keys ``i2t`` and ``t2i``.
 
     An image without captions is a candidate but no query. ``image_of_caption`` has the row of each caption's image.
@@ -87,11 +89,11 @@ def both_directions(images: Vectors, captions: Vectors, image_of_caption: Rows) 
     return {
         direction.name: DirectionSearch(
             direction,
-            vectors[direction.candidate],
-            image_of_row[direction.candidate],
-            vectors[direction.query],
-            query_rows[direction.query],
-            image_of_row[direction.query][query_rows[direction.query]],
+            vectors[direction.candidate_kind],
+            image_of_row[direction.candidate_kind],
+            vectors[direction.query_kind],
+            query_rows[direction.query_kind],
+            image_of_row[direction.query_kind][query_rows[direction.query_kind]],
         )
         for direction in IMAGE_TEXT_DIRECTIONS
     }
@@ -104,9 +106,9 @@ def search(
     similarity: str = "cosine",
     *,
     direction: str | None = None,
-    candidates: int = CANDIDATES,
+    candidates: int = N_RESCORED_CANDIDATES,
     index: Any = None,
-    block: int = BLOCK,
+    block: int = N_ROWS_PER_BLOCK,
 ) -> TopK:
     """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim).
 
@@ -120,13 +122,13 @@ def search(
         index finds fewer than ``k`` rows, scores end in -inf and rows in -1
     block : the number of rows that are read at a time
     """
-    similarity_by_name(similarity)
+    find_similarity(similarity)
     queries = _check_queries(corpus, queries)
     if similarity == "cosine":
         return exact_search(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
     _check_direction(similarity, direction)
     near = search(corpus, queries, max(k, candidates), index=index, block=block).rows
-    return _merge(k, TopK(exact_scores(corpus, queries, near, similarity, direction), near))
+    return _merge_results(k, TopK(compute_exact_scores(corpus, queries, near, similarity, direction), near))
 
 
 def search_index(index: Any, queries: Vectors, k: int) -> TopK:
@@ -134,11 +136,17 @@ def search_index(index: Any, queries: Vectors, k: int) -> TopK:
     k = min(k, index.ntotal)
     if not k or not len(queries):
         return TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
-    return _merge(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
+    return _merge_results(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
 
 
 def exact_search(
-    corpus: Corpus, queries: Vectors, k: int, similarity: str = "cosine", *, direction: str | None = None, block: int = BLOCK
+    corpus: Corpus,
+    queries: Vectors,
+    k: int,
+    similarity: str = "cosine",
+    *,
+    direction: str | None = None,
+    block: int = N_ROWS_PER_BLOCK,
 ) -> TopK:
     """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim); all rows are scored.
 
@@ -146,12 +154,17 @@ def exact_search(
     if several tie with the last result, FAISS decides which of them are found. ``direction`` is as for :func:`search`. Raises
     UserError if a row is not finite.
     """
-    scorer = similarity_by_name(similarity)
+    scorer = find_similarity(similarity)
     queries = _check_queries(corpus, queries)
     if similarity != "cosine":
         _check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
-    single = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _FEW_DIMENSIONS and current_gpu() is None
+    single = (
+        similarity == "cosine"
+        and len(queries) == 1
+        and queries.shape[1] > _MAX_DIM_ROUNDED_DIFFERENTLY
+        and current_gpu() is None
+    )
     for start, rows in read_blocks(corpus, block, checked=not single):
         n_best = min(k, len(rows))
         if single:
@@ -161,13 +174,13 @@ def exact_search(
             near = _search_faiss(queries, rows, n_best)
         else:
             near = _search_tiles(scorer, queries, rows, n_best, direction)
-        best = _merge(k, best, TopK(near.scores, near.rows + start))
+        best = _merge_results(k, best, TopK(near.scores, near.rows + start))
     return best
 
 
-def exact_scores(corpus: Corpus, queries: Vectors, rows: Rows, similarity: str, direction: str | None) -> Scores:
+def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, similarity: str, direction: str | None) -> Scores:
     """Return the scores (m, k) of each query (m, dim) with ``rows`` (m, k) of the corpus, pair by pair; -inf for row -1."""
-    scorer = similarity_by_name(similarity)
+    scorer = find_similarity(similarity)
     scores = np.full(rows.shape, -np.inf, np.float32)
     for query, near, out in zip(queries, rows, scores, strict=True):
         found = near >= 0
@@ -213,7 +226,7 @@ def _check_direction(similarity: str, direction: str | None) -> None:
         raise ValueError(f"a search by {similarity} needs the direction i2t or t2i, not {direction!r}")
 
 
-def _merge(k: int, *parts: TopK) -> TopK:
+def _merge_results(k: int, *parts: TopK) -> TopK:
     """Merge the results of several searches for the same queries into the best ``k``; equal scores keep the order of rows."""
     scores, rows = (np.concatenate(values, axis=1) for values in zip(*parts, strict=True))
     scores = np.where(rows < 0, np.float32(-np.inf), scores)
@@ -309,7 +322,7 @@ class PhraseCandidates:
     boxes: Float[np.ndarray, "n_boxes 4"]
     scores: Float[np.ndarray, " n_boxes"]
 
-    def best(self, k: int) -> PhraseCandidates:
+    def select_best(self, k: int) -> PhraseCandidates:
         """Return the ``k`` best boxes."""
         return PhraseCandidates(self.text, self.boxes[:k], self.scores[:k])
 

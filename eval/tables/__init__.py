@@ -1,8 +1,8 @@
 """Tables of results and of comparisons, and published tables next to our results.
 
-A new kind of table is one file with a subclass of :class:`vse.eval.tables.table.TableKind`, and one line in :data:`TABLES`. A
-new published table is one CSV file in ``config/published``. This module imports no large library, because the help of
-``vse-table`` lists the names.
+A new kind of table is one file with a subclass of :class:`vse.eval.tables.table.TableKind`, and one line in
+:data:`TABLE_CLASS_PATHS`. A new published table is one CSV file in ``config/published``. This module imports no large library,
+because the help of ``vse-table`` lists the names.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from vse.eval.defaults import published_tables
 if TYPE_CHECKING:
     from vse.eval.tables.table import TableKind
 
-TABLES = {
+TABLE_CLASS_PATHS = {
     "summary": "vse.eval.tables.summary:SummaryTable",
     "significance": "vse.eval.tables.significance:SignificanceTable",
     "ladder": "vse.eval.tables.ladder:LadderTable",
 }
-_PUBLISHED = "vse.eval.tables.published:PublishedTable"
+_PUBLISHED_CLASS_PATH = "vse.eval.tables.published:PublishedTable"
 
 
 def table_names() -> Sequence[str]:
     """Return the names of all tables, as ``vse-table`` lists them."""
-    return [*TABLES, *published_tables()]
+    return [*TABLE_CLASS_PATHS, *published_tables()]
 
 
 def table_kind(name: str) -> TableKind:
@@ -35,6 +35,6 @@ def table_kind(name: str) -> TableKind:
 
     if name not in table_names():
         raise UserError(f"unknown table {name!r}{did_you_mean(name, table_names())}")
-    module, _, kind = TABLES.get(name, _PUBLISHED).partition(":")
+    module, _, kind = TABLE_CLASS_PATHS.get(name, _PUBLISHED_CLASS_PATH).partition(":")
     table: TableKind = getattr(import_module(module), kind)(name)
     return table

@@ -19,18 +19,18 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from vse.eval.defaults import COST_NAMES
-from vse.eval.files.results import Result, check_one_dataset, drop_comparisons, read_result
+from vse.eval.files.results import Result, check_consistent_data, drop_comparisons, read_result
 from vse.eval.options import TableRequest
 from vse.eval.tables.summary import build_summary, method_name
-from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, column_title, metric_cell
+from vse.eval.tables.table import EMPTY_TABLE_REQUEST, FILE_MARKER, PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.writing import write_bytes
 from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
 
 log = logging.getLogger(__name__)
 _PROTOCOL = "full"
-_METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
-_GROUP = ["dataset", "split", "protocol"]  # rows are compared only within a group
+_METRIC_COLUMNS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
+_GROUP_COLUMNS = ["dataset", "split", "protocol"]  # rows are compared only within a group
 BEST_COLUMN = "best"
 
 
@@ -45,15 +45,15 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame
     paths = drop_comparisons(results)
     if not paths:
         raise UserError("no result among the files, so there is no ladder")
-    check_one_dataset([(path, read_result(path)) for path in paths])
-    table = pd.concat([_row(path) for path in paths], ignore_index=True)
+    check_consistent_data([(path, read_result(path)) for path in paths])
+    table = pd.concat([_build_ladder_row(path) for path in paths], ignore_index=True)
     table[BEST_COLUMN] = ""
-    for _, rows in table.groupby(_GROUP):
+    for _, rows in table.groupby(_GROUP_COLUMNS):
         front = pareto_front(rows[cost].to_numpy(float), rows["rsum"].to_numpy(float))
         table.loc[rows.index[front], BEST_COLUMN] = "yes"
     if not (table[BEST_COLUMN] == "yes").any():
         log.warning("no result has the cost %s, so no trade-off is marked; earlier versions recorded no costs", cost)
-    return table.sort_values([*_GROUP, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True)
+    return table.sort_values([*_GROUP_COLUMNS, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True)
 
 
 def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -76,34 +76,34 @@ class LadderTable(TableKind):
     """``vse-table ladder``: a row per result with its costs, or a chart (``.svg``, ``.png``)."""
 
     first_columns = ("method", "captions", "images", "experiment", "dataset", "split", "protocol", "total_s", "best")
-    suffixes = (".csv", ".tex", ".svg", ".png")
-    options = frozenset({"cost"})
+    file_suffixes = (".csv", ".tex", ".svg", ".png")
+    option_names = frozenset({"cost"})
 
-    def frame(self, request: TableRequest) -> pd.DataFrame:
+    def build_frame(self, request: TableRequest) -> pd.DataFrame:
         return build_ladder(request.results, request.cost or "total_s")
 
-    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return ladder_cells(frame, request.cost or "total_s")
 
-    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
+    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         if out.suffix in (".svg", ".png"):
             return write_chart(frame, out, request.cost or "total_s")
         return super().write(frame, out, request)
 
 
-def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> Cells:
+def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> PrintedTable:
     """Return the printed columns of the table ``ladder`` (see :func:`build_ladder`), with a star for the best trade-offs."""
-    texts = ["method", "captions", "images", *(name for name in _GROUP if table[name].nunique() > 1)]
+    texts = ["method", "captions", "images", *(name for name in _GROUP_COLUMNS if table[name].nunique() > 1)]
     lines = []
     for row in table.to_dict("records"):
-        metrics = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in _METRICS]
+        metrics = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in _METRIC_COLUMNS]
         costs = [cost_cell(row[name]) for name in COST_NAMES]
         lines.append(["*" if row[BEST_COLUMN] else "", *(str(row[name]) for name in texts), *metrics, *costs])
-    titles = [("", name) for name in ("", *texts)] + [column_title(name) for name in _METRICS]
+    titles = [("", name) for name in ("", *texts)] + [column_title(name) for name in _METRIC_COLUMNS]
     titles += [("", name.replace("_", " ").replace("mb", "MB")) for name in COST_NAMES]
-    same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _GROUP if table[name].nunique() == 1)
+    same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _GROUP_COLUMNS if table[name].nunique() == 1)
     notes = [same, f"* best trade-off: no other row has a higher rsum at the same or a lower {cost}"]
-    return Cells(lines, titles, 1 + len(texts), notes)
+    return PrintedTable(lines, titles, 1 + len(texts), notes)
 
 
 def cost_cell(value: float) -> str:
@@ -113,15 +113,17 @@ def cost_cell(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _row(path: Path) -> pd.DataFrame:
+def _build_ladder_row(path: Path) -> pd.DataFrame:
     result = read_result(path)
     if _PROTOCOL not in result.protocols:
         raise UserError(f"{path}: has no metrics of the whole split, but a ladder needs them (vse-eval --protocol full)")
     rows = build_summary([path])
     row = {str(name): value for name, value in rows[rows["protocol"] == _PROTOCOL].iloc[0].to_dict().items()}
-    described = {name: row.pop(name) for name in [*_GROUP, "n_images", "n_captions", "seeds", "run", "settings"]}
+    described = {name: row.pop(name) for name in [*_GROUP_COLUMNS, "n_images", "n_captions", "seeds", "run", "settings"]}
     metrics = {
-        name: row[name] for name in row if name.removesuffix("_low").removesuffix("_high").removesuffix("_std") in _METRICS
+        name: row[name]
+        for name in row
+        if name.removesuffix("_low").removesuffix("_high").removesuffix("_std") in _METRIC_COLUMNS
     }
     images, captions = _feature_names(result)
     texts = {"method": method_name(result), "captions": captions, "images": images, "experiment": row["experiment"]}
@@ -147,40 +149,40 @@ def result_costs(result: Result) -> dict[str, float]:
     costs = result.provenance.get("costs")
     costs = [one if isinstance(one, Mapping) else {} for one in costs] if isinstance(costs, list) and costs else [{}]
     n_seeds = len(result.seeds)
-    evaluation = _number(result.provenance.get("evaluation_s"))
+    evaluation = _parse_cost(result.provenance.get("evaluation_s"))
     spent = {
-        "extraction_s": _cache_total(costs, "extraction_s"),
-        "train_s": sum(_number(one.get("train_s")) for one in costs) / n_seeds,
-        "eval_s": (sum(_number(one.get("embed_s")) for one in costs) + evaluation) / n_seeds,
+        "extraction_s": _sum_over_caches(costs, "extraction_s"),
+        "train_s": sum(_parse_cost(one.get("train_s")) for one in costs) / n_seeds,
+        "eval_s": (sum(_parse_cost(one.get("embed_s")) for one in costs) + evaluation) / n_seeds,
     }
     sizes = {
-        "cache_mb": _cache_total(costs, "cache_mb"),
-        "model_mb": sum(_number(one.get("model_mb")) for one in costs) / n_seeds,
+        "cache_mb": _sum_over_caches(costs, "cache_mb"),
+        "model_mb": sum(_parse_cost(one.get("model_mb")) for one in costs) / n_seeds,
     }
     return {**spent, "total_s": sum(spent.values()), **sizes}
 
 
-def _cache_total(costs: Sequence[Mapping[str, Any]], name: str) -> float:
+def _sum_over_caches(costs: Sequence[Mapping[str, Any]], name: str) -> float:
     """Return the sum of a cost over all feature caches. A cache that several training runs share counts once."""
     by_feature: dict[str, float] = {}
     for one in costs:
         of_caches = one.get(name)
         for feature, value in of_caches.items() if isinstance(of_caches, Mapping) else [("", None)]:
-            by_feature[str(feature)] = _number(value)
+            by_feature[str(feature)] = _parse_cost(value)
     return sum(by_feature.values())
 
 
-def _number(value: object) -> float:
+def _parse_cost(value: object) -> float:
     known = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
     return float(value) if known else math.nan  # type: ignore[arg-type]
 
 
-_COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d", "#a4243b", "#1b998b")  # by image feature
-_MARKERS = "osD^vP*X"  # by caption feature
-_INK, _QUIET = "#1d2733", "#8a949e"
-_SIZE = (8.0, 5.2)  # inches
-_UNITS = {"s": "seconds", "mb": "MB"}
-_TITLES = {
+_IMAGE_FEATURE_COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d", "#a4243b", "#1b998b")
+_CAPTION_FEATURE_MARKERS = "osD^vP*X"
+_INK_COLOUR, _QUIET_COLOUR = "#1d2733", "#8a949e"
+_CHART_SIZE = (8.0, 5.2)  # inches
+_COST_UNITS = {"s": "seconds", "mb": "MB"}
+_COST_TITLES = {
     "extraction": "extraction of both features",
     "train": "training of a seed",
     "eval": "evaluation of a seed",
@@ -188,7 +190,10 @@ _TITLES = {
     "cache": "feature caches",
     "model": "weights",
 }
-_FILE_METADATA = {"svg": {"Creator": MARKER, **dict.fromkeys(("Date", "Format", "Type"))}, "png": {"Software": MARKER}}
+_FILE_METADATA = {
+    "svg": {"Creator": FILE_MARKER, **dict.fromkeys(("Date", "Format", "Type"))},
+    "png": {"Software": FILE_MARKER},
+}
 _MAX_NAME_LENGTH = 40  # characters
 _RIGHT_EDGE = 0.85  # share of the width beyond which a name is written to the left of its point
 
@@ -209,9 +214,9 @@ def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the user's matplotlibrc
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "ladder", "font.size": 9})
-        figure = Figure(figsize=_SIZE, layout="constrained")
+        figure = Figure(figsize=_CHART_SIZE, layout="constrained")
         axes = figure.add_subplot()
-        _draw(axes, known, cost)
+        _draw_chart(axes, known, cost)
         for text in figure.findobj(matplotlib.text.Text):
             text.set_parse_math(False)  # names are data
         content = BytesIO()
@@ -219,19 +224,19 @@ def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
     return write_bytes(out, content.getvalue())
 
 
-def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
+def _draw_chart(axes: Axes, table: pd.DataFrame, cost: str) -> None:
     image_features, caption_features = (list(dict.fromkeys(table[name])) for name in ("images", "captions"))
     _draw_points(axes, table, cost, image_features, caption_features)
     _draw_names(axes, table, cost)
     name, _, unit = cost.rpartition("_")
-    axes.set(xlabel=f"{_TITLES[name]}, {_UNITS[unit]}", ylabel="rsum")
+    axes.set(xlabel=f"{_COST_TITLES[name]}, {_COST_UNITS[unit]}", ylabel="rsum")
     first = table.iloc[0]
     title = f"{first['dataset']} {first['split']}: filled and joined, the best trade-offs; whiskers, 95% over images"
-    axes.set_title(to_printable_line(title), fontsize=9, color=_INK)
+    axes.set_title(to_printable_line(title), fontsize=9, color=_INK_COLOUR)
     axes.grid(color="#e6e9ed")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    _legend(axes, image_features, caption_features)
+    _draw_legend(axes, image_features, caption_features)
 
 
 def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: list[str], caption_features: list[str]) -> None:
@@ -240,10 +245,10 @@ def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: lis
     The features are names, in the order of their colours and markers.
     """
     front = table[table[BEST_COLUMN] == "yes"].sort_values(cost)
-    axes.plot(front[cost], front["rsum"], color=_QUIET, linewidth=1, zorder=1)
+    axes.plot(front[cost], front["rsum"], color=_QUIET_COLOUR, linewidth=1, zorder=1)
     for row in table.to_dict("records"):
-        colour = _COLOURS[image_features.index(row["images"]) % len(_COLOURS)]
-        marker = _MARKERS[caption_features.index(row["captions"]) % len(_MARKERS)]
+        colour = _IMAGE_FEATURE_COLOURS[image_features.index(row["images"]) % len(_IMAGE_FEATURE_COLOURS)]
+        marker = _CAPTION_FEATURE_MARKERS[caption_features.index(row["captions"]) % len(_CAPTION_FEATURE_MARKERS)]
         low, high = _whisker(row)
         whisker = [[max(row["rsum"] - low, 0.0)], [max(high - row["rsum"], 0.0)]]
         axes.errorbar(row[cost], row["rsum"], whisker, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.6)
@@ -261,7 +266,7 @@ def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: lis
 def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
     """Write the method next to each point, to the left of points near the right edge."""
     for row in table.to_dict("records"):
-        size, colour = (8, _INK) if row[BEST_COLUMN] else (6, _QUIET)
+        size, colour = (8, _INK_COLOUR) if row[BEST_COLUMN] else (6, _QUIET_COLOUR)
         point = (row[cost], row["rsum"])
         across = axes.transLimits.transform(axes.transScale.transform(point))[0]  # 0 at the left, 1 at the right
         offset, side = ((-5, 3), "right") if across > _RIGHT_EDGE else ((5, 3), "left")  # keep names out of the legend
@@ -269,13 +274,27 @@ def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
         axes.annotate(_shorten(row["method"]), point, offset, textcoords="offset points", **style)
 
 
-def _legend(axes: Axes, image_features: list[str], caption_features: list[str]) -> None:
+def _draw_legend(axes: Axes, image_features: list[str], caption_features: list[str]) -> None:
     image_entries = [
-        Line2D([], [], marker="s", linestyle="", color=_COLOURS[k % len(_COLOURS)], label=_shorten(name) or "?")
+        Line2D(
+            [],
+            [],
+            marker="s",
+            linestyle="",
+            color=_IMAGE_FEATURE_COLOURS[k % len(_IMAGE_FEATURE_COLOURS)],
+            label=_shorten(name) or "?",
+        )
         for k, name in enumerate(image_features)
     ]
     caption_entries = [
-        Line2D([], [], marker=_MARKERS[k % len(_MARKERS)], linestyle="", color=_QUIET, label=_shorten(name) or "?")
+        Line2D(
+            [],
+            [],
+            marker=_CAPTION_FEATURE_MARKERS[k % len(_CAPTION_FEATURE_MARKERS)],
+            linestyle="",
+            color=_QUIET_COLOUR,
+            label=_shorten(name) or "?",
+        )
         for k, name in enumerate(caption_features)
     ]
     style = {"fontsize": 8, "frameon": False, "alignment": "left"}

@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.defaults import FOLD_IMAGES, FOLDED_PROTOCOLS, PHRASE
-from vse.eval.files.results import ProtocolMetrics, Result, check_one_dataset, drop_comparisons, mean_and_std, read_result
-from vse.eval.files.split import split_name
+from vse.eval.defaults import FOLDED_PROTOCOLS, N_IMAGES_PER_FOLD, PHRASE_PROTOCOL
+from vse.eval.files.results import ProtocolMetrics, Result, check_consistent_data, drop_comparisons, mean_and_std, read_result
+from vse.eval.files.split import find_split_name
 from vse.eval.options import TableRequest
 from vse.eval.tables.published_rows import PublishedRow, published_rows, table_experiments
-from vse.eval.tables.summary import NO_INTERVAL, describe_result
-from vse.eval.tables.table import Cells, TableKind, column_title, metric_cell
+from vse.eval.tables.summary import UNKNOWN_INTERVAL, describe_result
+from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
 
@@ -28,25 +28,25 @@ log = logging.getLogger(__name__)
 class MeasuredRow:
     """A published row with the result that reproduces it.
 
-    ``path`` is the file of the ``result``; ``changed`` lists the settings that differ from the preset of the row.
+    ``path`` is the file of the ``result``; ``changed_settings`` lists the settings that differ from the preset of the row.
     """
 
     path: Path
     result: Result
-    row: PublishedRow
-    changed: Sequence[str]
+    published_row: PublishedRow
+    changed_settings: Sequence[str]
 
     @property
     def protocol(self) -> str:
         """Name of the row's protocol in the result file: ``1k`` for ``1k-single`` (only the first fold of ``1k``)."""
-        return "1k" if self.row.protocol == "1k-single" else self.row.protocol
+        return "1k" if self.published_row.protocol == "1k-single" else self.published_row.protocol
 
     @property
     def n_images(self) -> int | None:
         """Number of images among which a query was ranked; None for phrases, whose candidates are boxes of one image."""
-        if self.protocol == PHRASE:
+        if self.protocol == PHRASE_PROTOCOL:
             return None
-        return FOLD_IMAGES if self.protocol in FOLDED_PROTOCOLS else self.result.n_images
+        return N_IMAGES_PER_FOLD if self.protocol in FOLDED_PROTOCOLS else self.result.n_images
 
     @property
     def split(self) -> str:
@@ -54,13 +54,17 @@ class MeasuredRow:
         identity = self.result.split_identity
         if identity is None:
             return ""
-        return split_name(self.result.dataset, identity.sha256) or identity.sha256[:12]
+        return find_split_name(self.result.dataset, identity.sha256) or identity.sha256[:12]
 
     @property
-    def comparable(self) -> bool:
+    def is_comparable(self) -> bool:
         """True if our metrics and the printed ones have the same test split and the same number of images."""
-        same_split = self.result.dataset in self.row.datasets and bool(self.row.split) and self.split == self.row.split
-        return same_split and self.n_images == self.row.images
+        same_split = (
+            self.result.dataset in self.published_row.datasets
+            and bool(self.published_row.split)
+            and self.split == self.published_row.split
+        )
+        return same_split and self.n_images == self.published_row.n_images
 
     def interval(self, name: str) -> tuple[float, float]:
         """Return the 95% interval of a metric, or a pair of NaN.
@@ -68,13 +72,13 @@ class MeasuredRow:
         Results with several folds have no interval of the first fold, which ``1k-single`` needs.
         """
         protocol = self.result.protocols[self.protocol]
-        single = self.row.protocol == "1k-single" and protocol.folds > 1
-        return NO_INTERVAL if single else protocol.interval(name) or NO_INTERVAL
+        single = self.published_row.protocol == "1k-single" and protocol.folds > 1
+        return UNKNOWN_INTERVAL if single else protocol.interval(name) or UNKNOWN_INTERVAL
 
     def metric(self, name: str) -> tuple[float, float]:
         """Return mean and standard deviation of a metric over seeds; the deviation of a single seed is NaN."""
         protocol = self.result.protocols[self.protocol]
-        if self.row.protocol == "1k-single":
+        if self.published_row.protocol == "1k-single":
             protocol = ProtocolMetrics.model_validate(protocol.per_fold[0])
         return mean_and_std(protocol.metric(name))
 
@@ -89,7 +93,7 @@ def compare_published(table: str, results: Sequence[Path], dataset: str | None =
     """
     rows = published_rows(table)
     measured = _match_results(table, rows, results, dataset)
-    lines = [_table_line(row, measured.get(row.key)) for row in rows]
+    lines = [_build_table_line(row, measured.get(row.key)) for row in rows]
     return pd.DataFrame(lines).astype({"images": "Int64", "our_images": "Int64"})
 
 
@@ -97,13 +101,13 @@ class PublishedTable(TableKind):
     """``vse-table <paper>_<table>``: the printed metrics of a published table, with ours next to them."""
 
     first_columns = ("row", "method", "images", "our_images")
-    options = frozenset({"dataset"})
+    option_names = frozenset({"dataset"})
     needs_results = False
 
-    def frame(self, request: TableRequest) -> pd.DataFrame:
+    def build_frame(self, request: TableRequest) -> pd.DataFrame:
         return compare_published(self.name, request.results, request.dataset)
 
-    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return published_cells(frame)
 
 
@@ -113,7 +117,7 @@ def _match_results(
     """Return a dict from the key of a row to the row with its result. Raises UserError if two results belong to one row."""
     by_row: dict[str, MeasuredRow] = {}
     contents = [(path, read_result(path)) for path in drop_comparisons(results)]
-    check_one_dataset(contents)
+    check_consistent_data(contents)
     for path, result in contents:
         if result.sha256 is None:
             raise UserError(f"{path}: has no sha256 to check whether it was edited; remove it and evaluate again")
@@ -127,9 +131,11 @@ def _match_results(
             log.warning("%s is left out: no row of %s is the experiment %s", path, table, result.experiment)
         for measured in [MeasuredRow(path, result, row, changed) for row in _select_rows(path, result, own, dataset)]:
             _check_test_split(measured)
-            other = by_row.setdefault(measured.row.key, measured)
+            other = by_row.setdefault(measured.published_row.key, measured)
             if other is not measured:
-                raise UserError(f"{path} and {other.path} both belong to the row {measured.row.key}; give one of them")
+                raise UserError(
+                    f"{path} and {other.path} both belong to the row {measured.published_row.key}; give one of them"
+                )
         _warn_of_other_images([measured for measured in by_row.values() if measured.path == path])
     if results and not by_row:
         names = ", ".join(name for _, name in table_experiments(table))
@@ -165,8 +171,8 @@ def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], datas
 def _warn_of_other_images(rows: Sequence[MeasuredRow]) -> None:
     """Log a warning for each row whose differences are blank because its paper tested on other images than our result."""
     for measured in rows:
-        row, ours = measured.row, measured.split
-        if measured.comparable or measured.result.dataset not in row.datasets or measured.n_images != row.images:
+        row, ours = measured.published_row, measured.split
+        if measured.is_comparable or measured.result.dataset not in row.datasets or measured.n_images != row.n_images:
             continue
         theirs = {"": "not known", "random": "a random sample that was not published"}.get(
             row.split, f"the split {row.split!r}"
@@ -180,19 +186,21 @@ def _check_test_split(measured: MeasuredRow) -> None:
     if result.split != "test":
         raise UserError(f"{path}: evaluated on the split {result.split!r}, but the table needs the test split")
     if protocol not in result.protocols:
-        too_few = protocol in FOLDED_PROTOCOLS and result.n_images < FOLD_IMAGES
+        too_few = protocol in FOLDED_PROTOCOLS and result.n_images < N_IMAGES_PER_FOLD
         remedy = (
-            f"it needs {FOLD_IMAGES} images, there are {result.n_images}"
+            f"it needs {N_IMAGES_PER_FOLD} images, there are {result.n_images}"
             if too_few
             else f"evaluate again with --protocol {protocol}"
         )
         present = ", ".join(result.protocols)
-        raise UserError(f"{path}: lacks the protocol {protocol} of the row {measured.row.key} (it has {present}); {remedy}")
+        raise UserError(
+            f"{path}: lacks the protocol {protocol} of the row {measured.published_row.key} (it has {present}); {remedy}"
+        )
 
 
-def _table_line(row: PublishedRow, measured: MeasuredRow | None) -> dict[str, Any]:
+def _build_table_line(row: PublishedRow, measured: MeasuredRow | None) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.key, "system": row.system, "setting": row.setting}
-    line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.images, "split": row.split}
+    line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.n_images, "split": row.split}
     line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "our_split": ""}
     line |= {"method": "", "feature": "", "run": "", "changed": ""}
     if measured:
@@ -202,26 +210,26 @@ def _table_line(row: PublishedRow, measured: MeasuredRow | None) -> dict[str, An
             "seeds": " ".join("?" if seed is None else str(seed) for seed in measured.result.seeds),
         }
         line |= {"our_dataset": measured.result.dataset, "our_images": measured.n_images, "our_split": measured.split}
-        line["changed"] = "; ".join(measured.changed)
+        line["changed"] = "; ".join(measured.changed_settings)
     for name, printed in row.metrics.items():
         mean, deviation = measured.metric(name) if measured else (math.nan, math.nan)
         published = math.nan if printed is None else printed
         low, high = measured.interval(name) if measured else (math.nan, math.nan)
-        difference = mean - published if measured and measured.comparable else math.nan
+        difference = mean - published if measured and measured.is_comparable else math.nan
         line |= {f"{name}_published": published, f"{name}_ours": mean, f"{name}_std": deviation}
         line |= {f"{name}_low": low, f"{name}_high": high, f"{name}_difference": difference}
-        line[f"{name}_significant"] = _significance_text(published, low, high) if not math.isnan(difference) else ""
+        line[f"{name}_significant"] = _describe_significance(published, low, high) if not math.isnan(difference) else ""
     return {**line, "source": row.source}
 
 
-def _significance_text(published: float, low: float, high: float) -> str:
+def _describe_significance(published: float, low: float, high: float) -> str:
     """Return ``yes`` if a printed value lies outside our interval, else ``no``; blank without an interval."""
     if math.isnan(low) or math.isnan(high):
         return ""
     return "no" if low <= published <= high else "yes"
 
 
-def published_cells(table: pd.DataFrame) -> Cells:
+def published_cells(table: pd.DataFrame) -> PrintedTable:
     """Return the table of :func:`compare_published` as cells for the terminal and LaTeX.
 
     Each published row is followed by ours, if it was measured, and by the differences, if they can be compared. A difference
@@ -237,17 +245,17 @@ def published_cells(table: pd.DataFrame) -> Cells:
         if row["experiment"]:
             ours = (metric_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in metrics)
             lines.append([*_our_text_cells(row), *ours])
-        differences = [_difference(row, name, digits) for name in metrics]
+        differences = [_format_difference(row, name, digits) for name in metrics]
         if any(differences):
             lines.append(["", "difference", "", "", "", *differences])
     titles = [("", title) for title in ("row", "system", "setting", "data set", "protocol")]
     notes = [f"{row}: {source}" for row, source in zip(table["row"], table["source"], strict=True)]
     if (table[[f"{name}_significant" for name in metrics]] == "no").any(axis=None):
         notes.append("(in parentheses): a difference whose printed value lies within our 95% interval")
-    return Cells(lines, titles + [column_title(name) for name in metrics], len(titles), notes)
+    return PrintedTable(lines, titles + [column_title(name) for name in metrics], len(titles), notes)
 
 
-def _difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:
+def _format_difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:
     text = metric_cell(row[f"{name}_difference"], digits, signed=True)
     return f"({text})" if text and row[f"{name}_significant"] == "no" else text
 

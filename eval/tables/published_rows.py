@@ -20,19 +20,19 @@ _ROW_COLUMNS = ("row", "system", "setting", "dataset", "protocol", "images", "sp
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of a published table. ``number`` is the number of table and row, such as 1.6.
+    """A row of a published table. ``row_number`` is the number of table and row, such as 1.6.
 
-    ``images`` is the number of test images among which a query is ranked, None if unknown. ``split`` is the name of the test
+    ``n_images`` is the number of test images among which a query is ranked, None if unknown. ``split`` is the name of the test
     split (``config/published/splits.yaml``), blank if unknown, and ``random`` if the paper did not publish the split.
     """
 
     paper: str
-    number: str
+    row_number: str
     system: str
     setting: str
     dataset: str
     protocol: str
-    images: int | None
+    n_images: int | None
     split: str
     metrics: Mapping[str, float | None]
     source: str
@@ -40,7 +40,7 @@ class PublishedRow:
     @property
     def key(self) -> str:
         """Key by which the presets of experiments refer to the row, such as ``vsepp 1.6``."""
-        return f"{self.paper} {self.number}"
+        return f"{self.paper} {self.row_number}"
 
     @property
     def datasets(self) -> tuple[str, str]:
@@ -59,7 +59,7 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
     paper, _, number = table.rpartition("_")
     with (published_folder() / f"{table}.csv").open(encoding="utf-8", newline="") as stream:
         lines = list(csv.DictReader(stream))
-    return tuple(_row(paper, number, line) for line in lines)
+    return tuple(_parse_published_row(paper, number, line) for line in lines)
 
 
 def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
@@ -79,15 +79,15 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
     return list(dict.fromkeys((dataset or row.dataset, experiments[key]) for key, row in rows.items() if key in experiments))
 
 
-def _row(paper: str, table_number: str, line: Mapping[str, str]) -> PublishedRow:
+def _parse_published_row(paper: str, table_number: str, line: Mapping[str, str]) -> PublishedRow:
     """Return the row in a line of the CSV file of a table.
 
     A line that repeats a row of another table of the paper has only the number of that row, such as 1.6.
     """
     if not line["row"].startswith(f"{table_number}."):
         others = published_rows(f"{paper}_{line['row'].partition('.')[0]}")
-        return next(printed for printed in others if printed.number == line["row"])
+        return next(printed for printed in others if printed.row_number == line["row"])
     metrics = {name: float(text) if text else None for name, text in line.items() if name not in _ROW_COLUMNS}
     texts = {name: line[name] for name in _ROW_COLUMNS if name not in ("row", "images")}
     images = int(line["images"]) if line["images"] else None
-    return PublishedRow(paper=paper, number=line["row"], images=images, metrics=metrics, **texts)
+    return PublishedRow(paper=paper, row_number=line["row"], n_images=images, metrics=metrics, **texts)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vse.eval.defaults import COMPARISON_SAMPLES, IOU, PHRASE
+from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
@@ -20,20 +20,20 @@ from vse.eval.files.results import (
     COMPARISON_VERSION,
     ComparedMetric,
     Comparison,
-    check_one_dataset,
-    content_sha256,
+    check_consistent_data,
     display_name,
-    distinct_protocols,
+    drop_repeated_protocols,
     file_reference,
+    hash_file_content,
     read_comparison,
 )
 from vse.eval.options import AllEvaluateOptions, TableRequest
-from vse.eval.protocols.phrase_evaluation import are_phrase_scores, phrase_differences, read_seed_phrase_scores
+from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, phrase_differences, read_seed_phrase_scores
 from vse.eval.protocols.protocols import RankingOptions, rank_queries_of_seeds, read_seed_embeddings, select_protocols
 from vse.eval.protocols.result_content import unfinished_runs
-from vse.eval.ranking.bootstrap import ALPHA, differences
+from vse.eval.ranking.bootstrap import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.ranking.metrics import metric_title
-from vse.eval.tables.table import NO_REQUEST, Cells, TableKind, metric_cell
+from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, metric_cell
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
@@ -49,11 +49,14 @@ def compare_files(
     """Compare two models, given as files of embeddings, scores or phrase scores; write and return the comparison file.
 
     Two files are the two models. More files are the seeds of two models, equally many of each, and are paired in their order.
-    See :func:`vse.eval.ranking.bootstrap.differences` for the values of each metric. The file is ``out`` or, if that is None,
-    ``results/<dataset>_<a>_vs_<b>.json``.
+    See :func:`vse.eval.ranking.bootstrap.compute_differences` for the values of each metric. The file is ``out`` or, if that
+    is None, ``results/<dataset>_<a>_vs_<b>.json``.
     """
-    phrases, threshold = are_phrase_scores(files, protocol, options.iou), IOU if options.iou is None else options.iou
-    samples = COMPARISON_SAMPLES if options.bootstrap is None else options.bootstrap
+    phrases, threshold = (
+        are_phrase_score_files(files, protocol, options.iou),
+        DEFAULT_IOU_THRESHOLD if options.iou is None else options.iou,
+    )
+    samples = N_COMPARISON_SAMPLES if options.bootstrap is None else options.bootstrap
     if not samples:
         raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
     models = _split_models(files, read_phrase_scores if phrases else read_embeddings)
@@ -62,7 +65,7 @@ def compare_files(
         check_same_phrases(models[0][0], scores[0][0], models[1][0], scores[1][0])
         out = _prepare_output(files, scores, out)
         not_finished = unfinished_runs([run for seeds in scores for run in seeds], out, options.allow_unfinished)
-        compared = {PHRASE: phrase_differences(models, scores, samples, threshold)}
+        compared = {PHRASE_PROTOCOL: phrase_differences(models, scores, samples, threshold)}
         return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
     runs = [read_seed_embeddings(paths) for paths in models]
     check_same_split(models[0][0], runs[0][0], models[1][0], runs[1][0])
@@ -75,7 +78,7 @@ def compare_files(
             first, second = (
                 rank_queries_of_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True)
             )
-            compared[name] = differences([one.folds for one in first], [one.folds for one in second], samples)
+            compared[name] = compute_differences([one.folds for one in first], [one.folds for one in second], samples)
     return _write_comparison(runs, out, compared, samples, not_finished)
 
 
@@ -117,18 +120,18 @@ def _write_comparison(
         **({"unfinished": unfinished} if unfinished else {}),
         "provenance": {"made": current_provenance()},
     }
-    return write_json(out, {**comparison, "sha256": content_sha256(comparison)})
+    return write_json(out, {**comparison, "sha256": hash_file_content(comparison)})
 
 
 def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
     """Return a row per comparison, protocol and metric: both values, their difference, its 95% interval and p-value."""
     rows = []
     contents = [(path, read_comparison(path)) for path in comparisons]
-    check_one_dataset(contents)
+    check_consistent_data(contents)
     for _, comparison in contents:
-        models = dict(zip("ab", _labels(comparison), strict=True))
-        for protocol, metrics in distinct_protocols(comparison.comparisons, comparison.n_images).items():
-            for direction, name, metric in _flat_metrics(metrics):
+        models = dict(zip("ab", _label_models(comparison), strict=True))
+        for protocol, metrics in drop_repeated_protocols(comparison.comparisons, comparison.n_images).items():
+            for direction, name, metric in _flatten_metrics(metrics):
                 row: dict[str, Any] = {
                     "dataset": comparison.dataset,
                     "split": comparison.split,
@@ -137,7 +140,7 @@ def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
                 }
                 row |= {"direction": direction, "metric": name, "a_value": metric.a, "b_value": metric.b}
                 row |= {"difference": metric.difference, "low": metric.ci95[0], "high": metric.ci95[1], "p": metric.p}
-                rows.append(row | {"significant": "yes" if metric.p < ALPHA else "no"})
+                rows.append(row | {"significant": "yes" if metric.p < SIGNIFICANCE_LEVEL else "no"})
     return pd.DataFrame(rows)
 
 
@@ -146,13 +149,13 @@ class SignificanceTable(TableKind):
 
     first_columns = ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant")
 
-    def frame(self, request: TableRequest) -> pd.DataFrame:
+    def build_frame(self, request: TableRequest) -> pd.DataFrame:
         return build_significance(request.results)
 
-    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return significance_cells(frame)
 
-    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
+    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         """Write the table and return ``out``. Raises UserError if LaTeX is requested for several pairs of models."""
         if out.suffix == ".tex" and len(frame[["dataset", "a", "b"]].drop_duplicates()) > 1:
             raise UserError(f"{out}: a LaTeX table has a single pair of models; give one comparison, or write .csv")
@@ -161,7 +164,7 @@ class SignificanceTable(TableKind):
         return super().write(frame, out, request)
 
 
-def significance_cells(table: pd.DataFrame) -> Cells:
+def significance_cells(table: pd.DataFrame) -> PrintedTable:
     """Return the printed columns of :func:`build_significance`; if there are several pairs, each line names its models."""
     models = table[["dataset", "a", "b"]].drop_duplicates()
     several = len(models) > 1
@@ -181,27 +184,27 @@ def significance_cells(table: pd.DataFrame) -> Cells:
     notes = [
         f"{', '.join(models['dataset'].unique())}: paired bootstrap (interval) and randomisation test (p, two-sided) "
         "over test images",
-        f"(in parentheses): not significant, p is {ALPHA} or more; not corrected for the number of metrics",
+        f"(in parentheses): not significant, p is {SIGNIFICANCE_LEVEL} or more; not corrected for the number of metrics",
     ]
-    return Cells(printed.to_numpy().tolist(), [("", str(name)) for name in printed], 4 if several else 3, notes)
+    return PrintedTable(printed.to_numpy().tolist(), [("", str(name)) for name in printed], 4 if several else 3, notes)
 
 
 def difference_lines(comparison: Comparison) -> list[str]:
     """Return a printable line per protocol: the differences of R@1 and rsum with their intervals and p-values."""
-    title = " - ".join(_labels(comparison))
+    title = " - ".join(_label_models(comparison))
     lines = []
-    for protocol, metrics in distinct_protocols(comparison.comparisons, comparison.n_images).items():
+    for protocol, metrics in drop_repeated_protocols(comparison.comparisons, comparison.n_images).items():
         parts = [
             f"{f'{direction} ' if direction else ''}{name} {metric.difference:+.1f} "
             f"[{metric.ci95[0]:+.1f}, {metric.ci95[1]:+.1f}] p {metric.p:.2g}"
-            for direction, name, metric in _flat_metrics(metrics)
+            for direction, name, metric in _flatten_metrics(metrics)
             if name in ("R@1", "rsum", "mAP@R")
         ]
         lines.append(f"{comparison.dataset} {title} {protocol}: {', '.join(parts)}")
     return lines
 
 
-def _labels(comparison: Comparison) -> tuple[str, str]:
+def _label_models(comparison: Comparison) -> tuple[str, str]:
     """Return a name for each model. Two models with the same name get their seeds or the letters A and B."""
     a, b = (model.name or model.experiment for model in (comparison.a, comparison.b))
     seeds = comparison.a.seeds, comparison.b.seeds
@@ -212,12 +215,14 @@ def _labels(comparison: Comparison) -> tuple[str, str]:
     return f"{a} seed {' '.join(map(str, seeds[0]))}", f"{b} seed {' '.join(map(str, seeds[1]))}"
 
 
-def _flat_metrics(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -> list[tuple[str, str, ComparedMetric]]:
+def _flatten_metrics(
+    metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]],
+) -> list[tuple[str, str, ComparedMetric]]:
     """Return direction, name and values of every compared metric; rsum and mean recall have a blank direction."""
     leaves = []
     for key, value in metrics.items():
         if key == "per_type" and not isinstance(value, ComparedMetric):
-            leaves += [(PHRASE, f"R@1 of {name}", metric) for name, metric in value.items()]
+            leaves += [(PHRASE_PROTOCOL, f"R@1 of {name}", metric) for name, metric in value.items()]
             continue
         direction, of_direction = ("", {key: value}) if isinstance(value, ComparedMetric) else (key, value)
         leaves += [(direction, metric_title(name), metric) for name, metric in of_direction.items()]

@@ -10,22 +10,22 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.defaults import DEFAULT_KS, PHRASE
+from vse.eval.defaults import DEFAULT_KS, PHRASE_PROTOCOL
 from vse.eval.files.results import (
     ProtocolMetrics,
     Result,
     SeedStatistics,
     changed_settings,
     changes_suffix,
-    check_one_dataset,
-    distinct_protocols,
+    check_consistent_data,
     drop_comparisons,
+    drop_repeated_protocols,
     mean_and_std,
     read_result,
 )
 from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS
-from vse.eval.tables.table import Cells, TableKind, column_title, metric_cell
+from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
 
@@ -37,7 +37,7 @@ def describe_result(path: Path, result: Result) -> dict[str, str]:
     return {
         "experiment": result.display_name,
         "method": method_name(result),
-        "feature": _features(result),
+        "feature": _describe_features(result),
         "run": _run_folders(path, result),
         "settings": "; ".join(changed_settings(result.provenance)),
     }
@@ -54,7 +54,7 @@ def method_name(result: Result) -> str:
     return result.display_name if config.get("label") or not title else f"{title}{changes_suffix(result.provenance)}"
 
 
-def _features(result: Result) -> str:
+def _describe_features(result: Result) -> str:
     config = result.config
     settings = [config.get(key) for key in (["backbone"] if config.get("backbone") else ["feature", "caption_feature"])]
     names = [name for name in settings if isinstance(name, str)]
@@ -86,9 +86,9 @@ _OPTIONAL_COLUMNS = ("trained_on", "unfinished")  # columns that are left out if
 _PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # columns of phrase results
 _TYPE_PREFIX = "type_"  # prefix of a column such as type_people_r1
 _UNPRINTED_SUFFIXES = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
-NO_INTERVAL = (math.nan, math.nan)
-_METRICS = (*(f"r{k}" for k in DEFAULT_KS), "medr", "meanr")
-_METRIC_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
+UNKNOWN_INTERVAL = (math.nan, math.nan)
+_METRIC_NAMES = (*(f"r{k}" for k in DEFAULT_KS), "medr", "meanr")
+_METRIC_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRIC_NAMES), "rsum")
 
 
 def build_summary(results: Sequence[Path]) -> pd.DataFrame:
@@ -108,21 +108,21 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
     ``results`` are pairs of a result file and its content. Paths in the content are relative to the folder of the file.
     """
     rows = []
-    check_one_dataset(results)
+    check_consistent_data(results)
     for path, result in results:
-        protocols = distinct_protocols(result.protocols, result.n_images)
+        protocols = drop_repeated_protocols(result.protocols, result.n_images)
         for whole, captions in (("full", "sentence"), ("1k", "sentence-1k")):
             if {whole, captions} <= set(protocols):
                 both, sentence = protocols[whole], protocols.pop(captions)
                 added = {"directions": both.directions | sentence.directions, "ci95": both.ci95 | sentence.ci95}
                 protocols[whole] = both.model_copy(update=added)
-        rows += [_row(path, result, name, protocol) for name, protocol in protocols.items()]
+        rows += [_build_summary_row(path, result, name, protocol) for name, protocol in protocols.items()]
     if not rows:
         raise UserError("no result among the files, so there is no table")
     table = pd.DataFrame(rows)
     empty = [name for name in _OPTIONAL_COLUMNS if not table[name].any()]
-    empty += [] if (table["protocol"] == PHRASE).any() else _PHRASE_COLUMNS
-    if (table["protocol"] == PHRASE).all():  # phrase results have no image-caption metrics
+    empty += [] if (table["protocol"] == PHRASE_PROTOCOL).any() else _PHRASE_COLUMNS
+    if (table["protocol"] == PHRASE_PROTOCOL).all():  # phrase results have no image-caption metrics
         empty += [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _METRIC_COLUMNS]
     return table.drop(columns=empty)
 
@@ -132,14 +132,14 @@ class SummaryTable(TableKind):
 
     first_columns = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 
-    def frame(self, request: TableRequest) -> pd.DataFrame:
+    def build_frame(self, request: TableRequest) -> pd.DataFrame:
         return build_summary(request.results)
 
-    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return summary_cells(frame)
 
 
-def summary_cells(table: pd.DataFrame) -> Cells:
+def summary_cells(table: pd.DataFrame) -> PrintedTable:
     """Return the printed columns of a summary, without intervals, mean ranks, nDCG@10, MRR and mAP."""
     described = (*_RESULT_COLUMNS, *_PHRASE_COLUMNS)
     metrics = [
@@ -156,10 +156,10 @@ def summary_cells(table: pd.DataFrame) -> Cells:
     titles = [("", name) for name in texts] + [column_title(name) for name in metrics]
     facts = [name for name in ("dataset", "split", "protocol", *_PHRASE_COLUMNS) if name in table]
     same = [f"{name} {table[name].iloc[0]}" for name in facts if table[name].nunique() == 1]
-    return Cells(lines, titles, len(texts), [", ".join(same)])
+    return PrintedTable(lines, titles, len(texts), [", ".join(same)])
 
 
-def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
+def _build_summary_row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
     row: dict[str, Any] = {"dataset": result.dataset, "experiment": ""}
     row |= {"trained_on": result.trained_on or "", "unfinished": ", ".join({run["state"]: run for run in result.unfinished})}
     row |= {"split": result.split}
@@ -173,12 +173,12 @@ def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> di
         if isinstance(metric, SeedStatistics):
             row[f"{column}_std"] = deviation
         if protocol.ci95:
-            row[f"{column}_low"], row[f"{column}_high"] = protocol.interval(column) or NO_INTERVAL
+            row[f"{column}_low"], row[f"{column}_high"] = protocol.interval(column) or UNKNOWN_INTERVAL
     for name, metrics in protocol.per_type.items():
         column = f"{_TYPE_PREFIX}{name}_r1"
         row[column], deviation = mean_and_std(metrics.get("r1"))
         if isinstance(metrics.get("r1"), SeedStatistics):
             row[f"{column}_std"] = deviation
         if protocol.ci95:
-            row[f"{column}_low"], row[f"{column}_high"] = protocol.type_interval(name, "r1") or NO_INTERVAL
+            row[f"{column}_low"], row[f"{column}_high"] = protocol.type_interval(name, "r1") or UNKNOWN_INTERVAL
     return row

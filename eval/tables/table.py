@@ -16,60 +16,60 @@ from vse.pipeline.errors import UserError, escape_csv_cell, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
 from vse.pipeline.files.writing import write_text
 
-MARKER = "made by vse-table"  # text in LaTeX tables and charts by which their files are recognised
-_MAX_UNWRAPPED = 30  # characters of a text that LaTeX does not wrap
+FILE_MARKER = "made by vse-table"  # text in LaTeX tables and charts by which their files are recognised
+_MAX_UNWRAPPED_CHARACTERS = 30  # characters of a text that LaTeX does not wrap
 _LATEX_SCALING = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
-NO_REQUEST = TableRequest()
+EMPTY_TABLE_REQUEST = TableRequest()
 
 
 class BuiltTable(NamedTuple):
     """A table: the complete ``frame`` for CSV, and the ``cells`` for the terminal and LaTeX."""
 
     frame: pd.DataFrame
-    cells: Cells
+    cells: PrintedTable
 
 
 class TableKind(ABC):
     """A kind of table, such as ``summary``.
 
-    To add one, write a subclass in a new file, and add a line to :data:`vse.eval.tables.TABLES`.
+    To add one, write a subclass in a new file, and add a line to :data:`vse.eval.tables.TABLE_CLASS_PATHS`.
 
     Attributes
     ----------
     first_columns : the first columns of the CSV file, by which an existing file is recognised as this kind of table
-    suffixes : the suffixes of the files that the table can be written to
-    options : the fields of :class:`TableRequest` that the table accepts besides ``results``
+    file_suffixes : the suffixes of the files that the table can be written to
+    option_names : the fields of :class:`TableRequest` that the table accepts besides ``results``
     needs_results : whether the table cannot be built without result files
     """
 
     first_columns: ClassVar[tuple[str, ...]]
-    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tex")
-    options: ClassVar[frozenset[str]] = frozenset()
+    file_suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tex")
+    option_names: ClassVar[frozenset[str]] = frozenset()
     needs_results: ClassVar[bool] = True
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     @abstractmethod
-    def frame(self, request: TableRequest) -> pd.DataFrame:
+    def build_frame(self, request: TableRequest) -> pd.DataFrame:
         """Return the complete table."""
 
     @abstractmethod
-    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         """Return the printed part of the table."""
 
-    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
+    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         """Write the complete table as ``.csv`` or its cells as ``.tex``, by the suffix of ``out``; return ``out``."""
         if out.suffix == ".tex":
-            return write_text(out, as_latex(self.cells(frame, request)))
+            return write_text(out, format_latex_table(self.build_cells(frame, request)))
         return write_table(frame, out)
 
     def output_kind(self, out: Path) -> OutputKind:
         if out.suffix == ".csv":
             return csv_kind(f"a table {self.name!r} of vse-table", *self.first_columns)
-        return text_kind("a table or chart of vse-table", MARKER)
+        return text_kind("a table or chart of vse-table", FILE_MARKER)
 
     def build(self, request: TableRequest, out: Path | None = None) -> BuiltTable:
         """Build the table, and write it to ``out`` unless that is None.
@@ -78,18 +78,18 @@ class TableKind(ABC):
         replaced.
         """
         for option in ("dataset", "cost"):
-            if getattr(request, option) is not None and option not in self.options:
+            if getattr(request, option) is not None and option not in self.option_names:
                 raise UserError(f"--{option}: the table {self.name} has no such option; leave it out")
         if self.needs_results and not request.results:
             raise UserError(f"the table {self.name} needs result files")
         if out is not None:
             check_output(out, self.output_kind(out), request.results)
-            if out.suffix not in self.suffixes:
-                raise UserError(f"{out}: the table {self.name} is written as {', '.join(self.suffixes)}")
-        frame = self.frame(request)
+            if out.suffix not in self.file_suffixes:
+                raise UserError(f"{out}: the table {self.name} is written as {', '.join(self.file_suffixes)}")
+        frame = self.build_frame(request)
         if out is not None:
             self.write(frame, out, request)
-        return BuiltTable(frame, self.cells(frame, request))
+        return BuiltTable(frame, self.build_cells(frame, request))
 
 
 def write_table(table: pd.DataFrame, out: Path) -> Path:
@@ -102,30 +102,30 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.2f", lineterminator="\n"))
 
 
-class Cells(NamedTuple):
+class PrintedTable(NamedTuple):
     """The printed part of a table.
 
     Attributes
     ----------
     lines : the cells, line by line
-    titles : a group, which may be blank, and a name for each column
-    n_texts : the number of leading columns that hold texts; the others hold numbers
+    column_titles : a group, which may be blank, and a name for each column
+    n_text_columns : the number of leading columns that hold texts; the others hold numbers
     notes : remarks on the complete table
     """
 
     lines: Sequence[Sequence[object]]
-    titles: Sequence[tuple[str, str]]
-    n_texts: int
+    column_titles: Sequence[tuple[str, str]]
+    n_text_columns: int
     notes: Sequence[str]
 
 
-def as_text(cells: Cells) -> str:
+def format_text_table(cells: PrintedTable) -> str:
     """Return a table in Markdown, aligned for a terminal, with the notes below it."""
     short = {direction.title: direction.name for direction in DIRECTIONS.values()}
-    header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
+    header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.column_titles]
     lines = [header, *([to_printable_line(cell) for cell in line] for line in cells.lines)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = [True] * cells.n_texts + [False] * (len(header) - cells.n_texts)
+    texts = [True] * cells.n_text_columns + [False] * (len(header) - cells.n_text_columns)
     lines.insert(1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, texts, strict=True)])
     rows = [
         " | ".join(cell.ljust(n) if text else cell.rjust(n) for cell, n, text in zip(line, widths, texts, strict=True))
@@ -135,7 +135,7 @@ def as_text(cells: Cells) -> str:
     return "\n".join([*(f"| {row} |" for row in rows), *([""] if notes else []), *notes])
 
 
-def as_latex(cells: Cells) -> str:
+def format_latex_table(cells: PrintedTable) -> str:
     """Return a LaTeX table for booktabs, with the notes as comments above it.
 
     A table wider than the lines of the page is scaled to their width. Columns with a cell of more than 30 characters are
@@ -147,14 +147,17 @@ def as_latex(cells: Cells) -> str:
     grouped = any(group for group, _ in titles)
     columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
     frame = pd.DataFrame(lines, columns=columns)
-    long = [max(len(str(line[column])) for line in lines) > _MAX_UNWRAPPED if lines else False for column in range(n_texts)]
+    long = [
+        max(len(str(line[column])) for line in lines) > _MAX_UNWRAPPED_CHARACTERS if lines else False
+        for column in range(n_texts)
+    ]
     aligned = "".join("p{4.5cm}" if is_long else "l" for is_long in long) + "r" * (len(titles) - n_texts)
     text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
     comments = [f"% {to_printable_line(note)}" for note in notes if note]
     for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
         text = text.replace(sign, latex)
     return "\n".join(
-        ["% \\usepackage{booktabs,graphicx}", f"% {MARKER}", *comments, _LATEX_SCALING, text.rstrip("\n") + "}", ""]
+        ["% \\usepackage{booktabs,graphicx}", f"% {FILE_MARKER}", *comments, _LATEX_SCALING, text.rstrip("\n") + "}", ""]
     )
 
 

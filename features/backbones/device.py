@@ -35,7 +35,7 @@ class GpuLeases:
         self._files = [(folder or Path(tempfile.gettempdir())) / f"vse-gpu-{uuid}.lock" for uuid in uuids]
         self._held: dict[int, int] = {}  # file descriptor of each locked GPU, by index
 
-    def take(self, index: int) -> bool:
+    def try_lock_gpu(self, index: int) -> bool:
         """Lock the file of the GPU ``uuids[index]``; return False if another process has locked it."""
         if index in self._held:
             return True
@@ -53,14 +53,14 @@ class GpuLeases:
         self._held[index] = descriptor
         return True
 
-    def take_any(self) -> int:
+    def choose_gpu(self) -> int:
         """Return the index of the GPU that this process holds. If the process holds none, take a free GPU.
 
         If other processes hold all GPUs, return one of them and log a warning.
         """
         if self._held:
             return min(self._held)
-        free = next((index for index in range(len(self._files)) if self.take(index)), None)
+        free = next((index for index in range(len(self._files)) if self.try_lock_gpu(index)), None)
         if free is not None:
             return free
         shared = os.getpid() % len(self._files)
@@ -73,7 +73,7 @@ class GpuLeases:
         self._held.clear()
 
 
-MEMORY_ADVICE = "--device cpu runs without the GPU"  # for a user whose GPU has too little memory
+OUT_OF_MEMORY_ADVICE = "--device cpu runs without the GPU"  # for a user whose GPU has too little memory
 
 
 def pick_device(name: str) -> torch.device:
@@ -87,26 +87,26 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(resolved)
         if device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-            device = _take_gpu(device)
+            device = _select_gpu(device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {name}: not usable here ({str(error).splitlines()[0]})") from None
     return device
 
 
-def _take_gpu(device: torch.device) -> torch.device:
+def _select_gpu(device: torch.device) -> torch.device:
     if torch.cuda.device_count() > 1:
         if device.index is None:
-            device = torch.device("cuda", _leases().take_any())
+            device = torch.device("cuda", _get_gpu_leases().choose_gpu())
         elif device.index < torch.cuda.device_count():
-            _leases().take(device.index)
+            _get_gpu_leases().try_lock_gpu(device.index)
     if device.index is not None:
         torch.cuda.set_device(device)  # otherwise torch would also reserve memory (a CUDA context) on GPU 0
     return device
 
 
 @cache
-def _leases() -> GpuLeases:
+def _get_gpu_leases() -> GpuLeases:
     return GpuLeases([str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())])
 
 
@@ -123,7 +123,7 @@ def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+def use_deterministic_algorithms(enabled: bool) -> Iterator[None]:
     """Make torch use slower, deterministic algorithms in this block, if ``enabled``. A GPU then repeats results exactly.
 
     Raises UserError if an operation has no deterministic algorithm.
@@ -144,7 +144,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 
 @contextmanager
-def memory_guard(advice: str) -> Iterator[None]:
+def wrap_memory_errors(advice: str) -> Iterator[None]:
     """Raise UserError if the GPU runs out of memory in this block. ``advice`` is the end of the message."""
     try:
         yield
@@ -237,10 +237,10 @@ def _list_instruction_sets() -> set[str]:
     if hasattr(torch.cpu, "get_capabilities"):  # older versions of PyTorch lack it
         return {name for name, value in torch.cpu.get_capabilities().items() if value is True}
     cpuinfo = Path("/proc/cpuinfo")
-    return parse_cpuinfo(cpuinfo.read_text()) if cpuinfo.is_file() else set()
+    return parse_instruction_sets(cpuinfo.read_text()) if cpuinfo.is_file() else set()
 
 
-def parse_cpuinfo(cpuinfo: str) -> set[str]:
+def parse_instruction_sets(cpuinfo: str) -> set[str]:
     """Return the names of the instruction sets in the text of Linux's ``/proc/cpuinfo``."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}

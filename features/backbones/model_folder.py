@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vse.features.libraries import Library
+from vse.features.libraries import OptionalLibrary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.writing import parse_json
 
 _COMMIT_PATTERN = re.compile("[0-9a-f]{40}")
-HUB_LIBRARY = Library("the library of the Hugging Face hub", "huggingface_hub", "huggingface_hub", "text")
+HUB_LIBRARY = OptionalLibrary("the library of the Hugging Face hub", "huggingface_hub", "huggingface_hub", "text")
 
 
 def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
@@ -36,14 +36,16 @@ def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Download:
+class DownloadedModel:
     """A downloaded model: its folder, and the hash of its commit (40 hexadecimal digits)."""
 
     folder: Path
     commit: str
 
 
-def download(model: str, files: Sequence[str], revision: str | None = None, advice: str | None = None) -> Download:
+def download_model(
+    model: str, files: Sequence[str], revision: str | None = None, advice: str | None = None
+) -> DownloadedModel:
     """Download the files of a model at one commit, or return the folder of an earlier download.
 
     ``files`` are patterns of file names. ``revision`` is a branch, tag or commit; None: the newest commit. Raises UserError if
@@ -54,7 +56,7 @@ def download(model: str, files: Sequence[str], revision: str | None = None, advi
         folder = Path(hub.snapshot_download(model, revision=revision, allow_patterns=list(files)))
         if not _COMMIT_PATTERN.fullmatch(folder.name):
             raise ValueError(f"{folder} is not the folder of a commit")
-        return Download(folder, folder.name)
+        return DownloadedModel(folder, folder.name)
     except Exception as error:  # the hub's client, the code it calls and the network raise many kinds
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         at = f" at {revision}" if revision else ""
@@ -65,13 +67,13 @@ def download(model: str, files: Sequence[str], revision: str | None = None, advi
         raise UserError(f"cannot get {model}{at} from the Hugging Face hub ({reason.rstrip('.')}); {otherwise}") from None
 
 
-def download_file(model: str, names: Sequence[str], revision: str | None, advice: str) -> tuple[Path, str]:
+def download_first_file(model: str, names: Sequence[str], revision: str | None, advice: str) -> tuple[Path, str]:
     """Download the first existing file of ``names`` in a model's repository; return its path and the hash of the commit.
 
     Raises UserError if the hub is out of reach, or if the repository has none of the files.
     """
     for name in names:  # one download per file, because the later files are large and rarely needed
-        found = download(model, [name], revision, advice)
+        found = download_model(model, [name], revision, advice)
         if (found.folder / name).is_file():
             return found.folder / name, found.commit
         revision = found.commit
@@ -108,15 +110,15 @@ _ACTIVATION_CLASSES = {
 _ALLOWED_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"}
 _ARGUMENT_PREFIXES = {"model", "tokenizer", "processor", "config"}  # prefixes of settings that end in _args or _kwargs
 _ALLOWED_ARGUMENTS = {"add_pooling_layer", "attn_implementation", "dtype", "model_max_length", "padding_side", "torch_dtype"}
-_CODE_KEYS = {"auto_map", "custom_generate", "custom_pipelines", "trust_remote_code"}  # settings that name code
+_CODE_REFERENCE_KEYS = {"auto_map", "custom_generate", "custom_pipelines", "trust_remote_code"}  # settings that name code
 _MODEL_REFERENCE_KEYS = {"architecture", "backbone", "base_model_name_or_path", "tokenizer_name_or_path"}
-_ATTENTION_KINDS = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+_ATTENTION_IMPLEMENTATIONS = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
 
-_SETTINGS_FILES = ("config.json", "config_sentence_transformers.json", "modules.json", "sentence_*_config.json")
-_CHECKED_FILES = (*_SETTINGS_FILES, "tokenizer_config.json", "special_tokens_map.json")
-_TOKENIZER_FILES = ("tokenizer.json", "added_tokens.json", "vocab.json", "*.txt", "*.model")
-_INDEX_FILE = "model.safetensors.index.json"
-_WEIGHT_FILES = ("model.safetensors", "model-*.safetensors")
+_SETTINGS_FILE_PATTERNS = ("config.json", "config_sentence_transformers.json", "modules.json", "sentence_*_config.json")
+_CHECKED_FILE_PATTERNS = (*_SETTINGS_FILE_PATTERNS, "tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER_FILE_PATTERNS = ("tokenizer.json", "added_tokens.json", "vocab.json", "*.txt", "*.model")
+_WEIGHT_INDEX_NAME = "model.safetensors.index.json"
+_WEIGHT_FILE_PATTERNS = ("model.safetensors", "model-*.safetensors")
 
 
 @contextmanager
@@ -154,7 +156,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
     if not sound or not modules:
         raise UserError(f"{file}: not the modules of a text encoder")
     for module in modules:
-        _check_class(file, module["type"])
+        _check_module_class(file, module["type"])
         path = PurePosixPath(module["path"])
         if path.is_absolute() or ".." in path.parts or "\\" in module["path"]:
             raise UserError(f"{file}: the path {module['path']} leads out of the folder; name a folder inside it")
@@ -164,16 +166,16 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
     return modules
 
 
-def check_settings(file: Path, content: Any) -> None:
+def reject_code_references(file: Path, content: Any) -> None:
     """Raise UserError if the settings ``content``, the JSON in ``file``, name code or another model at any depth."""
     for key, value in _walk_json_entries(content):
-        if key in _CODE_KEYS and value:
+        if key in _CODE_REFERENCE_KEYS and value:
             raise UserError(f"{file}: {key} names code of the model ({_shorten(value)}); use a model without code")
         if key in _MODEL_REFERENCE_KEYS and isinstance(value, str):
             raise UserError(f"{file}: {key} names another model ({value}); use a complete model")
         if key.endswith("attn_implementation"):
             for kind in value.values() if isinstance(value, dict) else [value]:
-                if kind is not None and kind not in _ATTENTION_KINDS:
+                if kind is not None and kind not in _ATTENTION_IMPLEMENTATIONS:
                     raise UserError(f"{file}: {key} names code of the model ({kind}); remove the line")
 
 
@@ -188,14 +190,18 @@ def _copy_module(source: Path, target: Path, class_name: str) -> None:
     if class_name == "Transformer" and (source / "adapter_config.json").exists():
         raise UserError(f"{source / 'adapter_config.json'}: an adapter for another model; merge it into that model first")
     names = sorted(path.name for path in source.iterdir() if path.is_file())
-    for file in [source / name for name in names if _matches_any(name, (*_CHECKED_FILES, *_TOKENIZER_FILES, _INDEX_FILE))]:
+    for file in [
+        source / name
+        for name in names
+        if _matches_any(name, (*_CHECKED_FILE_PATTERNS, *_TOKENIZER_FILE_PATTERNS, _WEIGHT_INDEX_NAME))
+    ]:
         content = InputFile(file).read()
-        if _matches_any(file.name, _CHECKED_FILES):
-            _check_file(file, parse_json(file, content), class_name)
-        elif file.name == _INDEX_FILE:
-            _check_index(file, parse_json(file, content), names)
+        if _matches_any(file.name, _CHECKED_FILE_PATTERNS):
+            _check_settings_file(file, parse_json(file, content), class_name)
+        elif file.name == _WEIGHT_INDEX_NAME:
+            _check_weight_index(file, parse_json(file, content), names)
         (target / file.name).write_bytes(content)
-    weights = [name for name in names if _matches_any(name, _WEIGHT_FILES)]
+    weights = [name for name in names if _matches_any(name, _WEIGHT_FILE_PATTERNS)]
     if not weights and class_name in _CLASSES_WITH_WEIGHTS:
         raise UserError(
             f"{source}: not a text encoder with model.safetensors; weights in other formats may run code and are not read"
@@ -204,19 +210,19 @@ def _copy_module(source: Path, target: Path, class_name: str) -> None:
         (target / weight).symlink_to((source / weight).resolve())
 
 
-def _check_file(file: Path, content: Any, class_name: str) -> None:
+def _check_settings_file(file: Path, content: Any, class_name: str) -> None:
     if file.name != "modules.json" and not isinstance(content, dict):
         raise UserError(f"{file}: not the settings of a model")
-    check_settings(file, content)
+    reject_code_references(file, content)
     if class_name == "Transformer" and fnmatchcase(file.name, "sentence_*_config.json"):
-        _check_transformer(file, content)
+        _check_transformer_settings(file, content)
     if class_name == "Dense" and file.name == "config.json":
         activation = content.get("activation_function")
         if activation is not None and activation not in _ACTIVATION_CLASSES:
             raise UserError(f"{file}: the activation_function {_shorten(activation)} is not a known activation of torch")
 
 
-def _check_transformer(file: Path, content: Mapping[str, Any]) -> None:
+def _check_transformer_settings(file: Path, content: Mapping[str, Any]) -> None:
     """Raise UserError if ``sentence_bert_config.json`` has a setting that could load or call other code."""
     for key, value in content.items():
         if key.rpartition("_")[0] in _ARGUMENT_PREFIXES and isinstance(value, dict):
@@ -232,16 +238,16 @@ def _check_transformer(file: Path, content: Mapping[str, Any]) -> None:
         raise UserError(f"{file}: not the settings of a text encoder (method: forward, transformer_task: feature-extraction)")
 
 
-def _check_index(file: Path, content: Any, names: list[str]) -> None:
+def _check_weight_index(file: Path, content: Any, names: list[str]) -> None:
     parts = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(parts, dict):
         raise UserError(f"{file}: not the list of a model's weights (it lacks weight_map)")
     for part in parts.values():
-        if part not in names or not _matches_any(part, _WEIGHT_FILES):
+        if part not in names or not _matches_any(part, _WEIGHT_FILE_PATTERNS):
             raise UserError(f"{file}: {_shorten(part)} is not one of the model-*.safetensors files next to it")
 
 
-def _check_class(file: Path, name: str) -> None:
+def _check_module_class(file: Path, name: str) -> None:
     if name not in CLASS_NAMES_BY_TYPE:
         is_of_library = name.startswith(_LIBRARY_PREFIX)
         problem = f"the module class {name} is not supported" if is_of_library else f"{name} is code of the model"

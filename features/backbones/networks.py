@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from vse.features.backbones.model_folder import download_file, hash_tensors
-from vse.features.libraries import LIBRARIES
-from vse.features.settings.base import WEIGHT_SUFFIXES, NetworkSettings
+from vse.features.backbones.model_folder import download_first_file, hash_tensors
+from vse.features.libraries import OPTIONAL_LIBRARIES
+from vse.features.settings.base import WEIGHT_FILE_SUFFIXES, NetworkSettings
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import InputFile
 
@@ -48,7 +48,7 @@ def load_backbone(
         pretrained = file is None and config.weights != "random"
         model = _build_model(config, pretrained, family, {} if notes is None else notes, options)
     if file is not None:
-        load_weights_file(model, file, _match_names, config.weights_sha256)
+        load_weights_file(model, file, _rename_weights, config.weights_sha256)
     return model.eval().requires_grad_(False)
 
 
@@ -101,7 +101,7 @@ class LayerOutput(nn.Module):
         if output.ndim == 3:
             output = _to_feature_map(output)
         if output.ndim == 4:
-            output = _channels_first(output, images)
+            output = _move_channels_first(output, images)
             if self.grid != "all":
                 output = nn.functional.adaptive_avg_pool2d(output, self.grid)
             pooled = output.flatten(2)
@@ -128,7 +128,7 @@ def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     return modules[name]
 
 
-def _channels_first(output: Tensor, images: Tensor) -> Tensor:
+def _move_channels_first(output: Tensor, images: Tensor) -> Tensor:
     """Return a feature map as (n, dim, height, width), also if the model puts the channels last.
 
     The two equal axes of a map of square ``images`` show which axis has the channels. Other maps are returned unchanged.
@@ -150,12 +150,12 @@ class _LayerReached(Exception): ...
 
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
     """Return the file of a model's weights: the path ``weights`` or a file in ``weights_dir``; None if neither exists."""
-    if weights.endswith(WEIGHT_SUFFIXES):
+    if weights.endswith(WEIGHT_FILE_SUFFIXES):
         return Path(weights)
     if weights == "random" or weights_dir is None:
         return None
     stem = model.rpartition("/")[2]
-    return next((f for suffix in WEIGHT_SUFFIXES if (f := weights_dir / f"{stem}{suffix}").is_file()), None)
+    return next((f for suffix in WEIGHT_FILE_SUFFIXES if (f := weights_dir / f"{stem}{suffix}").is_file()), None)
 
 
 def _build_model(
@@ -178,11 +178,11 @@ def _build_model(
         options = {"init_weights": config.weights == "random", "transform_input": config.weights != "random"}
     model: nn.Module = torchvision.models.get_model(config.model, weights=None, **options)
     if pretrained:
-        model.load_state_dict(_match_names(model, _download_weights(config.model, config.weights)))
+        model.load_state_dict(_rename_weights(model, _download_weights(config.model, config.weights)))
     return model
 
 
-def _match_names(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _rename_weights(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return published weights, renamed to the names of the parameters of ``model``.
 
     DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Some files lack the counters of batch norms, which evaluation
@@ -214,10 +214,10 @@ def _download_weights(name: str, weights: str) -> dict[str, Tensor]:
 
 
 def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Module:
-    timm = LIBRARIES["timm"].load(f"timm/{name}")
+    timm = OPTIONAL_LIBRARIES["timm"].load(f"timm/{name}")
     if not set(name).isdisjoint(":/\\@") or not timm.is_model(name):  # timm would take a folder or a model of the hub
         raise UserError(f"unknown timm model {name!r}{did_you_mean(name, timm.list_models())}")
-    pinned = {} if weights is None else _timm_arguments(timm, name, notes)
+    pinned = {} if weights is None else _build_weight_overlay(timm, name, notes)
     try:
         model: nn.Module = timm.create_model(name, pretrained=weights is not None, pretrained_cfg_overlay=pinned)
     except (OSError, RuntimeError) as error:
@@ -225,13 +225,13 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
     return model
 
 
-def _timm_arguments(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
+def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
     """Return arguments that make timm read weights from the hub at a fixed commit; none if the weights are not there."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
     model, _, revision = source.hf_hub_id.partition("@")
-    file, notes["commit"] = download_file(model, ["model.safetensors"], revision or None, _weights_file_advice(name))
+    file, notes["commit"] = download_first_file(model, ["model.safetensors"], revision or None, _weights_file_advice(name))
     return {"file": str(file), "custom_load": False}
 
 
@@ -241,28 +241,28 @@ def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> An
     ``weights`` is the name of weights in the library; None: random weights. ``notes`` receives the commit of a download from
     the Hugging Face hub as its entry ``commit``.
     """
-    open_clip = LIBRARIES["open_clip"].load(f"open_clip/{name}")
+    open_clip = OPTIONAL_LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
         raise UserError(f"unknown OpenCLIP model {name!r}{did_you_mean(name, open_clip.list_models())}")
     tags = open_clip.list_pretrained_tags_by_model(name)
     if weights not in (None, *tags):
         raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
-    file = None if weights is None else _open_clip_weights(open_clip, name, weights, notes)
+    file = None if weights is None else _download_open_clip_weights(open_clip, name, weights, notes)
     try:
-        with prevent_open_clip_handler():
+        with prevent_open_clip_log_handler():
             return open_clip.create_model(name, pretrained=file or weights)
     except (OSError, RuntimeError) as error:
         raise _weights_error(f"open_clip/{name}", name, error) from None
 
 
-def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str, Any]) -> str | None:
+def _download_open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str, Any]) -> str | None:
     source = open_clip.get_pretrained_cfg(name, weights)
     model, _, file_name = source.get("hf_hub", "").rpartition("/")
     if not model:
         return None
     stem = file_name.rpartition(".")[0] or "open_clip_model"
     names = [f"{stem}.safetensors", file_name or "open_clip_pytorch_model.bin"]  # the latter is loaded with weights_only
-    file, notes["commit"] = download_file(model, list(dict.fromkeys(names)), None, _weights_file_advice(name))
+    file, notes["commit"] = download_first_file(model, list(dict.fromkeys(names)), None, _weights_file_advice(name))
     if source.get("quick_gelu", False) != open_clip.get_model_config(name).get("quick_gelu", False):
         log.warning(
             "open_clip/%s: weights %s were trained with another activation (QuickGELU) than the model has", name, weights
@@ -271,7 +271,7 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
 
 
 @contextmanager
-def prevent_open_clip_handler() -> Iterator[None]:
+def prevent_open_clip_log_handler() -> Iterator[None]:
     """Keep OpenCLIP from adding a handler to the root logger in this block. The handler would print log lines twice."""
     with suppress(ImportError):  # refuse the code of a model that OpenCLIP loads, instead of asking on the terminal
         from transformers import dynamic_module_utils
@@ -331,7 +331,7 @@ def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width
     changes, because another module reads the convolution's output as well.
     """
     before = network(images)
-    pairs = _foldable_pairs(network, images)
+    pairs = _find_foldable_pairs(network, images)
     names = {module: name for name, module in network.named_modules()}
     for convolution, norm in pairs:
         mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
@@ -344,7 +344,7 @@ def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width
     return len(pairs)
 
 
-def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+def _find_foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
     # The convolution of each output, by the output's id(). Storing the output keeps its id() from being used again.
     convolution_of: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     runs: dict[nn.Module, int] = {}

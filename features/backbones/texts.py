@@ -18,8 +18,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vse.features.backbones.model_folder import copy_checked_model, download, find_local_folder, hash_tensors, read_modules
-from vse.features.backbones.networks import build_open_clip, find_weights_file, load_weights_file, prevent_open_clip_handler
+from vse.features.backbones.model_folder import (
+    copy_checked_model,
+    download_model,
+    find_local_folder,
+    hash_tensors,
+    read_modules,
+)
+from vse.features.backbones.networks import (
+    build_open_clip,
+    find_weights_file,
+    load_weights_file,
+    prevent_open_clip_log_handler,
+)
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json
 
@@ -30,35 +41,37 @@ if TYPE_CHECKING:
 class TextBackbone(ABC):
     """A tokenizer and a network that reads its tokens, in evaluation mode.
 
-    libraries : distributions whose versions the cache records
+    distributions : PyPI names of libraries whose versions the cache records
     network : module, which the caller moves to a device
     max_length : maximum number of tokens of a text, with special tokens
     pad_id : id of the padding token
     weights_sha256 : SHA-256 of all learned parameters
     tokenizer_sha256 : SHA-256 of the tokenizer, the prompt and the maximum length
     settings_sha256 : SHA-256 of the network's settings that determine the vectors, such as the sizes of layers; "" without any
-    notes : provenance, such as the commit of a download
+    provenance : notes for the provenance of a cache, such as the commit of a download
     """
 
-    libraries: ClassVar[Sequence[str]]
+    distributions: ClassVar[Sequence[str]]
     network: nn.Module
     max_length: int
     pad_id: int
     weights_sha256: str
     tokenizer_sha256: str
     settings_sha256: str = ""
-    notes: Mapping[str, Any] = {}
+    provenance: Mapping[str, Any] = {}
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
         """Return the token ids of each text, at most ``max_length``, and the number of truncated texts."""
 
     @abstractmethod
-    def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
+    def compute_text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
         """Return the vector of each text by the model's own pooling. ``tokens`` are padded; ``mask`` is False for padding."""
 
     @abstractmethod
-    def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
+    def compute_token_states(
+        self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]
+    ) -> Float[Tensor, "n width dim"]:
         """Return the last layer's state of each token. The states of padding have no meaning."""
 
 
@@ -68,7 +81,11 @@ def load_text_backbone(config: TextConfig, weights_dir: Path | None = None) -> T
     A folder in ``weights_dir`` with the last part of the model's name, or a file for OpenCLIP, replaces a download.
     """
     config.library.load(config.model)
-    return SentenceTextBackbone(config, weights_dir) if config.open_clip is None else OpenClipTextBackbone(config, weights_dir)
+    return (
+        SentenceTextBackbone(config, weights_dir)
+        if config.open_clip_name is None
+        else OpenClipTextBackbone(config, weights_dir)
+    )
 
 
 def hash_tokenizer(tokenizer: Any, *settings: object) -> str:
@@ -85,7 +102,7 @@ def hash_tokenizer(tokenizer: Any, *settings: object) -> str:
     return sha256_json([content, *settings])
 
 
-_DOWNLOADED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]  # no pickle, no code
+_DOWNLOADED_FILE_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors"]  # no pickle, no code
 _UNHASHED_SETTINGS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
 _MAX_TOKENS = 100_000  # for models that state no limit
 
@@ -96,16 +113,18 @@ class SentenceTextBackbone(TextBackbone):
     A model of transformers has no pooling; the vector of a text is the mean of its token states.
     """
 
-    libraries = ("sentence-transformers", "transformers")
+    distributions = ("sentence-transformers", "transformers")
 
     def __init__(self, config: TextConfig, weights_dir: Path | None) -> None:
-        folder, self.notes = _find_folder(config, weights_dir)
+        folder, self.provenance = _find_or_download_folder(config, weights_dir)
         modules = read_modules(folder)
         self.network = self._model = _load_model(folder, config)
-        self._first = self._model[0]
-        transformer, tokenizer = getattr(self._first, "auto_model", None), getattr(self._model, "tokenizer", None)
+        self._transformer_module = self._model[0]
+        transformer, tokenizer = getattr(self._transformer_module, "auto_model", None), getattr(self._model, "tokenizer", None)
         if transformer is None or not callable(tokenizer):
-            raise UserError(f"{config.model}: its first module is a {type(self._first).__name__}, not a transformer of text")
+            raise UserError(
+                f"{config.model}: its first module is a {type(self._transformer_module).__name__}, not a transformer of text"
+            )
         self._tokenizer: Any = tokenizer
         limit = min(int(self._model.max_seq_length or _MAX_TOKENS), _MAX_TOKENS)
         self.max_length = config.max_length or limit
@@ -114,44 +133,48 @@ class SentenceTextBackbone(TextBackbone):
         self.pad_id = self._tokenizer.pad_token_id or 0
         default = self._model.prompts.get(self._model.default_prompt_name or "", "")
         self._prompt = default if config.prompt is None else config.prompt
-        self._lower = bool(getattr(self._first, "do_lower_case", False))
-        self._skipped = self._n_prompt_tokens() if any(not getattr(m, "include_prompt", True) for m in self._model) else 0
+        self._lowercases_text = bool(getattr(self._transformer_module, "do_lower_case", False))
+        self._n_skipped_tokens = (
+            self._count_prompt_tokens() if any(not getattr(m, "include_prompt", True) for m in self._model) else 0
+        )
         weights = {f"0.{name}": tensor for name, tensor in transformer.state_dict().items() if "pooler." not in name}
         if config.pooling == "own":  # the model's own vector also depends on the modules after the transformer
             weights |= {n: t for n, t in self._model.state_dict().items() if not n.startswith("0.")}
         self.weights_sha256 = hash_tensors(weights)
         self.settings_sha256 = sha256_json(_read_network_settings(folder, modules, all_modules=config.pooling == "own"))
-        self.tokenizer_sha256 = hash_tokenizer(tokenizer, self._prompt, self.max_length, self._lower)
+        self.tokenizer_sha256 = hash_tokenizer(tokenizer, self._prompt, self.max_length, self._lowercases_text)
 
     def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
         if not texts:
             return [], 0
-        prompted = [self._prompt + (text.lower() if self._lower else text) for text in texts]
+        prompted = [self._prompt + (text.lower() if self._lowercases_text else text) for text in texts]
         rows: list[list[int]] = self._tokenizer(prompted, truncation=True, max_length=self.max_length)["input_ids"]
         full = [text for text, row in zip(prompted, rows, strict=True) if len(row) == self.max_length]
         untruncated = self._tokenizer(full, truncation=False, verbose=False)["input_ids"] if full else []
         return rows, sum(len(row) > self.max_length for row in untruncated)
 
-    def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
+    def compute_text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
         vectors: Tensor = self._model(self._build_model_inputs(tokens, mask))["sentence_embedding"]
         return vectors
 
-    def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
-        states: Tensor = self._first(self._build_model_inputs(tokens, mask))["token_embeddings"]
+    def compute_token_states(
+        self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]
+    ) -> Float[Tensor, "n width dim"]:
+        states: Tensor = self._transformer_module(self._build_model_inputs(tokens, mask))["token_embeddings"]
         return states
 
     def _build_model_inputs(self, tokens: Tensor, mask: Tensor) -> dict[str, Any]:
         features: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask.long()}
-        return {**features, "prompt_length": self._skipped} if self._skipped else features
+        return {**features, "prompt_length": self._n_skipped_tokens} if self._n_skipped_tokens else features
 
-    def _n_prompt_tokens(self) -> int:
+    def _count_prompt_tokens(self) -> int:
         """Return the number of prompt tokens that the model leaves out of its mean over tokens."""
         tokens = self._tokenizer(self._prompt)["input_ids"] if self._prompt else []
         ends = (self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
         return len(tokens) - bool(tokens and tokens[-1] in ends)
 
 
-def _find_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping[str, Any]]:
+def _find_or_download_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping[str, Any]]:
     if config.has_local_weights:
         folder = Path(config.weights)
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
@@ -159,7 +182,7 @@ def _find_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Ma
         return folder, {}
     if (local := find_local_folder(config.model, weights_dir)) is not None:
         return local, {}
-    downloaded = download(config.model, _DOWNLOADED_FILES, config.revision)
+    downloaded = download_model(config.model, _DOWNLOADED_FILE_PATTERNS, config.revision)
     return downloaded.folder, {"commit": downloaded.commit}
 
 
@@ -179,7 +202,7 @@ def _load_model(folder: Path, config: TextConfig) -> Any:
     """Load the model in a folder, in float32, on the CPU. With ``weights: random`` the transformer gets random weights."""
     from sentence_transformers import SentenceTransformer
 
-    with copy_checked_model(folder) as copy, _quiet_libraries(), torch.random.fork_rng(devices=[]):
+    with copy_checked_model(folder) as copy, _silence_libraries(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
             model: Any = SentenceTransformer(str(copy), device="cpu", local_files_only=True, trust_remote_code=False)
@@ -195,7 +218,7 @@ def _load_model(folder: Path, config: TextConfig) -> Any:
 
 
 @contextmanager
-def _quiet_libraries() -> Iterator[None]:
+def _silence_libraries() -> Iterator[None]:
     import transformers
 
     library_logging: Any = transformers.utils.logging
@@ -220,27 +243,27 @@ class OpenClipTextBackbone(TextBackbone):
     causal tower is only as wide as its longest caption. Batches of other towers have all positions (77 in CLIP).
     """
 
-    libraries = ("open_clip_torch",)
+    distributions = ("open_clip_torch",)
 
     def __init__(self, config: TextConfig, weights_dir: Path | None) -> None:
         import open_clip
 
-        name = config.open_clip
+        name = config.open_clip_name
         assert name is not None
         file, notes = find_weights_file(config.model, config.weights, weights_dir), dict[str, Any]()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             weights = None if file or config.weights == "random" else config.weights
             model = build_open_clip(name, weights, notes)
-        self.notes = notes
+        self.provenance = notes
         if file is not None:
-            load_weights_file(model, file, _match_text_names)
+            load_weights_file(model, file, _replace_text_weights)
         self.weights_sha256 = hash_tensors({k: v for k, v in model.state_dict().items() if not k.startswith("visual.")})
         model.visual = nn.Identity()
         self.network = self._model = model.eval().requires_grad_(False)
         self._tower = _find_causal_tower(model)
         try:
-            with prevent_open_clip_handler():
+            with prevent_open_clip_log_handler():
                 self._tokenizer = open_clip.get_tokenizer(name)
         except Exception as error:  # transformers raises many kinds
             raise UserError(f"{config.model}: cannot get its tokenizer ({str(error).splitlines()[0]})") from None
@@ -275,20 +298,22 @@ class OpenClipTextBackbone(TextBackbone):
         lengths = (rows != self.pad_id).sum(1).tolist()
         return [row[:length] for row, length in zip(rows.tolist(), lengths, strict=True)], n_cut
 
-    def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
+    def compute_text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
         if self._tower is None:
             vectors: Tensor = self._model.encode_text(tokens)
             return vectors
         tower = self._tower
-        ends = tokens.argmax(1) if tower.pool == "argmax" else tokens.eq(tower.end).int().argmax(1)
-        state = self.token_states(tokens, mask)[torch.arange(len(tokens), device=tokens.device), ends]
+        ends = tokens.argmax(1) if tower.end_rule == "argmax" else tokens.eq(tower.end_token_id).int().argmax(1)
+        state = self.compute_token_states(tokens, mask)[torch.arange(len(tokens), device=tokens.device), ends]
         projection = tower.module.text_projection
         if isinstance(projection, nn.Module):
             projected: Tensor = projection(state)
             return projected
         return state if projection is None else state @ projection
 
-    def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
+    def compute_token_states(
+        self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]
+    ) -> Float[Tensor, "n width dim"]:
         assert self._tower is not None, "the constructor checks this"
         module, width = self._tower.module, tokens.shape[1]
         embedded = module.token_embedding(tokens) + module.positional_embedding[:width]
@@ -300,12 +325,13 @@ class _CausalTower:
     """A text tower in which no token attends to a later one. The vector of a text is the state of its last token.
 
     module : module with the tower's layers
-    pool : rule that finds the last token: ``argmax``, the token with the highest id, or ``eos``, the token ``end``
-    end : id of the last token of a text
+    end_rule : rule that finds the last token: ``argmax``, the token with the highest id, or ``eos``, the token
+        ``end_token_id``
+    end_token_id : id of the last token of a text
     """
 
     def __init__(self, module: Any, pool: str, end: int) -> None:
-        self.module, self.pool, self.end = module, pool, end
+        self.module, self.end_rule, self.end_token_id = module, pool, end
 
 
 def _find_causal_tower(model: Any) -> _CausalTower | None:
@@ -318,7 +344,7 @@ def _find_causal_tower(model: Any) -> _CausalTower | None:
     return _CausalTower(module, pool, getattr(module, "text_eos_id" if is_clip else "eos_id", 0))
 
 
-def _match_text_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _replace_text_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the published weights of the text tower, and the model's current weights of the image tower."""
     images = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("visual.")}
     return {**images, **{name: tensor for name, tensor in state.items() if not name.startswith("visual.")}}

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from vse.features.backbones.model_folder import check_settings, copy_checked_model, download, find_local_folder
-from vse.features.libraries import Library
+from vse.features.backbones.model_folder import copy_checked_model, download_model, find_local_folder, reject_code_references
+from vse.features.libraries import OptionalLibrary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, wrap_read_errors
 from vse.pipeline.files.writing import parse_json, read_json
 
 _PIP_EXTRA = "text"
-TRANSFORMERS = Library("Transformers", "transformers", "transformers", _PIP_EXTRA)
-TOKENIZERS = Library("Tokenizers", "tokenizers", "tokenizers", _PIP_EXTRA)
-TINY = "tiny"  # the name of a transformer with random weights whose tokenizer is built from captions
+TRANSFORMERS_LIBRARY = OptionalLibrary("Transformers", "transformers", "transformers", _PIP_EXTRA)
+TOKENIZERS_LIBRARY = OptionalLibrary("Tokenizers", "tokenizers", "tokenizers", _PIP_EXTRA)
+TINY_MODEL_NAME = "tiny"  # the name of a transformer with random weights whose tokenizer is built from captions
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_DOWNLOADED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*")
+_DOWNLOADED_FILE_PATTERNS = ("config.json", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*")
 _NORMALIZER_OPTIONS = {  # option of the normalizer, by its name in tokenizer_config.json
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
@@ -59,7 +59,7 @@ class Transformer:
 
         Raises UserError if the tokenizer belongs to another model, or if ``max_length`` does not suit the model.
         """
-        tokenizers = TOKENIZERS.load(self.name)
+        tokenizers = TOKENIZERS_LIBRARY.load(self.name)
         with wrap_read_errors(Path(self.name), "a model with a tokenizer, by its tokenizer.json"):
             tokenizer = tokenizers.Tokenizer.from_str(self.tokenizer_json)
         highest, n_known = max(tokenizer.get_vocab().values(), default=0), int(self.config.get("vocab_size", 0))
@@ -86,7 +86,7 @@ class Transformer:
             text[slice(*place)] for token, place in zip(encoding.tokens, encoding.offsets, strict=True) if token == unknown
         ]
 
-    def tokens(self, text: str) -> list[str]:
+    def tokenize(self, text: str) -> list[str]:
         """Return the tokens of a text, with special tokens."""
         return list(self.tokenizer.encode(text).tokens)
 
@@ -116,15 +116,15 @@ class Transformer:
         Without files of weights, torch's default generator draws random weights. Raises UserError if the library cannot build
         the network, or if the weights do not fit the network.
         """
-        check_settings(Path(self.name), self.config)
-        transformers = TRANSFORMERS.load(self.name)
+        reject_code_references(Path(self.name), self.config)
+        transformers = TRANSFORMERS_LIBRARY.load(self.name)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         with wrap_read_errors(Path(self.name), "a transformer that the library knows, by its config.json"):
             config = transformers.AutoConfig.for_model(**self.config)
         if not self.weight_files:
             with wrap_read_errors(Path(self.name), "a transformer that the library can build, by its config.json"):
-                return _without_pooler(transformers.AutoModel.from_config(config, trust_remote_code=False))
+                return _remove_pooler(transformers.AutoModel.from_config(config, trust_remote_code=False))
         folder = self.weight_files[0].path.parent
         with (
             copy_checked_model(folder, all_modules=False) as copy,
@@ -144,7 +144,7 @@ class Transformer:
             raise UserError(f"{folder}: the weights do not fit the network in config.json ({missing[:1] or 'shapes'})")
         for file in self.weight_files:
             file.check_unchanged()
-        return _without_pooler(network)
+        return _remove_pooler(network)
 
 
 def find_layers(network: Any, model_name: str) -> tuple[nn.Module, list[nn.Module]]:
@@ -166,18 +166,18 @@ def read_transformer(model: str, weights_dir: Path | None = None, max_length: in
     A folder in ``weights_dir`` with the last part of the model's name replaces a download. Raises UserError if the folder does
     not hold a transformer, or if a file names code to run.
     """
-    folder, commit = _find_folder(model, weights_dir)
+    folder, commit = _find_or_download_folder(model, weights_dir)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: no {name}; a transformer is a folder with config.json, tokenizer.json and weights")
     config = read_json(folder / "config.json")
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError(f"{folder / 'config.json'}: not the configuration of a transformer (it lacks model_type)")
-    check_settings(folder / "config.json", config)
+    reject_code_references(folder / "config.json", config)
     with wrap_read_errors(folder / "tokenizer.json", "the file of a tokenizer"):
         tokenizer_json = InputFile(folder / "tokenizer.json").read().decode()
     return Transformer(
-        model, config, _apply_tokenizer_config(folder, tokenizer_json), max_length, _find_weights(folder), commit
+        model, config, _apply_tokenizer_config(folder, tokenizer_json), max_length, _find_weight_files(folder), commit
     )
 
 
@@ -190,7 +190,7 @@ def _apply_tokenizer_config(folder: Path, tokenizer_json: str) -> str:
     settings = read_json(file) if file.is_file() else {}
     if not isinstance(settings, dict):
         raise UserError(f"{file}: not the settings of a tokenizer")
-    check_settings(file, settings)
+    reject_code_references(file, settings)
     tokenizer = parse_json(folder / "tokenizer.json", tokenizer_json.encode())
     normalizer = tokenizer.get("normalizer") if isinstance(tokenizer, dict) else None
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
@@ -204,9 +204,9 @@ def _apply_tokenizer_config(folder: Path, tokenizer_json: str) -> str:
     return tokenizer_json
 
 
-def tiny_transformer(words: Iterable[str], max_length: int | None = None) -> Transformer:
+def build_tiny_transformer(words: Iterable[str], max_length: int | None = None) -> Transformer:
     """Return a BERT with 2 layers of size 32, random weights, and a WordPiece tokenizer that knows ``words`` and letters."""
-    tokenizers = TOKENIZERS.load(TINY)
+    tokenizers = TOKENIZERS_LIBRARY.load(TINY_MODEL_NAME)
     letters = string.ascii_lowercase + string.digits
     pieces = [*_SPECIAL_TOKENS, *string.punctuation, *letters, *(f"##{letter}" for letter in letters)]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys([*pieces, *sorted(set(words))]))}
@@ -224,27 +224,27 @@ def tiny_transformer(words: Iterable[str], max_length: int | None = None) -> Tra
         "intermediate_size": 64,
         "max_position_embeddings": 128,
     }
-    return Transformer(TINY, config, tokenizer.to_str(), max_length)
+    return Transformer(TINY_MODEL_NAME, config, tokenizer.to_str(), max_length)
 
 
-def _without_pooler(network: Any) -> Any:
+def _remove_pooler(network: Any) -> Any:
     if getattr(network, "pooler", None) is not None:
         network.pooler = None
     return network.float()
 
 
-def _find_folder(model: str, weights_dir: Path | None) -> tuple[Path, str | None]:
+def _find_or_download_folder(model: str, weights_dir: Path | None) -> tuple[Path, str | None]:
     if (folder := Path(model)).is_dir():
         return folder, None
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(f"{model}: no such folder of a transformer")
     if (local := find_local_folder(model, weights_dir)) is not None:
         return local, None
-    downloaded = download(model, _DOWNLOADED_FILES)
+    downloaded = download_model(model, _DOWNLOADED_FILE_PATTERNS)
     return downloaded.folder, downloaded.commit
 
 
-def _find_weights(folder: Path) -> tuple[WatchedFile, ...]:
+def _find_weight_files(folder: Path) -> tuple[WatchedFile, ...]:
     single = folder / "model.safetensors"
     if single.is_file():
         return (WatchedFile(single),)

@@ -44,7 +44,7 @@ class StoredArray:
     def n_blocks(self) -> int:
         return -(-self.nbytes // BLOCK_BYTES)
 
-    def map(self) -> NDArray[Any]:
+    def map_to_memory(self) -> NDArray[Any]:
         """Return a read-only memory map of the array. The map needs no HDF5 handle and no lock, and survives a fork."""
         if 0 in self.shape:
             return np.empty(self.shape, self.dtype)
@@ -55,7 +55,7 @@ class StoredArray:
 
     def read(self) -> NDArray[Any]:
         """Read the array into memory. Raises UserError if a block differs from its checksum."""
-        array = np.array(self.map())
+        array = np.array(self.map_to_memory())
         if self.checksums is not None:
             BlockChecker([self]).check_shard(0, array_bytes(array))
         return array
@@ -92,7 +92,11 @@ def shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
     """Return the block checksums of the arrays ``names`` in a shard, by name. A missing array has no entry."""
     with open_hdf5(path, "a readable shard") as file:
         arrays = {name: find_hdf5_dataset(file, name) for name in names}
-        return {name: block_checksums(locate_array(path, data).map()) for name, data in arrays.items() if data is not None}
+        return {
+            name: block_checksums(locate_array(path, data).map_to_memory())
+            for name, data in arrays.items()
+            if data is not None
+        }
 
 
 def are_checksums(value: object) -> bool:
@@ -122,7 +126,7 @@ class BlockChecker:
         """True if no block is left to check."""
         return bool(self._checked.all())
 
-    def check(
+    def check_byte_ranges(
         self,
         shards: NDArray[np.int64],
         firsts: NDArray[np.int64],

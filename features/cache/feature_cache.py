@@ -18,22 +18,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.arrays import CHECKSUMS_KEY, BlockChecker, StoredArray, locate_array, shard_checksums
-from vse.features.cache.rows import FORMAT, VERSION, Ids, TextRows, find_text_rows
+from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, Ids, TextUnit, find_text_unit
 from vse.features.cache.shards import (
-    CHECKED_ARRAYS,
-    REGION_ARRAYS,
-    ROW_ARRAYS,
+    CHECKED_ARRAY_NAMES,
+    REGION_ARRAY_NAMES,
+    ROW_ARRAY_NAMES,
     ShardRecord,
     concatenate_offsets,
     encode_cache_file,
     read_arrays,
     read_finished_record,
     read_manifest,
-    read_record,
+    read_shard_record,
     shard_path,
     shard_slice,
     shards_folder,
-    sum_seconds,
+    sum_extraction_seconds,
 )
 from vse.pipeline.dataset.columns import caption_ids
 from vse.pipeline.dataset.dataset import Dataset
@@ -45,7 +45,7 @@ from vse.pipeline.files.writing import sha256_file, write_bytes, write_json
 
 log = logging.getLogger(__name__)
 
-_ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
+_REQUIRED_ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
 
 # Hashes in a cache's provenance that identify its rows, not the extractor that computed them.
 _ROW_HASH_NAMES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha256")
@@ -55,14 +55,18 @@ _ROW_HASH_NAMES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxe
 class FeatureCache:
     """The metadata of a cache. No file stays open; :class:`vse.features.cache.reader.FeatureReader` reads the features.
 
+    dataset, feature : names of the data set and of the feature
+    kind : ``image`` or ``text``, the kind of the inputs
+    key : hash that identifies the settings, the weights and the rows
+    provenance : settings, hashes, versions and counts of the extraction
     dataset_file : path of the ``dataset.json`` to which the cache refers
     ids : (n,) ids of the rows
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
     row_shape : shape of a row or, with ``offsets``, of one region
-    shards : arrays of each shard by name
-    skipped : ids of the inputs that the extractor left out
+    shard_arrays : arrays by name, for each shard
+    skipped_ids : ids of the inputs that the extractor left out
     block_checker : checker of the blocks of the features
-    seconds : duration of the extraction; None if unknown
+    extraction_seconds : duration of the extraction; None if unknown
     """
 
     path: Path
@@ -76,14 +80,14 @@ class FeatureCache:
     offsets: Ids | None
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    shards: tuple[Mapping[str, StoredArray], ...]
-    skipped: frozenset[int]
+    shard_arrays: tuple[Mapping[str, StoredArray], ...]
+    skipped_ids: frozenset[int]
     block_checker: BlockChecker
-    seconds: float | None = None
+    extraction_seconds: float | None = None
 
     @property
     def n_bytes(self) -> int:
-        files = [self.path, *(shard["features"].path for shard in self.shards)]
+        files = [self.path, *(shard["features"].path for shard in self.shard_arrays)]
         return sum(file.stat().st_size for file in files)
 
     @property
@@ -118,16 +122,16 @@ class FeatureCache:
         return "crops" if str(self.provenance.get("config", {}).get("crops", "")).endswith("_bank") else "sets"
 
     @property
-    def text_rows(self) -> TextRows:
+    def text_unit(self) -> TextUnit:
         """The texts of a cache of texts: captions, or the distinct phrases in captions."""
-        return find_text_rows(self.provenance.get("config", {}))
+        return find_text_unit(self.provenance.get("config", {}))
 
     def describe(self) -> str:
         """Return a description for a person, such as ``66 image rows of 10 x 4096 float16``."""
         each = f"{' x '.join(map(str, self.row_shape))} {self.dtype}"
         if self.offsets is None:
-            return f"{len(self.ids)} {'phrase' if self.text_rows == 'phrases' else self.kind} rows of {each}"
-        rows, parts = ("images", "regions") if self.kind == "image" else (self.text_rows, "tokens")
+            return f"{len(self.ids)} {'phrase' if self.text_unit == 'phrases' else self.kind} rows of {each}"
+        rows, parts = ("images", "regions") if self.kind == "image" else (self.text_unit, "tokens")
         return f"{len(self.ids)} {rows} with {self.offsets[-1]} {parts} of {each}"
 
 
@@ -156,7 +160,7 @@ def merge_shards(
     shards: list[ShardRecord] = []
     for index in range(n_shards):
         path = shard_path(cache, index, n_shards)
-        record = read_record(path)
+        record = read_shard_record(path)
         shard = read_finished_record(path, (shards[0] if shards else record).identity) if record else None
         if shard is None:
             raise UserError(f"{path}: missing or damaged; extract shard {index} of {n_shards} again")
@@ -179,10 +183,15 @@ def merge_shards(
     content, key = encode_cache_file(cache, shards, dataset_file, skipped_ids, provenance, arrays)
     entries = [
         {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
-        | {CHECKSUMS_KEY: shard_checksums(shards_folder(cache) / shard.file, CHECKED_ARRAYS)}
+        | {CHECKSUMS_KEY: shard_checksums(shards_folder(cache) / shard.file, CHECKED_ARRAY_NAMES)}
         for shard in shards
     ]
-    manifest = {"key": key, "shard_key": shards[0].identity.sha256, "seconds": sum_seconds(cache, shards), "shards": entries}
+    manifest = {
+        "key": key,
+        "shard_key": shards[0].identity.sha256,
+        "seconds": sum_extraction_seconds(cache, shards),
+        "shards": entries,
+    }
     write_json(shards_folder(cache) / "manifest.json", manifest)
     return write_bytes(cache, content)
 
@@ -200,7 +209,7 @@ def open_cache(path: Path) -> FeatureCache:
         raise UserError(f"{path}: its shards were made with other settings; run vse-extract again")
     folder = shards_folder(path)
     shards = tuple(
-        _locate_arrays(folder / entry["file"], entry, manifest["shard_key"], shape, dtype, offsets is not None)
+        _locate_shard_arrays(folder / entry["file"], entry, manifest["shard_key"], shape, dtype, offsets is not None)
         for entry in manifest["shards"]
     )
     if any(CHECKSUMS_KEY not in entry for entry in manifest["shards"]):
@@ -224,10 +233,10 @@ def open_cache(path: Path) -> FeatureCache:
         offsets=offsets,
         row_shape=shape[1:],
         dtype=dtype,
-        shards=shards,
+        shard_arrays=shards,
         block_checker=BlockChecker([shard["features"] for shard in shards]),
-        skipped=frozenset(int(i) for i in arrays["skipped_ids"]),
-        seconds=manifest.get("seconds"),
+        skipped_ids=frozenset(int(i) for i in arrays["skipped_ids"]),
+        extraction_seconds=manifest.get("seconds"),
     )
 
 
@@ -243,12 +252,12 @@ def verify_cache(path: Path, correct_checksums: bool = False) -> FeatureCache:
         file = folder / entry["file"]
         if sha256_file(file) != entry["sha256"]:
             raise UserError(f"{file}: its bytes changed (sha256 differs); delete it and extract it again")
-        entries.append({**entry, CHECKSUMS_KEY: shard_checksums(file, CHECKED_ARRAYS)})
+        entries.append({**entry, CHECKSUMS_KEY: shard_checksums(file, CHECKED_ARRAY_NAMES)})
         if not correct_checksums and entry.get(CHECKSUMS_KEY, entries[-1][CHECKSUMS_KEY]) != entries[-1][CHECKSUMS_KEY]:
             raise UserError(
                 f"{folder / 'manifest.json'}: the checksums of {file.name} changed; vse-extract verify --write corrects them"
             )
-    files = [shard["features"].path for shard in cache.shards]
+    files = [shard["features"].path for shard in cache.shard_arrays]
     names = ("ids", "sources") if cache.offsets is None else ("ids", "sources", "offsets")
     stored = [np.concatenate(parts) for parts in zip(*(read_arrays(file, "ids", "sources") for file in files), strict=True)]
     if cache.offsets is not None:
@@ -271,16 +280,18 @@ def _read_cache_file(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[
     if not path.exists():
         raise UserError(f"{path}: no such feature cache; create it with vse-extract or snakemake --cores all {path}")
     with open_hdf5(path, "a readable feature cache") as file:
-        attributes = {name: file.attrs[name] for name in ("format", "version", *_ATTRIBUTES) if name in file.attrs}
-        if str(attributes.get("format")) != FORMAT or str(attributes.get("version")) != str(VERSION):
-            raise UserError(f"{path}: not a feature cache of version {VERSION} (format {attributes.get('format')!r})")
-        missing = set(_ATTRIBUTES) - attributes.keys()
+        attributes = {name: file.attrs[name] for name in ("format", "version", *_REQUIRED_ATTRIBUTES) if name in file.attrs}
+        if str(attributes.get("format")) != CACHE_FORMAT or str(attributes.get("version")) != str(CACHE_VERSION):
+            raise UserError(f"{path}: not a feature cache of version {CACHE_VERSION} (format {attributes.get('format')!r})")
+        missing = set(_REQUIRED_ATTRIBUTES) - attributes.keys()
         if missing:
             raise UserError(f"{path}: not a complete feature cache, it lacks {', '.join(sorted(missing))}")
         attributes["provenance"] = json.loads(attributes["provenance"])
         json.dumps(attributes, ensure_ascii=False, default=str).encode()  # fails for a text with half a surrogate pair
         _check_attributes(attributes)
-        arrays = {name: _integers(file, name) for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
+        arrays = {
+            name: _read_integers(file, name) for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"
+        }
         arrays.setdefault("skipped_ids", np.empty(0, np.int64))
         offsets = arrays.get("offsets")
         if offsets is not None and (not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any()):
@@ -308,7 +319,7 @@ def _check_attributes(attributes: Mapping[str, Any]) -> None:
             raise ValueError(f"its attribute {name} is not valid")
 
 
-def _integers(file: h5py.File, name: str) -> Ids:
+def _read_integers(file: h5py.File, name: str) -> Ids:
     data = require_hdf5_dataset(file, name)
     if data.ndim != 1 or data.dtype.kind != "i":
         raise ValueError(f"its {name} are {data.dtype} {data.shape}")
@@ -316,7 +327,7 @@ def _integers(file: h5py.File, name: str) -> Ids:
     return values
 
 
-def _locate_arrays(
+def _locate_shard_arrays(
     path: Path, entry: Mapping[str, Any], key: str, shape: tuple[int, ...], dtype: np.dtype[Any], ragged: bool
 ) -> dict[str, StoredArray]:
     if not path.is_file():
@@ -331,11 +342,15 @@ def _locate_arrays(
         if file.attrs["key"] != key:
             raise UserError(f"{path}: extracted with other settings than the cache; run the same extraction again")
         features, rows = require_hdf5_dataset(file, "features"), entry["rows"]
-        n_vectors = int(_integers(file, "offsets")[-1]) if ragged else rows
+        n_vectors = int(_read_integers(file, "offsets")[-1]) if ragged else rows
         other = n_vectors and (features.shape != (n_vectors, *shape[1:]) or features.dtype != dtype)
         if other or len(require_hdf5_dataset(file, "ids")) != rows:
             raise UserError(f"{path}: features are {features.dtype} {features.shape}, which differs from the manifest")
-        lengths = {"features": n_vectors, **dict.fromkeys(REGION_ARRAYS, n_vectors), **dict.fromkeys(ROW_ARRAYS, rows)}
+        lengths = {
+            "features": n_vectors,
+            **dict.fromkeys(REGION_ARRAY_NAMES, n_vectors),
+            **dict.fromkeys(ROW_ARRAY_NAMES, rows),
+        }
         checksums = entry.get(CHECKSUMS_KEY, {})
         stored = {
             name: locate_array(path, data, checksums)

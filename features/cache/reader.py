@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from vse.features.cache.arrays import ByteSource, StoredArray, array_bytes
 from vse.features.cache.feature_cache import FeatureCache
-from vse.features.cache.rows import TextRows
+from vse.features.cache.rows import TextUnit
 from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.errors import UserError
 
-_ENTRY_SHAPES = {"boxes": (4,), "image_size": (2,)}  # shape of the entry of a region, and of an image
+_BOX_ARRAY_ROW_SHAPES = {"boxes": (4,), "image_size": (2,)}  # shape of the entry of a region, and of an image
 
 
 class RegionBoxes:
@@ -31,13 +31,15 @@ class RegionBoxes:
 
     def __init__(self, cache: FeatureCache) -> None:
         complete = all(
-            name in shard and shard[name].shape[1:] == shape for shard in cache.shards for name, shape in _ENTRY_SHAPES.items()
+            name in shard and shard[name].shape[1:] == shape
+            for shard in cache.shard_arrays
+            for name, shape in _BOX_ARRAY_ROW_SHAPES.items()
         )
         if cache.offsets is None or not complete:
             raise UserError(f"{cache.path}: has no boxes, so the positions of its {cache.feature} in the images are unknown")
         self.offsets = cache.offsets
-        self.boxes: Float[np.ndarray, "n_regions 4"] = np.concatenate([shard["boxes"].read() for shard in cache.shards])
-        self.image_size: Int[np.ndarray, "n 2"] = np.concatenate([shard["image_size"].read() for shard in cache.shards])
+        self.boxes: Float[np.ndarray, "n_regions 4"] = np.concatenate([shard["boxes"].read() for shard in cache.shard_arrays])
+        self.image_size: Int[np.ndarray, "n 2"] = np.concatenate([shard["image_size"].read() for shard in cache.shard_arrays])
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,12 @@ class FeatureReader:
         self.cache = cache
         self._memory_gb, self._mapped = memory_gb, mapped
         self._index = IdIndex(cache.ids)
-        stored = [shard["features"] for shard in cache.shards]
+        stored = [shard["features"] for shard in cache.shard_arrays]
         counts = [part.shape[0] for part in stored]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
-        loaded = [np.asarray(part.map()).reshape(-1, *cache.row_shape) for part in stored[:fits]]
+        loaded = [np.asarray(part.map_to_memory()).reshape(-1, *cache.row_shape) for part in stored[:fits]]
         rest: list[ByteSource] = [
-            array_bytes(np.asarray(part.map())) if mapped else _FileBytes(part) for part in stored[fits:]
+            array_bytes(np.asarray(part.map_to_memory())) if mapped else _FileBytes(part) for part in stored[fits:]
         ]
         self._memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *loaded])
         self._starts = np.cumsum([0, len(self._memory), *counts[fits:]])
@@ -114,68 +116,68 @@ class FeatureReader:
         indices = self._index.find_rows(wanted_ids)
         missing = wanted_ids[indices < 0]
         if len(missing):
-            what = "images" if self.cache.kind == "image" else self.cache.text_rows
+            what = "images" if self.cache.kind == "image" else self.cache.text_unit
             raise UserError(
                 f"{self.cache.path}: {len(missing)} of {len(wanted_ids)} {what} have no features, the first is id {missing[0]}"
                 f"; extract the features of this data set (the cache holds features of {self.cache.dataset!r})"
             )
         return indices
 
-    def crops(self, indices: NDArray[np.int64], crops: NDArray[np.int64]) -> NDArray[np.generic]:
+    def read_crops(self, indices: NDArray[np.int64], crops: NDArray[np.int64]) -> NDArray[np.generic]:
         """Return crop ``crops[k]`` of row ``indices[k]`` of a crop bank, for every k: (len(indices), dim)."""
         n_crops = self.cache.row_shape[0]
         assert len(self.cache.row_shape) == 2, "not a bank of crops"
         assert not len(crops) or 0 <= crops.min() <= crops.max() < n_crops, "no such crop"
         first = indices * n_crops + crops
-        return self._gather(first, first + 1, n_crops).reshape(-1, self.cache.dim)
+        return self._read_vector_ranges(first, first + 1, n_crops).reshape(-1, self.cache.dim)
 
-    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
+    def read_rows(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
         """Return rows of a cache without regions: (len(indices), dim) or (len(indices), n_crops, dim)."""
         assert self.cache.offsets is None, "regions are read by padded_regions()"
         if len(self._bytes) == 1:
             in_memory: NDArray[np.generic] = self._memory[indices]
             return in_memory
-        return self._gather(indices, indices + 1)
+        return self._read_vector_ranges(indices, indices + 1)
 
-    def sets(self, indices: NDArray[np.int64]) -> PaddedSets:
+    def read_sets(self, indices: NDArray[np.int64]) -> PaddedSets:
         """Return the set of vectors of each row of a cache of sets, with its mask.
 
         Sets are padded to at least one vector, so that a maximum over a set exists even if all images lack regions.
         """
         assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
         if self.cache.offsets is not None:
-            return self.padded_regions(indices, min_regions=1)
-        return PaddedSets(self.rows(indices), np.ones((len(indices), self.cache.row_shape[0]), bool))
+            return self.read_padded_regions(indices, min_regions=1)
+        return PaddedSets(self.read_rows(indices), np.ones((len(indices), self.cache.row_shape[0]), bool))
 
-    def vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
+    def read_vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
         """Return the vectors (len(indices), dim) of regions, given their 0-based indices among all regions of the cache."""
         assert self.cache.offsets is not None, "not a cache of regions"
-        return self._gather(indices, indices + 1)
+        return self._read_vector_ranges(indices, indices + 1)
 
     @cached_property
-    def boxes(self) -> RegionBoxes:
+    def region_boxes(self) -> RegionBoxes:
         """The boxes of the regions. Raises UserError if the cache has no boxes."""
         return RegionBoxes(self.cache)
 
-    def padded_regions(self, indices: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
+    def read_padded_regions(self, indices: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
         """Return the regions of each row, padded with zeros to the largest number of regions, at least ``min_regions``."""
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[indices], self.cache.offsets[indices + 1] - self.cache.offsets[indices]
         column = np.arange(counts.max(initial=min_regions))
         mask = column < counts[:, None]
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)
-        features[mask] = self._gather(starts, starts + counts)
+        features[mask] = self._read_vector_ranges(starts, starts + counts)
         return PaddedSets(features, mask)
 
-    def check_finite(self, indices: NDArray[np.int64]) -> None:
+    def check_rows_finite(self, indices: NDArray[np.int64]) -> None:
         """Check that the rows at ``indices`` are finite. Raises UserError, which names the first row that is not finite."""
         for index in indices:
             row = np.asarray([index])
-            features = self.rows(row) if self.cache.offsets is None else self.padded_regions(row).features
+            features = self.read_rows(row) if self.cache.offsets is None else self.read_padded_regions(row).features
             if not np.isfinite(features).all():
                 raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[index]} are not finite (NaN)")
 
-    def _gather(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
+    def _read_vector_ranges(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
         """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; each range must lie in one shard.
 
         ``per_row`` is the number of vectors in a row.
@@ -197,11 +199,11 @@ class FeatureReader:
         on_disk = parts > 0
         if on_disk.any():
             shards = parts[on_disk] + self._n_in_memory - 1
-            self.cache.block_checker.check(shards, firsts[on_disk], ends[on_disk], self._shard_bytes)
+            self.cache.block_checker.check_byte_ranges(shards, firsts[on_disk], ends[on_disk], self._shard_bytes)
 
 
-def check_text_rows(cache: FeatureCache, wanted: TextRows) -> None:
+def check_text_unit(cache: FeatureCache, wanted: TextUnit) -> None:
     """Check that the rows of a cache are captions, or phrases, as ``wanted`` requires. Raises UserError if not."""
-    if cache.kind != "text" or cache.text_rows != wanted:
+    if cache.kind != "text" or cache.text_unit != wanted:
         hint = f" (a preset with of: {wanted})" if cache.kind == "text" else ""
         raise UserError(f"{cache.path} holds {cache.describe()}; features of {wanted} are needed{hint}")

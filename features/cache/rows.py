@@ -1,4 +1,4 @@
-"""The inputs and results of extractors (:class:`Item`, :class:`Rows`), and the identity of a cache."""
+"""The inputs and results of extractors (:class:`ExtractorInput`, :class:`FeatureRows`), and the identity of a cache."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
 from vse.pipeline.files.writing import sha256_json
 
-FORMAT, VERSION = "vse-features", 1
+CACHE_FORMAT, CACHE_VERSION = "vse-features", 1
 Ids = NDArray[np.int64]
-Kind = Literal["image", "text"]
-TextRows = Literal["captions", "phrases"]  # whether a text feature has one row per caption or one per phrase
+FeatureKind = Literal["image", "text"]
+TextUnit = Literal["captions", "phrases"]  # whether a text feature has one row per caption or one per phrase
 
 
 @dataclass(frozen=True)
-class Item:
+class ExtractorInput:
     """The input of one row: an image file (``path``), or a text, either as words (``tokens``) or unchanged (``raw``)."""
 
     id: int
@@ -39,9 +39,9 @@ class Item:
         )
 
 
-def dataset_items(
-    dataset: Dataset, kind: Kind, raw: bool = False, text_rows: TextRows = "captions", rows: slice = slice(None)
-) -> list[Item]:
+def list_extractor_inputs(
+    dataset: Dataset, kind: FeatureKind, raw: bool = False, text_unit: TextUnit = "captions", rows: slice = slice(None)
+) -> list[ExtractorInput]:
     """Return the inputs of a feature in the order of ``dataset.json``: images, captions or phrases.
 
     ``rows`` selects some of the inputs. A caption is given as words or, with ``raw``, as raw text. Phrases are the distinct
@@ -49,22 +49,22 @@ def dataset_items(
     set has no annotated phrases.
     """
     if kind == "image":
-        return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images[rows]]
-    if text_rows == "phrases":
-        texts = list(enumerate(_phrase_texts(dataset)))
-        return [Item(index, tokens=tuple(text.split(" "))) for index, text in texts[rows]]
+        return [ExtractorInput(image.imgid, dataset.image_path(image)) for image in dataset.images[rows]]
+    if text_unit == "phrases":
+        texts = list(enumerate(_require_phrase_texts(dataset)))
+        return [ExtractorInput(index, tokens=tuple(text.split(" "))) for index, text in texts[rows]]
     captions = _select_captions(dataset.images, rows)
-    return [Item(c.sentid, raw=c.raw) if raw else Item(c.sentid, tokens=c.tokens) for c in captions]
+    return [ExtractorInput(c.sentid, raw=c.raw) if raw else ExtractorInput(c.sentid, tokens=c.tokens) for c in captions]
 
 
-def row_ids(dataset: Dataset, kind: Kind, text_rows: TextRows = "captions") -> Ids:
-    """Return the ids of all rows of a feature of ``dataset``, in the order of :func:`dataset_items`."""
+def row_ids(dataset: Dataset, kind: FeatureKind, text_unit: TextUnit = "captions") -> Ids:
+    """Return the ids of all rows of a feature of ``dataset``, in the order of :func:`list_extractor_inputs`."""
     if kind == "image":
         return image_ids(dataset.images)
-    return np.arange(len(_phrase_texts(dataset))) if text_rows == "phrases" else caption_ids(dataset.images)
+    return np.arange(len(_require_phrase_texts(dataset))) if text_unit == "phrases" else caption_ids(dataset.images)
 
 
-def _phrase_texts(dataset: Dataset) -> Sequence[str]:
+def _require_phrase_texts(dataset: Dataset) -> Sequence[str]:
     texts = list_phrase_texts(dataset)
     if not texts:
         raise UserError(f"{dataset.path}: no caption has marked phrases, so a feature of phrases has no rows")
@@ -80,12 +80,12 @@ def _select_captions(images: Sequence[Image], rows: slice) -> list[Caption]:
     return captions[start - int(ends[first]) : stop - int(ends[first])]
 
 
-def find_text_rows(config: Mapping[str, Any]) -> TextRows:
+def find_text_unit(config: Mapping[str, Any]) -> TextUnit:
     """Return whether a cache with the extractor settings ``config`` holds captions or phrases; captions by default."""
     return "phrases" if config.get("of") == "phrases" else "captions"
 
 
-def item_ids(items: Sequence[Item]) -> Ids:
+def list_input_ids(items: Sequence[ExtractorInput]) -> Ids:
     """Return the ids of items, in order."""
     return np.asarray([item.id for item in items], np.int64)
 
@@ -96,27 +96,27 @@ def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class Identity:
+class CacheIdentity:
     """The identity of a cache. ``content`` holds the settings and hashes that determine the vectors."""
 
     dataset: str
     feature: str
-    kind: Kind
+    kind: FeatureKind
     content: Mapping[str, Any]
 
     @property
     def sha256(self) -> str:
         """The SHA-256 of the identity."""
-        return sha256_json([FORMAT, VERSION, self.dataset, self.feature, self.kind, self.content])
+        return sha256_json([CACHE_FORMAT, CACHE_VERSION, self.dataset, self.feature, self.kind, self.content])
 
 
 @dataclass(frozen=True)
-class Rows:
+class FeatureRows:
     """Feature rows in order, as an extractor computes them.
 
     ids : (n,) ids of images or captions
     features : (n, dim), (n, n_crops, dim) or, with ``offsets``, (n_regions, dim)
-    input_hashes : (n, 32) uint8, the SHA-256 of the input of each row (:meth:`Item.hash_input`)
+    input_hashes : (n, 32) uint8, the SHA-256 of the input of each row (:meth:`ExtractorInput.hash_input`)
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
     boxes : (n_regions, 4), x1, y1, x2, y2 in pixels of the original image; None if the rows have no boxes
     scores : (n_regions,), the score of each region

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from vse.features.cache.arrays import CHECKSUMS_KEY, are_checksums
-from vse.features.cache.rows import FORMAT, VERSION, Identity, Ids, Rows
+from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, CacheIdentity, FeatureRows, Ids
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import is_valid_name
@@ -29,9 +29,9 @@ from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read
 from vse.pipeline.files.writing import read_json, sha256_file, sha256_json, write_bytes, write_json
 from vse.pipeline.presets.presets import list_setting_changes
 
-REGION_ARRAYS = ("boxes", "scores")  # arrays with one entry per region
-ROW_ARRAYS = ("image_size",)  # arrays with one entry per row
-CHECKED_ARRAYS = ("features", *REGION_ARRAYS, *ROW_ARRAYS)  # arrays with block checksums and virtual views
+REGION_ARRAY_NAMES = ("boxes", "scores")  # arrays with one entry per region
+ROW_ARRAY_NAMES = ("image_size",)  # arrays with one entry per row
+CHECKED_ARRAY_NAMES = ("features", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES)  # arrays with block checksums and virtual views
 PAGE_BYTES = 4096  # size of a memory page
 
 
@@ -47,7 +47,7 @@ class ShardRecord:
     sha256: str
     bytes: int
     rows: int
-    identity: Identity
+    identity: CacheIdentity
     skipped: Sequence[Mapping[str, Any]] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def fit_duration_path(cache: Path) -> Path:
     return cache.with_suffix(".encoder.json")
 
 
-def sum_seconds(cache: Path, shards: Sequence[ShardRecord]) -> float | None:
+def sum_extraction_seconds(cache: Path, shards: Sequence[ShardRecord]) -> float | None:
     """Return the duration of all shards and of the encoder's fit in seconds; None if a duration is unknown."""
     record = fit_duration_path(cache)
     fit = read_json(record) if record.is_file() else {"seconds": 0.0}
@@ -84,18 +84,22 @@ def shard_slice(n_rows: int, index: int, n_shards: int) -> slice:
 
 
 def write_shard(
-    path: Path, identity: Identity, rows: Rows, notes: Mapping[str, Any] | None = None, seconds: float | None = None
+    path: Path,
+    identity: CacheIdentity,
+    rows: FeatureRows,
+    notes: Mapping[str, Any] | None = None,
+    seconds: float | None = None,
 ) -> ShardRecord:
     """Write a shard, then its record. Raises UserError if a feature is not finite."""
-    _check_rows(path, rows)
+    _check_feature_rows(path, rows)
     record = path.with_suffix(".json")
     record.unlink(missing_ok=True)  # a record must never describe another file than the one next to it
     buffer = BytesIO()
     # Large arrays begin on a page, so that a row of 4096 float16 touches two pages and not three when it is mapped.
     with h5py.File(buffer, "w", alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES) as file:
-        write_attributes(file, identity, identity.sha256)
+        write_identity_attributes(file, identity, identity.sha256)
         arrays = {**vars(rows), "sources": rows.input_hashes}
-        for name in ("ids", "features", "sources", "offsets", *REGION_ARRAYS, *ROW_ARRAYS):
+        for name in ("ids", "features", "sources", "offsets", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES):
             if arrays[name] is not None:
                 file.create_dataset(name, data=arrays[name])
     write_bytes(path, buffer.getbuffer())
@@ -114,9 +118,9 @@ def write_shard(
     return shard
 
 
-def read_finished_record(path: Path, identity: Identity) -> ShardRecord | None:
+def read_finished_record(path: Path, identity: CacheIdentity) -> ShardRecord | None:
     """Return the record of a shard; None if the shard is missing or damaged. Raises UserError for another identity."""
-    shard = read_record(path)
+    shard = read_shard_record(path)
     if shard is None:
         return None
     changes = list_setting_changes(asdict(shard.identity), asdict(identity))
@@ -130,27 +134,27 @@ def read_finished_record(path: Path, identity: Identity) -> ShardRecord | None:
     return shard if path.stat().st_size == shard.bytes and sha256_file(path) == shard.sha256 else None
 
 
-def read_precision(identity: Identity) -> str | None:
+def read_precision(identity: CacheIdentity) -> str | None:
     """Return the precision of the network that computed the rows; None if no network computed the rows."""
     config = identity.content.get("config")
     precision = config.get("precision") if isinstance(config, Mapping) else None
     return precision if isinstance(precision, str) else None
 
 
-def differ_only_in_precision(one: Identity, other: Identity) -> bool:
+def differ_only_in_precision(one: CacheIdentity, other: CacheIdentity) -> bool:
     """Return whether two identities differ only in the precision of a network."""
     changes = list_setting_changes(asdict(one), asdict(other))
     return len(changes) == 1 and changes[0].startswith("content.config.precision: ")
 
 
-def find_other_precision_shards(cache: Path, n_shards: int, identity: Identity) -> dict[Path, Identity]:
+def find_other_precision_shards(cache: Path, n_shards: int, identity: CacheIdentity) -> dict[Path, CacheIdentity]:
     """Return the identities, by shard path, of the existing shards that differ from ``identity`` only in precision."""
     paths = [shard_path(cache, index, n_shards) for index in range(n_shards)]
-    found = {path: record.identity for path in paths if (record := read_record(path)) is not None}
+    found = {path: record.identity for path in paths if (record := read_shard_record(path)) is not None}
     return {path: other for path, other in found.items() if differ_only_in_precision(other, identity)}
 
 
-def mixed_precision_error(folder: Path, one: Identity, other: Identity) -> UserError:
+def mixed_precision_error(folder: Path, one: CacheIdentity, other: CacheIdentity) -> UserError:
     """Return the error for a cache whose shards would have two precisions."""
     there, here = read_precision(one), read_precision(other)
     return UserError(
@@ -160,7 +164,7 @@ def mixed_precision_error(folder: Path, one: Identity, other: Identity) -> UserE
     )
 
 
-def read_record(path: Path) -> ShardRecord | None:
+def read_shard_record(path: Path) -> ShardRecord | None:
     """Return the record of a shard; None if the shard or its record does not exist."""
     record = path.with_suffix(".json")
     if not record.is_file() or not path.is_file():
@@ -200,13 +204,13 @@ def read_arrays(path: Path, *names: str) -> list[NDArray[Any]]:
         return [require_hdf5_dataset(file, name)[:] for name in names]
 
 
-def write_attributes(file: h5py.File, identity: Identity, key: str) -> None:
+def write_identity_attributes(file: h5py.File, identity: CacheIdentity, key: str) -> None:
     """Write the HDF5 attributes that shards and cache files share."""
     names = {"dataset": identity.dataset, "feature": identity.feature, "kind": identity.kind, "key": key}
-    file.attrs.update({"format": FORMAT, "version": VERSION, **names})
+    file.attrs.update({"format": CACHE_FORMAT, "version": CACHE_VERSION, **names})
 
 
-def _check_rows(path: Path, rows: Rows) -> None:
+def _check_feature_rows(path: Path, rows: FeatureRows) -> None:
     n = len(rows.ids)
     last = rows.offsets[-1] if rows.offsets is not None else n
     lengths = {len(rows.input_hashes), n if rows.offsets is None else len(rows.offsets) - 1}
@@ -248,7 +252,7 @@ def encode_cache_file(
     notes = {**shards[0].notes, **({"device": ", ".join(devices)} if devices else {})}
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        write_attributes(file, identity, key)
+        write_identity_attributes(file, identity, key)
         file.attrs["captions"] = Path(os.path.relpath(dataset_file, cache.parent)).as_posix()
         provenance = {**identity.content, **notes, **digests, "counts": counts, **more_provenance}
         file.attrs["provenance"] = json.dumps(provenance, sort_keys=True)
@@ -258,7 +262,7 @@ def encode_cache_file(
         for name, values in more_arrays.items():
             file.create_dataset(name, data=values)
         with open_hdf5(files[0], "a readable shard") as first:
-            names = [name for name in CHECKED_ARRAYS if name in first]
+            names = [name for name in CHECKED_ARRAY_NAMES if name in first]
             if "offsets" in first:
                 file.create_dataset("offsets", data=concatenate_offsets([read_arrays(f, "offsets")[0] for f in files]))
         for name in names:
@@ -316,7 +320,7 @@ def replaceable_cache_kind(out: Path) -> OutputKind:
     )
 
 
-def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
+def check_cache_output(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
     """Check that the cache of this data set and feature may be written to ``out``. Raises UserError if not.
 
     The new cache, its shards and the file ``encoder`` may replace files of the same kind, but none of the ``inputs`` and no
@@ -346,7 +350,7 @@ def parse_feature_name(out: Path, dataset: str) -> str:
 def _read_dataset_and_feature(path: Path) -> tuple[str, str] | None:
     try:
         with h5py.File(path, "r", locking=False) as file:
-            if file.attrs.get("format") != FORMAT:
+            if file.attrs.get("format") != CACHE_FORMAT:
                 return None
             return str(file.attrs["dataset"]), str(file.attrs["feature"])
     except (OSError, KeyError):

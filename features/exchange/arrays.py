@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
-from vse.features.cache.rows import Identity, Ids, Rows, row_ids, sha256_bytes
+from vse.features.cache.rows import CacheIdentity, FeatureRows, Ids, row_ids, sha256_bytes
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.phrases import clip_boxes
 from vse.pipeline.errors import UserError
@@ -37,14 +37,14 @@ def import_arrays(
     ids : ``.txt`` or ``.npy`` file with one id per row; None for a ``.npz`` file with the arrays ``features`` and ``ids``
     """
     files = [WatchedFile(file) for file in (features, ids) if file is not None]
-    array, array_ids = _load_arrays(features, ids)
+    array, array_ids = _load_features_and_ids(features, ids)
     dataset = load_dataset_file(dataset_file)
     wanted_ids = row_ids(dataset, kind)
     row_of = _index_rows_by_id(features, array_ids.tolist(), wanted_ids)
 
-    def rows(part: slice) -> Rows:
+    def rows(part: slice) -> FeatureRows:
         values = np.asarray(array[[row_of[int(i)] for i in wanted_ids[part]]])
-        return Rows(wanted_ids[part], values, hash_rows(values))
+        return FeatureRows(wanted_ids[part], values, hash_rows(values))
 
     return write_imported_cache(out, dataset, kind, {"layout": "arrays"}, files, wanted_ids, rows, array[:1].nbytes)
 
@@ -71,7 +71,7 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
     wanted_ids = np.asarray(list(tsv_ids), np.int64)
     streams = {path: path.open("rb") for path in files}
 
-    def rows(part: slice) -> Rows:
+    def rows(part: slice) -> FeatureRows:
         lines, parsed = [], []
         for imgid in wanted_ids[part]:
             path, offset = places[str(tsv_ids[int(imgid)])]
@@ -80,7 +80,7 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
             parsed.append(_parse_tsv_line(path, lines[-1]))
             if (length := parsed[-1][0].shape[1]) != dim:
                 raise UserError(f"{path}: image_id {tsv_ids[int(imgid)]}: {length} numbers per box, but others have {dim}")
-        return Rows(
+        return FeatureRows(
             ids=wanted_ids[part],
             features=np.concatenate([features for features, _, _ in parsed]),
             input_hashes=np.stack([sha256_bytes(line) for line in lines]),
@@ -108,7 +108,7 @@ def write_imported_cache(
     layout: Mapping[str, str],
     files: Sequence[WatchedFile],
     ids: Ids,
-    rows: Callable[[slice], Rows],
+    rows: Callable[[slice], FeatureRows],
     row_bytes: int,
 ) -> Path:
     """Write a cache of imported features in shards of half a gigabyte; return ``out``. Finished shards are kept.
@@ -126,9 +126,9 @@ def write_imported_cache(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, shards.parse_feature_name(out, dataset.name), kind, content)
+    identity = CacheIdentity(dataset.name, shards.parse_feature_name(out, dataset.name), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // MAX_SHARD_BYTES)))
-    shards.check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
+    shards.check_cache_output(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with lock_for_writing(out):
         empty: list[int] = []
         for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
@@ -144,7 +144,7 @@ def write_imported_cache(
         return merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)
 
 
-def _find_zero_rows(rows: Rows) -> list[int]:
+def _find_zero_rows(rows: FeatureRows) -> list[int]:
     filled = (rows.features != 0).reshape(len(rows.features), -1).any(axis=1)
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
@@ -156,14 +156,14 @@ def hash_rows(rows: NDArray[Any]) -> NDArray[np.uint8]:
     return np.stack([sha256_bytes(np.ascontiguousarray(row).tobytes()) for row in rows])
 
 
-def open_array(path: Path) -> NDArray[Any]:
+def map_npy_file(path: Path) -> NDArray[Any]:
     """Map a ``.npy`` file into memory. Raises UserError if it is not a 2-D or 3-D array of float16 or float32."""
     check_input(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception:  # numpy's own message would advise to unpickle the file
         raise UserError(f"{path}: not a readable .npy file of numbers; it is truncated, or another kind of file") from None
-    return _check_features(path, array)
+    return _require_feature_array(path, array)
 
 
 def read_ids(path: Path) -> list[int]:
@@ -171,13 +171,13 @@ def read_ids(path: Path) -> list[int]:
     check_input(path)
     with wrap_read_errors(path, "a file of integer ids"):
         if path.suffix == ".npy":
-            ids = _check_ids(path, np.load(path, allow_pickle=False))
+            ids = _parse_id_array(path, np.load(path, allow_pickle=False))
         else:
             ids = np.asarray([int(line) for line in path.read_text().split()], np.int64)
     return list(map(int, ids))
 
 
-def _check_ids(path: Path, ids: NDArray[Any]) -> Ids:
+def _parse_id_array(path: Path, ids: NDArray[Any]) -> Ids:
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise UserError(f"{path}: ids are {ids.dtype} of shape {ids.shape}; they must be a 1-D integer array")
     if ids.dtype.kind == "u" and len(ids) and ids.max() > np.iinfo(np.int64).max:
@@ -185,7 +185,7 @@ def _check_ids(path: Path, ids: NDArray[Any]) -> Ids:
     return ids.astype(np.int64)
 
 
-def _check_features(path: Path, array: Any) -> NDArray[Any]:
+def _require_feature_array(path: Path, array: Any) -> NDArray[Any]:
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or not len(array):
         raise UserError(f"{path}: features of shape (n, dim) or (n, m, dim) are needed")
     if array.dtype not in (np.float16, np.float32):
@@ -193,13 +193,13 @@ def _check_features(path: Path, array: Any) -> NDArray[Any]:
     return array
 
 
-def _load_arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _load_features_and_ids(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if features.suffix == ".npz":
         check_input(features)
         try:
             check_zip(features)
             with np.load(features, allow_pickle=False) as file:
-                array, row_ids = _check_features(features, file["features"]), _check_ids(features, file["ids"])
+                array, row_ids = _require_feature_array(features, file["features"]), _parse_id_array(features, file["ids"])
         except UserError:
             raise
         except Exception:  # errors of zipfile or of numpy, or a file without these names
@@ -207,7 +207,7 @@ def _load_arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArra
     elif ids is None:
         raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
     else:
-        array, row_ids = open_array(features), np.asarray(read_ids(ids), np.int64)
+        array, row_ids = map_npy_file(features), np.asarray(read_ids(ids), np.int64)
     row_ids = _keep_one_id_per_row(row_ids, len(array))
     if len(row_ids) != len(array):
         raise UserError(f"{features}: {len(array)} rows, but {len(row_ids)} ids")
@@ -258,7 +258,7 @@ def _locate_tsv_lines(files: Sequence[Path], wanted_ids: set[str]) -> dict[str, 
     places: dict[str, tuple[Path, int]] = {}
     n_duplicates = 0
     for path in files:
-        for number, offset, line in _read_lines(path):
+        for number, offset, line in _read_numbered_lines(path):
             name = line.partition(b"\t")[0].decode("ascii", "replace")
             if name not in wanted_ids:
                 continue
@@ -280,7 +280,7 @@ def _locate_tsv_lines(files: Sequence[Path], wanted_ids: set[str]) -> dict[str, 
     return places
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+def _read_numbered_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
     offset = 0
     with path.open("rb") as stream, tqdm(
         total=path.stat().st_size, desc=f"read {path.name}", unit="B", unit_scale=True, disable=None

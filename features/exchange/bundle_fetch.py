@@ -19,12 +19,12 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.exchange.bundles import (
     ARCHIVE_FOLDER,
     CHUNK_BYTES,
-    DATASET_NAME,
-    LIST_NAME,
-    NOTES_NAME,
+    DATASET_FILE_NAME,
+    LIST_FILE_NAME,
+    NOTES_FILE_NAME,
     BundledFile,
     BundleList,
-    read_list,
+    parse_bundle_list,
 )
 from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, request_size
 from vse.pipeline.errors import UserError
@@ -44,7 +44,7 @@ def check_bundle(source: str, sha256: str | None = None) -> BundleList:
     Raises UserError, which names the first fault. ``sha256`` is the required SHA-256 of the list; None: any list.
     """
     with TemporaryDirectory() as folder, _open_source(source, Path(folder)) as bundle_source:
-        bundle = _load_list(bundle_source, sha256)
+        bundle = _load_bundle_list(bundle_source, sha256)
         with progress_bar(desc="check", total=bundle.n_bytes, unit="B", unit_scale=True) as bar:
             bundle_source.check(bundle, bar)
     return bundle
@@ -64,9 +64,12 @@ def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256:
     """
     with ExitStack() as stack:
         bundle_source = stack.enter_context(_open_source(source, out))
-        bundle = _load_list(bundle_source, sha256)
+        bundle = _load_bundle_list(bundle_source, sha256)
         out_data = out.absolute().parent / "data" / bundle.dataset if out_data is None else out_data
-        others = {DATASET_NAME: out_data / DATASET_NAME, NOTES_NAME: out / f"{bundle.dataset}_{NOTES_NAME}"}
+        others = {
+            DATASET_FILE_NAME: out_data / DATASET_FILE_NAME,
+            NOTES_FILE_NAME: out / f"{bundle.dataset}_{NOTES_FILE_NAME}",
+        }
         targets = {file.path: others.get(file.path, out / file.path) for file in bundle.files}
         cache_files = {cache.file for cache in bundle.caches}
         for name in cache_files:
@@ -123,22 +126,22 @@ class _BundleSource(ABC):
 
 class _FolderSource(_BundleSource):
     def read_bundle_list(self) -> bytes:
-        return check_input(Path(self.location, LIST_NAME)).read_bytes()
+        return check_input(Path(self.location, LIST_FILE_NAME)).read_bytes()
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
-        with _fetch_progress(files) as bar:
+        with _open_fetch_progress(files) as bar:
             for file in files:
                 target = staged / file.path
                 if not _is_intact(file, target):
-                    with self._open(file) as source, open_atomic(target) as stream:
+                    with self._open_bundled_file(file) as source, open_atomic(target) as stream:
                         self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes, stream))
 
     def check(self, bundle: BundleList, bar: Any) -> None:
         for file in bundle.files:
-            with self._open(file) as source:
+            with self._open_bundled_file(file) as source:
                 self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
 
-    def _open(self, file: BundledFile) -> IO[bytes]:
+    def _open_bundled_file(self, file: BundledFile) -> IO[bytes]:
         return check_input(Path(self.location, file.path)).open("rb")
 
 
@@ -150,11 +153,11 @@ class _ArchiveSource(_BundleSource):
         self._path = path
 
     def read_bundle_list(self) -> bytes:
-        with self._members() as members:
+        with self._open_members() as members:
             for name, source in members:
-                if name == LIST_NAME:
+                if name == LIST_FILE_NAME:
                     return source.read(_MAX_LIST_BYTES)
-        raise UserError(f"{self.location}: has no {ARCHIVE_FOLDER}/{LIST_NAME}, so it is not a bundle")
+        raise UserError(f"{self.location}: has no {ARCHIVE_FOLDER}/{LIST_FILE_NAME}, so it is not a bundle")
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
         if all(_is_intact(file, staged / file.path) for file in files):
@@ -164,7 +167,7 @@ class _ArchiveSource(_BundleSource):
             unpack_member(self._path, ARCHIVE_FOLDER, staged, max_bytes=self._path.stat().st_size)
         except UserError as error:
             raise DamagedBundle(str(error)) from None
-        with _fetch_progress(files) as bar:
+        with _open_fetch_progress(files) as bar:
             for file in files:
                 if not (staged / file.path).is_file():
                     raise DamagedBundle(f"{self.location}: has no {ARCHIVE_FOLDER}/{file.path}, which its list names")
@@ -173,7 +176,7 @@ class _ArchiveSource(_BundleSource):
 
     def check(self, bundle: BundleList, bar: Any) -> None:
         wanted = {file.path: file for file in bundle.files}
-        with self._members() as members:
+        with self._open_members() as members:
             for name, source in members:
                 if (file := wanted.pop(name, None)) is not None:
                     self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
@@ -181,7 +184,7 @@ class _ArchiveSource(_BundleSource):
             raise DamagedBundle(f"{self.location}: has no {ARCHIVE_FOLDER}/{next(iter(wanted))}, which its list names")
 
     @contextmanager
-    def _members(self) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
+    def _open_members(self) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
         path = check_input(self._path)
         try:
             with open_archive(path) as members:
@@ -193,21 +196,21 @@ class _ArchiveSource(_BundleSource):
             raise DamagedBundle(f"{self.location}: a damaged archive, or not a zip or tar ({error})") from None
 
 
-class _AddressSource(_BundleSource):
+class _UrlSource(_BundleSource):
     def read_bundle_list(self) -> bytes:
-        return read_url(f"{self.location}/{LIST_NAME}", _MAX_LIST_BYTES)
+        return read_url(f"{self.location}/{LIST_FILE_NAME}", _MAX_LIST_BYTES)
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
         for file in files:
             if not _is_intact(file, staged / file.path):
-                download(self._address(file), staged / file.path, file.sha256, file.bytes)
+                download(self._build_url(file), staged / file.path, file.sha256, file.bytes)
 
     def check(self, bundle: BundleList, bar: Any) -> None:
         for file in bundle.files:
-            with open_url(self._address(file)) as source:
+            with open_url(self._build_url(file)) as source:
                 self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
 
-    def _address(self, file: BundledFile) -> str:
+    def _build_url(self, file: BundledFile) -> str:
         return f"{self.location}/{quote(file.path)}"
 
 
@@ -223,7 +226,7 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
             raise UserError(f"{source}: neither a folder, a .tar archive nor an http:// or https:// address")
         yield _FolderSource(source) if Path(source).is_dir() else _ArchiveSource(source, Path(source))
     elif not (name := urlsplit(source).path.rpartition("/")[2]).endswith(".tar"):
-        yield _AddressSource(source)
+        yield _UrlSource(source)
     else:
         archive = out / f".{name}"
         with lock_for_writing(archive):
@@ -235,8 +238,8 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
         archive.unlink()
 
 
-def _load_list(source: _BundleSource, sha256: str | None) -> BundleList:
-    bundle = read_list(f"{source.location}/{LIST_NAME}", source.read_bundle_list())
+def _load_bundle_list(source: _BundleSource, sha256: str | None) -> BundleList:
+    bundle = parse_bundle_list(f"{source.location}/{LIST_FILE_NAME}", source.read_bundle_list())
     if sha256 is not None and bundle.sha256 != sha256.lower():
         raise UserError(f"{source.location}: another bundle, its list has the sha256 {bundle.sha256}")
     log.info("%s: %s", source.location, bundle.describe())
@@ -296,5 +299,5 @@ def _copy_and_hash(source: _Readable, bar: Any, expected: int, target: IO[bytes]
     return n_bytes, digest.hexdigest()
 
 
-def _fetch_progress(files: list[BundledFile]) -> Any:
+def _open_fetch_progress(files: list[BundledFile]) -> Any:
     return progress_bar(desc="fetch", total=sum(file.bytes for file in files), unit="B", unit_scale=True)

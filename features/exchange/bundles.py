@@ -32,11 +32,11 @@ from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_oth
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, parse_json, sha256_file, sha256_json, write_json
 from vse.pipeline.progress import progress_bar
 
-FORMAT, VERSION = "vse-bundle", 1
-LIST_NAME, DATASET_NAME, NOTES_NAME = "bundle.json", "dataset.json", "NOTES.txt"
+BUNDLE_FORMAT, BUNDLE_VERSION = "vse-bundle", 1
+LIST_FILE_NAME, DATASET_FILE_NAME, NOTES_FILE_NAME = "bundle.json", "dataset.json", "NOTES.txt"
 ARCHIVE_FOLDER = "bundle"  # folder of all files in an archive
 CHUNK_BYTES = 1 << 20  # size of one read
-_SHA256 = r"^[0-9a-f]{64}$"
+_SHA256_PATTERN = r"^[0-9a-f]{64}$"
 
 
 class BundledFile(BaseModel):
@@ -45,7 +45,7 @@ class BundledFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     path: str
     bytes: StrictInt = Field(ge=0)
-    sha256: str = Field(pattern=_SHA256)
+    sha256: str = Field(pattern=_SHA256_PATTERN)
 
 
 class BundledCache(BaseModel):
@@ -66,7 +66,7 @@ class BundleList(BaseModel):
     dataset: str
     caches: list[BundledCache] = Field(min_length=1)
     files: list[BundledFile] = Field(min_length=1)
-    sha256: str = Field(pattern=_SHA256)
+    sha256: str = Field(pattern=_SHA256_PATTERN)
 
     @property
     def n_bytes(self) -> int:
@@ -78,16 +78,16 @@ class BundleList(BaseModel):
         return f"{features} of {self.dataset}: {len(self.files)} files, {self.n_bytes / 1e6:.1f} MB, sha256 {self.sha256}"
 
 
-def cache_files(cache: FeatureCache) -> list[Path]:
+def list_cache_files(cache: FeatureCache) -> list[Path]:
     """Return the files of a cache: shards, their records, the encoder's files, the manifest and last the cache file."""
-    shards = [shard["features"].path for shard in cache.shards]
+    shards = [shard["features"].path for shard in cache.shard_arrays]
     records = [shard.with_suffix(".json") for shard in shards]
     others = [encoder_path(cache.path), fit_duration_path(cache.path), skipped_images_path(cache.path)]
     optional = [file for file in (*records, *others) if file.is_file()]
     return [*shards, *optional, shards_folder(cache.path) / "manifest.json", cache.path]
 
 
-def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: Path | None = None) -> BundleList:
+def pack_bundle(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: Path | None = None) -> BundleList:
     """Verify caches of one data set and write them as a bundle: a folder, or an archive if ``out`` ends in ``.tar``.
 
     ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if ``out``
@@ -97,17 +97,17 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
     notes : text file for the bundle, for example on the licence
     """
     verified = [verify_cache(path) for path in caches]
-    sources = _collect_files(verified, with_dataset, notes)
+    sources = _collect_bundle_files(verified, with_dataset, notes)
     if not out.is_dir():
         check_output(out, OutputKind("a bundle", tarfile.is_tarfile), sources.values())
     with lock_for_writing(out):
-        content = _build_list(verified, sources)
+        content = _build_bundle_list(verified, sources)
         if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_other_kinds()):
             return _check_existing_bundle(out, content)
         return _write_archive(out, content, sources) if out.suffix == ".tar" else _write_folder(out, content, sources)
 
 
-def read_list(location: str, content: bytes) -> BundleList:
+def parse_bundle_list(location: str, content: bytes) -> BundleList:
     """Return the list of a bundle from the bytes of ``bundle.json``. Raises UserError if the list is not valid or was changed.
 
     ``location`` is the path or address of the list, for messages.
@@ -117,8 +117,8 @@ def read_list(location: str, content: bytes) -> BundleList:
     except UserError as error:
         # Path has turned the "//" of an address into "/".
         raise UserError(str(error).replace(str(Path(location)), location)) from None
-    if not isinstance(entries, dict) or entries.get("format") != FORMAT or entries.get("version") != VERSION:
-        raise UserError(f"{location}: not the list of a bundle of version {VERSION}")
+    if not isinstance(entries, dict) or entries.get("format") != BUNDLE_FORMAT or entries.get("version") != BUNDLE_VERSION:
+        raise UserError(f"{location}: not the list of a bundle of version {BUNDLE_VERSION}")
     if entries.get("sha256") != _hash_list_entries(entries):
         raise UserError(f"{location}: was changed after the bundle was packed (its sha256 differs)")
     try:
@@ -139,7 +139,7 @@ def _find_path_errors(bundle: BundleList) -> Iterator[str]:
     yield from (f"{name!r} is not a valid name" for name in names if not is_valid_name(name))
     yield from (f"{path!r} is listed twice" for path, count in counts.items() if count > 1)
     stems = [cache.file.removesuffix(".h5") for cache in bundle.caches if cache.file.endswith(".h5")]
-    known = {DATASET_NAME, NOTES_NAME}
+    known = {DATASET_FILE_NAME, NOTES_FILE_NAME}
     for stem in stems:
         known |= {f"{stem}.h5", f"{stem}.encoder.safetensors", f"{stem}.encoder.json", f"{stem}.h5.failures.jsonl"}
     folders = {f"{stem}.shards" for stem in stems}
@@ -153,7 +153,7 @@ def _find_path_errors(bundle: BundleList) -> Iterator[str]:
         yield from (f"{path!r} is not listed" for path in (cache.file, manifest) if path not in counts)
 
 
-def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Path | None) -> dict[str, Path]:
+def _collect_bundle_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Path | None) -> dict[str, Path]:
     """Return the files of a bundle by path in the bundle, each cache file after its shards."""
     first = caches[0]
     sources: dict[str, Path] = {}
@@ -166,7 +166,7 @@ def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Pa
             differences := describe_data_differences(read_data_identity(cache), read_data_identity(first))
         ):
             raise UserError(f"{cache.path} and {first.path} are of different data sets: {'; '.join(differences)}")
-        files = {file.relative_to(cache.path.parent).as_posix(): file for file in cache_files(cache)}
+        files = {file.relative_to(cache.path.parent).as_posix(): file for file in list_cache_files(cache)}
         duplicate = next((path for path in files if path in sources), None)
         if duplicate is not None:
             both = f"{files[duplicate]} and {sources[duplicate]}"
@@ -175,13 +175,13 @@ def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Pa
     if with_dataset:
         for cache in caches:
             check_belongs_to_dataset(cache, load_dataset_file(first.dataset_file))
-        sources[DATASET_NAME] = check_input(first.dataset_file)
+        sources[DATASET_FILE_NAME] = check_input(first.dataset_file)
     if notes is not None:
-        sources[NOTES_NAME] = check_input(notes)
+        sources[NOTES_FILE_NAME] = check_input(notes)
     return sources
 
 
-def _build_list(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> dict[str, Any]:
+def _build_bundle_list(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> dict[str, Any]:
     files = []
     sizes = {path: source.stat().st_size for path, source in sources.items()}
     with progress_bar(desc="hash", total=sum(sizes.values()), unit="B", unit_scale=True) as bar:
@@ -190,8 +190,8 @@ def _build_list(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> 
             bar.update(size)
     origin = current_provenance()
     content: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": BUNDLE_FORMAT,
+        "version": BUNDLE_VERSION,
         "dataset": caches[0].dataset,
         "caches": [
             {"file": one.path.name, "feature": one.feature, "kind": one.kind, "key": one.key, "holds": one.describe()}
@@ -207,10 +207,13 @@ def _check_existing_bundle(out: Path, content: Mapping[str, Any]) -> BundleList:
     existing = None
     with suppress(OSError, KeyError, tarfile.TarError, UserError):
         if out.is_dir():
-            existing = read_list(str(out / LIST_NAME), (out / LIST_NAME).read_bytes())
+            existing = parse_bundle_list(str(out / LIST_FILE_NAME), (out / LIST_FILE_NAME).read_bytes())
         else:
-            with tarfile.open(out) as archive, archive.extractfile(f"{ARCHIVE_FOLDER}/{LIST_NAME}") or BytesIO() as stream:
-                existing = read_list(str(out), stream.read())
+            with (
+                tarfile.open(out) as archive,
+                archive.extractfile(f"{ARCHIVE_FOLDER}/{LIST_FILE_NAME}") or BytesIO() as stream,
+            ):
+                existing = parse_bundle_list(str(out), stream.read())
     new = BundleList.model_validate(content)
     if existing is None or (existing.dataset, existing.caches, existing.files) != (new.dataset, new.caches, new.files):
         raise UserError(f"{out}: exists already; remove it, or give another --out")
@@ -221,11 +224,11 @@ def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, P
     bundle, staged = BundleList.model_validate(content), out.with_name(f".{out.name}.packing")
     try:
         shutil.rmtree(staged, ignore_errors=True)
-        for file, source in _open_files(bundle, sources, out):
+        for file, source in _open_source_files(bundle, sources, out):
             with open_atomic(staged / file.path) as stream:
                 shutil.copyfileobj(source, stream, CHUNK_BYTES)
                 source.check(file)
-        write_json(staged / LIST_NAME, content)
+        write_json(staged / LIST_FILE_NAME, content)
         staged.rename(out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
@@ -237,9 +240,9 @@ def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, P
 def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
     bundle, list_bytes = BundleList.model_validate(content), json.dumps(content, indent=1).encode()
     with open_atomic(out) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        archive.addfile(_tar_header(LIST_NAME, len(list_bytes)), BytesIO(list_bytes))
-        for file, source in _open_files(bundle, sources, out):
-            archive.addfile(_tar_header(file.path, file.bytes), source)
+        archive.addfile(_build_tar_header(LIST_FILE_NAME, len(list_bytes)), BytesIO(list_bytes))
+        for file, source in _open_source_files(bundle, sources, out):
+            archive.addfile(_build_tar_header(file.path, file.bytes), source)
             source.check(file)
     return bundle
 
@@ -262,14 +265,16 @@ class _HashingReader:
             raise UserError(f"{self._path}: was written to while it was packed; run the command again")
 
 
-def _open_files(bundle: BundleList, sources: Mapping[str, Path], out: Path) -> Iterator[tuple[BundledFile, _HashingReader]]:
+def _open_source_files(
+    bundle: BundleList, sources: Mapping[str, Path], out: Path
+) -> Iterator[tuple[BundledFile, _HashingReader]]:
     with progress_bar(desc=f"pack {out.name}", total=bundle.n_bytes, unit="B", unit_scale=True) as bar:
         for file in bundle.files:
             with sources[file.path].open("rb") as stream:
                 yield file, _HashingReader(stream, sources[file.path], bar)
 
 
-def _tar_header(path: str, size: int) -> tarfile.TarInfo:
+def _build_tar_header(path: str, size: int) -> tarfile.TarInfo:
     header = tarfile.TarInfo(f"{ARCHIVE_FOLDER}/{path}")
     header.size, header.mode = size, 0o644
     return header

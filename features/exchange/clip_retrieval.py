@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.cache.rows import Ids, Rows
-from vse.features.cache.shards import check_cache_out
-from vse.features.exchange.arrays import hash_rows, open_array, write_imported_cache
+from vse.features.cache.rows import FeatureRows, Ids
+from vse.features.cache.shards import check_cache_output
+from vse.features.exchange.arrays import hash_rows, map_npy_file, write_imported_cache
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
@@ -30,8 +30,8 @@ from vse.pipeline.imports.tables import build_photo_checker, build_row, read_tab
 from vse.pipeline.progress import progress_bar
 
 METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
-_PART_NAME = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
-_Place = tuple[int, int]  # place of a vector: index of a part, and row in this part
+_PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
+_VectorLocation = tuple[int, int]  # place of a vector: index of a part, and row in this part
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     parts = _open_parts(folder)
     inputs = [path for part in parts for path in (*part.vector_files, part.metadata_file)]
     for feature in ("img_emb", "text_emb"):
-        check_cache_out(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
+        check_cache_output(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
     collector = RowCollector(settings, (lambda file: None) if images is None else build_photo_checker(images))
-    places_by_file: dict[str, list[_Place]] = {}
+    places_by_file: dict[str, list[_VectorLocation]] = {}
     for index in progress_bar(range(len(parts)), desc=f"read {folder.name}", unit="part"):
         _add_part(index, parts, collector, places_by_file, settings, images)
     content = collector.build_dataset_content(format="clip-retrieval", files=[part.metadata_file.name for part in parts])
@@ -76,7 +76,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     places = [places_by_file[name] for name in collector.list_image_files()]
     dataset = load_dataset_file(file)
 
-    def write(kind: Literal["image", "text"], name: str, ids: list[int], row_places: list[_Place]) -> Path:
+    def write(kind: Literal["image", "text"], name: str, ids: list[int], row_places: list[_VectorLocation]) -> Path:
         arrays = [part.image_vectors if kind == "image" else part.text_vectors for part in parts]
         watched = [WatchedFile(part.vector_files[kind == "text"]) for part in parts]
         wanted = np.asarray(ids, np.int64)
@@ -94,12 +94,12 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     )
 
 
-def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> Callable[[slice], Rows]:
+def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_VectorLocation]) -> Callable[[slice], FeatureRows]:
     """Return a function from a slice of ``ids`` to the rows of these ids; the vector of ``ids[k]`` is at ``places[k]``."""
 
-    def rows(part: slice) -> Rows:
+    def rows(part: slice) -> FeatureRows:
         values = np.stack([arrays[index][row] for index, row in places[part]])
-        return Rows(ids[part], values, hash_rows(values))
+        return FeatureRows(ids[part], values, hash_rows(values))
 
     return rows
 
@@ -109,7 +109,7 @@ def _open_parts(folder: Path) -> list[_FolderPart]:
     files: dict[tuple[int, str], Path] = {}
     for subfolder in (folder, folder / "img_emb", folder / "text_emb", folder / "metadata"):
         for path in sorted(subfolder.iterdir() if subfolder.is_dir() else ()):
-            match = _PART_NAME.fullmatch(path.stem)
+            match = _PART_NAME_PATTERN.fullmatch(path.stem)
             if match is None or path.suffix not in (METADATA_SUFFIXES if match[1] == "metadata" else (".npy",)):
                 continue
             key = int(match[2]), match[1]
@@ -122,7 +122,7 @@ def _open_parts(folder: Path) -> list[_FolderPart]:
         if missing:
             raise UserError(f"{folder}: part {number} has no {missing[0]}_{number}; vectors of images and texts are needed")
         vectors = files[number, "img_emb"], files[number, "text_emb"]
-        images, texts = (open_array(path) for path in vectors)
+        images, texts = (map_npy_file(path) for path in vectors)
         if images.ndim != 2 or texts.ndim != 2 or len(images) != len(texts):
             raise UserError(f"{vectors[1]}: {texts.shape} does not fit {vectors[0].name}, which is {images.shape}")
         parts.append(_FolderPart(images, texts, vectors, files[number, "metadata"]))
@@ -145,7 +145,7 @@ def _add_part(
     index: int,
     parts: list[_FolderPart],
     collector: RowCollector,
-    places_by_file: dict[str, list[_Place]],
+    places_by_file: dict[str, list[_VectorLocation]],
     settings: ImportSettings,
     images: Path | None,
 ) -> None:
@@ -163,7 +163,7 @@ def _add_part(
         try:
             if row_index >= len(part.image_vectors):
                 raise BadRow(f"{part.vector_files[0].name} has no row {row_index}")
-            row = _with_relative_file(build_row(place, values), images)
+            row = _make_file_relative(build_row(place, values), images)
             _check_vectors(row, part, row_index, parts, places_by_file)
         except BadRow as reason:
             collector.add_bad_row(place, reason)
@@ -176,7 +176,7 @@ def _add_part(
         raise UserError(f"{part.metadata_file}: {n_rows} rows, but {part.vector_files[0].name} has {len(part.image_vectors)}")
 
 
-def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
+def _make_file_relative(row: ImportedRow, images: Path | None) -> ImportedRow:
     """Return the row with an image path relative to ``images`` or, if ``images`` is None, without a slash at the start."""
     path = Path(row.file)
     if images is not None and path.is_absolute():
@@ -188,7 +188,11 @@ def _with_relative_file(row: ImportedRow, images: Path | None) -> ImportedRow:
 
 
 def _check_vectors(
-    row: ImportedRow, part: _FolderPart, row_index: int, parts: list[_FolderPart], places_by_file: dict[str, list[_Place]]
+    row: ImportedRow,
+    part: _FolderPart,
+    row_index: int,
+    parts: list[_FolderPart],
+    places_by_file: dict[str, list[_VectorLocation]],
 ) -> None:
     """Check that both vectors of a row are finite, and the image's vector is that of earlier rows. Raises BadRow."""
     if len(row.captions) != 1:

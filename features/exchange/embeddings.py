@@ -12,15 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
-from vse.features.cache.rows import Identity, Ids, Kind, Rows
-from vse.features.cache.shards import check_cache_out, parse_feature_name, shard_path, shard_slice, shards_folder, write_shard
+from vse.features.cache.rows import CacheIdentity, FeatureKind, FeatureRows, Ids
+from vse.features.cache.shards import (
+    check_cache_output,
+    parse_feature_name,
+    shard_path,
+    shard_slice,
+    shards_folder,
+    write_shard,
+)
 from vse.features.exchange.arrays import MAX_SHARD_BYTES, hash_rows
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
-KIND_PLURALS: dict[Kind, str] = {"image": "images", "text": "captions"}  # parts of file names and messages
+KIND_PLURALS: dict[FeatureKind, str] = {"image": "images", "text": "captions"}  # parts of file names and messages
 
 
 @dataclass(frozen=True)
@@ -30,16 +37,16 @@ class Backbone:
     sha256 : hash of the model's weights, or of the imported files; equal in the caches of images and captions
     experiment : name of the model's experiment
     more_provenance : further entries of the cache's provenance, e.g. the seed of the model
-    run : run folder of the model; None if another program trained the model
+    run_folder : run folder of the model; None if another program trained the model
     """
 
     sha256: str
     experiment: str
     more_provenance: Mapping[str, Any] = field(default_factory=dict)
-    run: Path | None = None
+    run_folder: Path | None = None
 
 
-def cache_paths(out: Path) -> dict[Kind, Path]:
+def cache_paths(out: Path) -> dict[FeatureKind, Path]:
     """Return the paths of a model's caches of images and captions. Raises UserError if ``out`` ends in ``.h5``.
 
     The paths for ``features/demo_vsepp-0`` are ``features/demo_vsepp-0_images.h5`` and ``features/demo_vsepp-0_captions.h5``.
@@ -66,7 +73,7 @@ def read_backbone(cache: FeatureCache) -> Backbone | None:
 def write_backbone_cache(
     out: Path,
     dataset: Dataset,
-    kind: Kind,
+    kind: FeatureKind,
     backbone: Backbone,
     ids: Ids,
     vectors: Callable[[Ids], NDArray[np.float32]],
@@ -86,11 +93,15 @@ def write_backbone_cache(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
-    notes = {} if backbone.run is None else {"backbone_run": Path(os.path.relpath(backbone.run, out.parent)).as_posix()}
+    identity = CacheIdentity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
+    notes = (
+        {}
+        if backbone.run_folder is None
+        else {"backbone_run": Path(os.path.relpath(backbone.run_folder, out.parent)).as_posix()}
+    )
     embedded = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
     n_shards = min(len(ids), max(1, -(-len(embedded) * vectors(embedded[:1]).nbytes // MAX_SHARD_BYTES)))
-    check_cache_out(out, dataset.name, identity.feature, [dataset.path])
+    check_cache_output(out, dataset.name, identity.feature, [dataset.path])
     with lock_for_writing(out):
         out.unlink(missing_ok=True)
         for old_file in shards_folder(out).glob("shard-*"):
@@ -101,6 +112,6 @@ def write_backbone_cache(
             left_out = [{"id": i, "path": "", "reason": skipped[i]} for i in shard_ids.tolist() if i in skipped]
             features = vectors(present)
             hashes = hash_rows(features) if len(features) else np.empty((0, 32), np.uint8)
-            rows = Rows(present, features, hashes, skipped=left_out)
+            rows = FeatureRows(present, features, hashes, skipped=left_out)
             write_shard(shard_path(out, index, n_shards), identity, rows, notes)
         return open_cache(merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)).path

@@ -16,7 +16,7 @@ from vse.pipeline.imports.rows import ImportSettings, check_import_output, parse
 from vse.pipeline.imports.tables import find_table, import_table
 from vse.pipeline.imports.webdataset import find_archives, import_webdataset
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
+_HUB_NAME_PATTERN = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -24,49 +24,51 @@ class ImportFormat:
     """A format that can be imported.
 
     matches : function that returns whether the sources have this format
-    run : function that imports the sources and returns the written files
-    options : names of the accepted options, without the options that every format accepts
+    import_sources : function that imports the sources and returns the written files
+    option_names : names of the accepted options, without the options that every format accepts
     """
 
     matches: Callable[[ImportRequest], bool]
-    run: Callable[[ImportRequest, ImportSettings], Sequence[Path]]
-    options: tuple[str, ...] = ()
+    import_sources: Callable[[ImportRequest, ImportSettings], Sequence[Path]]
+    option_names: tuple[str, ...] = ()
 
 
-def _only_source(request: ImportRequest) -> Path:
+def _require_single_source(request: ImportRequest) -> Path:
     if len(request.sources) > 1:
         raise UserError(f"{request.sources[1]}: this format allows only one source per import")
     return request.sources[0]
 
 
 def _import_table(request: ImportRequest, settings: ImportSettings) -> Sequence[Path]:
-    source = _only_source(request)
+    source = _require_single_source(request)
     table = request.captions or find_table(source)
     if table is None:
         raise UserError(f"{source}: has no table such as captions.csv; name the table with --captions FILE")
     return [import_table(source, table, settings, request.images)]
 
 
-FORMATS: Mapping[str, ImportFormat] = {
+IMPORT_FORMATS: Mapping[str, ImportFormat] = {
     "table": ImportFormat(
         lambda request: request.captions is not None or find_table(request.sources[0]) is not None,
         _import_table,
-        options=("captions", "images", "quoting"),
+        option_names=("captions", "images", "quoting"),
     ),
     "clip-retrieval": ImportFormat(
         lambda request: is_clip_folder(request.sources[0]),
-        lambda request, settings: import_clip(_only_source(request), settings, request.options.out_features, request.images),
-        options=("images", "quoting"),
+        lambda request, settings: import_clip(
+            _require_single_source(request), settings, request.options.out_features, request.images
+        ),
+        option_names=("images", "quoting"),
     ),
     "hugging-face": ImportFormat(
         lambda request: is_saved_dataset(request.sources[0]),
-        lambda request, settings: [import_hugging_face(_only_source(request), settings, request.images)],
-        options=("images",),
+        lambda request, settings: [import_hugging_face(_require_single_source(request), settings, request.images)],
+        option_names=("images",),
     ),
     "webdataset": ImportFormat(
         lambda request: bool(find_archives(request.sources[0])),
         lambda request, settings: [import_webdataset(request.sources, settings, request.options.key_until or "first-dot")],
-        options=("key_until",),
+        option_names=("key_until",),
     ),
 }
 
@@ -88,17 +90,17 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
         parse_columns(request.columns),
         options.quoting,
     )
-    if options.format is not None and options.format not in FORMATS:
-        raise UserError(f"--format {options.format}: unknown{did_you_mean(options.format, FORMATS)}")
+    if options.format is not None and options.format not in IMPORT_FORMATS:
+        raise UserError(f"--format {options.format}: unknown{did_you_mean(options.format, IMPORT_FORMATS)}")
     for source in request.sources:
         if not source.exists() and options.format != "hugging-face":
-            hint = "; --format hugging-face loads a data set of that name" if _HUB_NAME.fullmatch(str(source)) else ""
+            hint = "; --format hugging-face loads a data set of that name" if _HUB_NAME_PATTERN.fullmatch(str(source)) else ""
             raise UserError(f"{source}: no such file or folder{hint}")
-    name = options.format or next((name for name, entry in FORMATS.items() if entry.matches(request)), None)
+    name = options.format or next((name for name, entry in IMPORT_FORMATS.items() if entry.matches(request)), None)
     if name is None:
         raise UserError(
-            f"{first}: holds nothing that can be imported: no table such as captions.csv or metadata.jsonl (else "
-            "name it with --captions), no tar archives, no vectors of clip-retrieval, and no saved Hugging Face data set"
+            f"{first}: holds nothing that can be imported: no table such as captions.csv or metadata.jsonl (else name it "
+            "with --captions), no tar archives, no vectors of clip-retrieval, and no saved Hugging Face data set"
         )
     given = {
         "captions": request.captions,
@@ -107,7 +109,7 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
         "quoting": options.quoting,
     }
     for option, value in given.items():
-        if value is not None and option not in FORMATS[name].options:
+        if value is not None and option not in IMPORT_FORMATS[name].option_names:
             raise UserError(f"--{option.replace('_', '-')}: the format {name} has no such option; leave it out")
     check_import_output(settings)
-    return FORMATS[name].run(request, settings)
+    return IMPORT_FORMATS[name].import_sources(request, settings)

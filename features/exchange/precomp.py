@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import open_cache, read_input_hashes
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import Rows
-from vse.features.cache.shards import check_cache_out, parse_feature_name
+from vse.features.cache.rows import FeatureRows
+from vse.features.cache.shards import check_cache_output, parse_feature_name
 from vse.features.data_checks import check_belongs_to_dataset
-from vse.features.exchange.arrays import hash_rows, open_array, read_ids, write_imported_cache
+from vse.features.exchange.arrays import hash_rows, map_npy_file, read_ids, write_imported_cache
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, ascii_words, find_tokeniser
 from vse.pipeline.dataset.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
@@ -32,7 +32,7 @@ from vse.pipeline.files.inputs import InputFile, WatchedFile, is_valid_name, wra
 from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, read_json, write_bytes, write_json
 
-SPLIT_NAMES = {"train": "train", "dev": "val", "test": "test", "testall": "test"}  # name of the split, by prefix of file names
+SPLITS_BY_FILE_PREFIX = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
 BOM = b"\xef\xbb\xbf"  # byte-order mark
 log = logging.getLogger(__name__)
 
@@ -41,15 +41,15 @@ log = logging.getLogger(__name__)
 class CaptionFile:
     """The captions of a file, and the byte-order mark and line ends that are needed to write the same bytes again.
 
-    bom : True if the file begins with a byte-order mark
-    newline : line end, LF or CR LF
-    final_newline : True if the last line has a line end
+    has_bom : True if the file begins with a byte-order mark
+    line_end : line end, LF or CR LF
+    has_final_line_end : True if the last line has a line end
     """
 
     captions: tuple[str, ...]
-    bom: bool
-    newline: str
-    final_newline: bool
+    has_bom: bool
+    line_end: str
+    has_final_line_end: bool
 
     @classmethod
     def read(cls, path: Path) -> CaptionFile:
@@ -80,40 +80,40 @@ class CaptionFile:
         return cls(tuple(captions), bom, "\r\n" if crlf else "\n", final_newline)
 
     def to_bytes(self) -> bytes:
-        text = self.newline.join(self.captions) + (self.newline if self.final_newline else "")
-        return (BOM if self.bom else b"") + text.encode()
+        text = self.line_end.join(self.captions) + (self.line_end if self.has_final_line_end else "")
+        return (BOM if self.has_bom else b"") + text.encode()
 
 
 @dataclass(frozen=True)
 class PrecompSplit:
     """The files of one split in the layout.
 
-    name : prefix of the file names
-    text : captions of the split
-    rows : (n_images * repeats, ...) features
-    repeats : number of equal rows in succession for each image
-    ids : id of each image; None without a file of ids
-    ids_repeats : number of times that the file of ids repeats the id of an image
-    files : input files, watched for changes
+    prefix : prefix of the file names
+    caption_file : captions of the split
+    features : (n_images * row_repeats, ...)
+    row_repeats : number of equal rows in succession for each image
+    image_ids : id of each image; None without a file of ids
+    id_repeats : number of times that the file of ids repeats the id of an image
+    input_files : input files, watched for changes
     """
 
-    name: str
-    text: CaptionFile
-    rows: NDArray[Any]
-    repeats: int
+    prefix: str
+    caption_file: CaptionFile
+    features: NDArray[Any]
+    row_repeats: int
     n_images: int
-    ids: list[int] | None
-    ids_repeats: int
-    files: tuple[WatchedFile, ...]
+    image_ids: list[int] | None
+    id_repeats: int
+    input_files: tuple[WatchedFile, ...]
 
     @property
     def image_rows(self) -> NDArray[Any]:
         """The features with one row per image, (n_images, ...)."""
-        return self.rows[:: self.repeats]
+        return self.features[:: self.row_repeats]
 
     @property
     def captions_per_image(self) -> int:
-        return len(self.text.captions) // self.n_images
+        return len(self.caption_file.captions) // self.n_images
 
 
 _DATASET_KIND = json_kind("a data set", "dataset", "images")
@@ -141,17 +141,17 @@ def import_precomp(
         raise UserError(
             f"--dataset {dataset}: the name becomes a part of file names; use one without slashes and without a leading dot"
         )
-    splits = [_read_split(folder, name, captions_per_image) for name in _find_splits(folder, test)]
-    files = [file for split in splits for file in split.files]
+    splits = [_read_split(folder, name, captions_per_image) for name in _find_file_prefixes(folder, test)]
+    files = [file for split in splits for file in split.input_files]
     sources = [file.path for file in files]
     check_output(out_data, _DATASET_KIND, sources)
-    check_cache_out(out_features, dataset, parse_feature_name(out_features, dataset), [out_data, *sources])
-    present = {SPLIT_NAMES[split.name] for split in splits}
+    check_cache_output(out_features, dataset, parse_feature_name(out_features, dataset), [out_data, *sources])
+    present = {SPLITS_BY_FILE_PREFIX[split.prefix] for split in splits}
     for name, use in (("train", "trained on"), ("dev", "validated on"), ("test", "tested on")):
-        if SPLIT_NAMES[name] not in present:
+        if SPLITS_BY_FILE_PREFIX[name] not in present:
             message = "%s: no split %s, so nothing can be %s; for that put %s_ims.npy and %s_caps.txt there and import again"
             log.warning(message, folder, name, use, name, name)
-    shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
+    shapes = {split.features.shape[1:] for split in splits} | {split.features.dtype for split in splits}
     if len(shapes) != 2:
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
     ids = _collect_image_ids(splits)
@@ -166,7 +166,7 @@ def import_precomp(
     all_ids = np.concatenate(ids)
     starts = np.cumsum([0, *(split.n_images for split in splits[:-1])])
 
-    def rows(part: slice) -> Rows:
+    def rows(part: slice) -> FeatureRows:
         parts = [
             split.image_rows[max(part.start - start, 0) : max(part.stop - start, 0)]
             for split, start in zip(splits, starts, strict=True)
@@ -174,11 +174,11 @@ def import_precomp(
         values = np.concatenate(parts)
         hashes = hash_rows(values)
         if values.ndim == 2:
-            return Rows(all_ids[part], values, hashes)
+            return FeatureRows(all_ids[part], values, hashes)
         offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
-        return Rows(all_ids[part], values.reshape(-1, values.shape[2]), hashes, offsets=offsets)
+        return FeatureRows(all_ids[part], values.reshape(-1, values.shape[2]), hashes, offsets=offsets)
 
-    row_bytes = splits[0].rows[:1].nbytes
+    row_bytes = splits[0].features[:1].nbytes
     path = write_imported_cache(out_features, loaded, "image", {"layout": "precomp"}, files, all_ids, rows, row_bytes)
     hashes = read_input_hashes(open_cache(path))
     if repeated := len(hashes) - len(np.unique(hashes, axis=0)):
@@ -191,29 +191,29 @@ def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = ascii_wor
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 
-def _find_splits(folder: Path, test: str | None) -> list[str]:
-    names = [name for name in SPLIT_NAMES if (folder / f"{name}_ims.npy").is_file() or (folder / f"{name}_caps.txt").is_file()]
+def _find_file_prefixes(folder: Path, test: str | None) -> list[str]:
+    names = [p for p in SPLITS_BY_FILE_PREFIX if any((folder / f"{p}_{end}").is_file() for end in ("ims.npy", "caps.txt"))]
     if not names:
-        raise UserError(f"{folder}: no <split>_ims.npy and <split>_caps.txt of {', '.join(SPLIT_NAMES)}")
+        raise UserError(f"{folder}: no <split>_ims.npy and <split>_caps.txt of {', '.join(SPLITS_BY_FILE_PREFIX)}")
     both = {"test", "testall"} <= set(names)
     test_name = test or ("testall" if both else None)
     if test_name is not None and test_name not in names:
         raise UserError(f"{folder}: no {test_name}_ims.npy")
     if both:
         log.info("%s: has both test and testall; %s is imported, the other left out", folder, test_name)
-    return [name for name in names if SPLIT_NAMES[name] != "test" or test_name in (None, name)]
+    return [name for name in names if SPLITS_BY_FILE_PREFIX[name] != "test" or test_name in (None, name)]
 
 
 def _read_split(folder: Path, name: str, captions_per_image: int) -> PrecompSplit:
     caps, ims, ids_file = (folder / f"{name}_{suffix}" for suffix in ("caps.txt", "ims.npy", "ids.txt"))
     files = tuple(WatchedFile(file) for file in (caps, ims, ids_file) if file != ids_file or ids_file.is_file())
-    text, rows = CaptionFile.read(caps), open_array(ims)
+    text, rows = CaptionFile.read(caps), map_npy_file(ims)
     ids = read_ids(ids_file) if ids_file.is_file() else None
     n_captions, n_rows = len(text.captions), len(rows)
     if ids is not None and len(ids) != n_rows and not len(ids) == n_captions == n_rows * captions_per_image:
         raise UserError(f"{ids_file}: {len(ids)} ids for the {n_rows} rows of {ims.name}")
     if n_rows == n_captions:
-        repeats = captions_per_image if captions_per_image > 1 and _are_repeated(ims, rows, captions_per_image) else 1
+        repeats = captions_per_image if captions_per_image > 1 and _are_rows_repeated(ims, rows, captions_per_image) else 1
     elif n_rows * captions_per_image == n_captions:
         repeats = 1
     else:
@@ -235,7 +235,7 @@ def _read_split(folder: Path, name: str, captions_per_image: int) -> PrecompSpli
     return PrecompSplit(name, text, rows, repeats, n_images, groups[:, 0].tolist(), ids_repeats, files)
 
 
-def _are_repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
+def _are_rows_repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
     """Return whether every row occurs ``times`` times in succession. Raises UserError if only some rows do."""
     equals_previous = np.zeros(len(rows), bool)
     block = max(1, 64_000_000 // rows[:1].nbytes)
@@ -258,20 +258,20 @@ def _are_repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
 
 def _collect_image_ids(splits: Sequence[PrecompSplit]) -> list[NDArray[np.int64]]:
     """Return the ids of each split's images. Raises UserError if an id occurs twice, or if only some splits have ids."""
-    with_ids = [split for split in splits if split.ids is not None]
+    with_ids = [split for split in splits if split.image_ids is not None]
     if not with_ids:
         starts = np.cumsum([0, *(split.n_images for split in splits[:-1])])
         return [np.arange(start, start + split.n_images) for split, start in zip(splits, starts, strict=True)]
     if len(with_ids) < len(splits):
-        without = next(split for split in splits if split.ids is None)
-        raise UserError(f"{without.files[0].path.parent}: {with_ids[0].name} has an ids file, but {without.name} has none")
-    owner: dict[int, str] = {}
+        first, other = with_ids[0], next(split for split in splits if split.image_ids is None)
+        raise UserError(f"{other.input_files[0].path.parent}: {first.prefix} has an ids file, but {other.prefix} has none")
+    seen: dict[int, str] = {}
     for split in splits:
-        for identity in split.ids or ():
-            if identity in owner:
-                raise UserError(f"{split.files[-1].path}: id {identity} occurs twice ({owner[identity]} and {split.name})")
-            owner[identity] = split.name
-    return [np.asarray(split.ids, np.int64) for split in splits]
+        for imgid in split.image_ids or ():
+            if imgid in seen:
+                raise UserError(f"{split.input_files[-1].path}: id {imgid} occurs twice ({seen[imgid]} and {split.prefix})")
+            seen[imgid] = split.prefix
+    return [np.asarray(split.image_ids, np.int64) for split in splits]
 
 
 def _build_dataset_content(
@@ -282,22 +282,22 @@ def _build_dataset_content(
         n_captions = split.captions_per_image
         for k, imgid in enumerate(split_ids.tolist()):
             sentences = []
-            for raw in split.text.captions[k * n_captions : (k + 1) * n_captions]:
+            for raw in split.caption_file.captions[k * n_captions : (k + 1) * n_captions]:
                 tokens = tokenize_caption(raw, tokenise)
                 sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokens})
                 sentid += 1
-            entry = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLIT_NAMES[split.name]}
+            entry = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLITS_BY_FILE_PREFIX[split.prefix]}
             images.append({**entry, "sentences": sentences})
     layouts = {
-        SPLIT_NAMES[s.name]: {
-            **{"name": s.name, "repeats": s.repeats, "bom": s.text.bom, "newline": s.text.newline},
-            **{"ends": s.text.final_newline, "ids": s.ids is not None},
-            **({"ids_repeats": s.ids_repeats} if s.ids_repeats != s.repeats else {}),
+        SPLITS_BY_FILE_PREFIX[s.prefix]: {
+            **{"name": s.prefix, "repeats": s.row_repeats, "bom": caps.has_bom, "newline": caps.line_end},
+            **{"ends": caps.has_final_line_end, "ids": s.image_ids is not None},
+            **({"ids_repeats": s.id_repeats} if s.id_repeats != s.row_repeats else {}),
             # The line end of the file of ids, and whether its last line has one.
-            "ids_text": ["\r\n" if b"\r\n" in text else "\n", text.endswith(b"\n")] if s.ids is not None else None,
+            "ids_text": ["\r\n" if b"\r\n" in text else "\n", text.endswith(b"\n")] if s.image_ids is not None else None,
         }
         for s in splits
-        for text in [b"" if s.ids is None else s.files[2].path.read_bytes()]
+        for caps, text in [(s.caption_file, b"" if s.image_ids is None else s.input_files[2].path.read_bytes())]
     }
     tokeniser_entry = {} if tokeniser == DEFAULT_TOKENISER else {"tokeniser": tokeniser}
     return {"dataset": name, **tokeniser_entry, "pictures": False, "precomp": layouts, "images": images}
@@ -327,9 +327,9 @@ def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None
         name, times = layout["name"], repeats or layout.get("repeats", 1)
         text = CaptionFile(
             captions=tuple(caption.raw for image in images for caption in image.captions),
-            bom=layout.get("bom", False),
-            newline=layout.get("newline", "\n"),
-            final_newline=layout.get("ends", True),
+            has_bom=layout.get("bom", False),
+            line_end=layout.get("newline", "\n"),
+            has_final_line_end=layout.get("ends", True),
         )
         _check_split(path, images, times, text)
         arrays[out / f"{name}_ims.npy"] = images, times
@@ -359,7 +359,7 @@ def _check_precomp_entry(layouts: Mapping[str, Any]) -> None:
         newlines = {newline, layout.get("newline", "\n")}
         flags = [final_newline, *(layout.get(name, True) for name in ("bom", "ends", "ids"))]
         times = layout.get("repeats", 1)
-        is_split = isinstance(layout["name"], str) and SPLIT_NAMES.get(layout["name"]) == split
+        is_split = isinstance(layout["name"], str) and SPLITS_BY_FILE_PREFIX.get(layout["name"]) == split
         types = {type(flag) for flag in flags}, type(times)
         if not is_split or not newlines <= {"\n", "\r\n"} or types != ({bool}, int):
             raise ValueError(f"the layout of split {split!r} is not valid")
@@ -396,5 +396,5 @@ def _encode_array(reader: FeatureReader, images: Sequence[Image], times: int) ->
     yield stream.getvalue()
     for k in range(0, len(rows), 512):
         block = rows[k : k + 512]
-        values = reader.rows(block) if cache.offsets is None else reader.padded_regions(block).features
+        values = reader.read_rows(block) if cache.offsets is None else reader.read_padded_regions(block).features
         yield np.ascontiguousarray(np.repeat(values, times, axis=0)).data.cast("B")

@@ -25,13 +25,13 @@ from vse.features.extractors.proposals import (
     EdgeModel,
     Floats,
     collect_truth_boxes,
-    edge_boxes,
+    find_edge_boxes,
     hash_boxes,
     import_opencv,
     read_boxes,
-    selective_search,
+    run_selective_search,
 )
-from vse.features.extractors.regions import load_detector, propose
+from vse.features.extractors.regions import load_detector, propose_boxes
 from vse.features.settings.base import ExtractionArguments
 from vse.features.settings.images import BoxesConfig, RegionsConfig
 from vse.features.torchvision_import import torchvision
@@ -83,7 +83,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self, config: BoxesConfig, weights_dir: Path | None = None, device: str = "auto", dataset: Path | None = None
     ) -> None:
         super().__init__(config, device)
-        backbone = load_backbone(config, weights_dir, notes=self.notes)
+        backbone = load_backbone(config, weights_dir, notes=self.provenance)
         self.weights_sha256 = hash_weights(backbone)
         self._maps: list[Tensor] = []
         for layer in config.layers:
@@ -93,13 +93,13 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         if config.map is not None:
             find_module(backbone, config.map).register_forward_hook(lambda _, __, output: self._pool_boxes(output))
         self._relative_boxes, self._input_size, self._dim = torch.zeros(1, 4), (1, 1), 0
-        self._given: dict[int, Floats] | None = None
+        self._given_boxes: dict[int, Floats] | None = None
         self._edge_model: EdgeModel | None = None
         self._detector: nn.Module | None = None
         self._has_truth_boxes, self._limited_ids = False, frozenset[int]()
         self.extra_hashes = self._load_and_hash_sources(weights_dir, dataset)
         if config.boxes in ("edge_boxes", "selective_search"):
-            self.notes = {**self.notes, "opencv": import_opencv().__version__}
+            self.provenance = {**self.provenance, "opencv": import_opencv().__version__}
         self._try_blank_image()
 
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
@@ -110,8 +110,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         original = image_to_tensor(image) if self._detector is not None else None
         return ImageWithBoxes(small, boxes, scores, image.size, original, self._max_boxes(image_id))
 
-    def compute(self, batch: Sequence[ImageWithBoxes]) -> list[ImageVectors]:
-        return [self._compute_vectors(self._with_proposals(item) if self._detector is not None else item) for item in batch]
+    def compute_vectors(self, batch: Sequence[ImageWithBoxes]) -> list[ImageVectors]:
+        return [
+            self._compute_image_vectors(self._add_proposals(item) if self._detector is not None else item) for item in batch
+        ]
 
     def _load_and_hash_sources(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
         """Load the source of the boxes, and the ids of the images with the limit ``train_boxes``; return hashes of both."""
@@ -124,15 +126,15 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             raise ValueError("these boxes depend on the data set, but no data set was given")
         loaded = load_dataset_file(dataset)
         if config.boxes == "phrases":
-            self._given, self._has_truth_boxes = collect_truth_boxes(loaded), True
-            return {"boxes_sha256": hash_boxes(self._given)}
+            self._given_boxes, self._has_truth_boxes = collect_truth_boxes(loaded), True
+            return {"boxes_sha256": hash_boxes(self._given_boxes)}
         self._limited_ids = frozenset(image.imgid for image in loaded.images if image.split in ("train", "restval"))
         return {"train_ids_sha256": sha256_json(sorted(self._limited_ids)), **self._load_and_hash_proposer(weights_dir)}
 
     def _load_and_hash_proposer(self, weights_dir: Path | None) -> dict[str, str]:
         config = self.config
         if config.has_box_file:
-            self._given, sha256 = read_and_hash(Path(config.boxes), read_boxes)
+            self._given_boxes, sha256 = read_and_hash(Path(config.boxes), read_boxes)
             return {"boxes_sha256": sha256}
         if config.boxes == "edge_boxes" and config.edge_model is not None:
             self._edge_model, sha256 = read_and_hash(Path(config.edge_model), EdgeModel)
@@ -152,14 +154,14 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         """Return boxes and scores of an image. Boxes are clipped to the image, except ground-truth boxes."""
         config, pixels = self.config, np.asarray(image)
         n_boxes = self._max_boxes(image_id)
-        if self._given is not None:
-            given = self._given.get(image_id, np.empty((0, 4), np.float32))[:n_boxes]
+        if self._given_boxes is not None:
+            given = self._given_boxes.get(image_id, np.empty((0, 4), np.float32))[:n_boxes]
             boxes = clip_boxes(given, image.size, f"{config.boxes}: image {image_id}")
             return given if self._has_truth_boxes else boxes, np.ones(len(boxes), np.float32)
         if config.boxes == "edge_boxes":
-            boxes, scores = edge_boxes(pixels, config.n_boxes, self._edge_model, config.thin_edges)
+            boxes, scores = find_edge_boxes(pixels, config.n_boxes, self._edge_model, config.thin_edges)
         elif config.boxes == "selective_search":
-            boxes, scores = selective_search(pixels, config.n_boxes)
+            boxes, scores = run_selective_search(pixels, config.n_boxes)
         else:
             return np.empty((0, 4), np.float32), np.empty(0, np.float32)
         return clip_boxes(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
@@ -167,11 +169,11 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     def _max_boxes(self, image_id: int) -> int | None:
         return self.config.train_boxes if image_id in self._limited_ids else None
 
-    def _with_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
+    def _add_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
         """Return the image with the boxes of the region-proposal network. If it proposes none, one box is around the image."""
         assert item.original_pixels is not None
         with torch.inference_mode():
-            proposals = propose(self._detector, move_tensor(item.original_pixels, self.device))
+            proposals = propose_boxes(self._detector, move_tensor(item.original_pixels, self.device))
         height, width = proposals.input_size
         boxes = proposals.boxes.cpu().numpy() * np.asarray(
             [item.image_size[0] / width, item.image_size[1] / height] * 2, np.float32
@@ -181,7 +183,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             boxes, scores = np.asarray([[0, 0, *item.image_size]], np.float32), np.zeros(1, np.float32)
         return replace(item, boxes=boxes[: item.max_proposals], scores=scores[: item.max_proposals], original_pixels=None)
 
-    def _compute_vectors(self, item: ImageWithBoxes) -> ImageVectors:
+    def _compute_image_vectors(self, item: ImageWithBoxes) -> ImageVectors:
         config = self.config
         if not len(item.boxes):
             return ImageVectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.image_size)
@@ -233,7 +235,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         boxes = np.asarray([[0, 0, side, side], [0, 0, side / 2, side / 2]], np.float32)
         try:
             blank = ImageWithBoxes(torch.zeros(3, side, side, dtype=torch.uint8), boxes, boxes[:, 0], (side, side))
-            self._dim = self._compute_vectors(blank).features.shape[1]
+            self._dim = self._compute_image_vectors(blank).features.shape[1]
         except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
             reason = (str(error) or repr(error)).splitlines()[0]
             chosen = f"layers {', '.join(config.layers)}" if config.layers else f"map {config.map!r}, layer {config.layer!r}"

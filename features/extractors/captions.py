@@ -21,10 +21,10 @@ from torch import Tensor
 from vse.features.backbones.device import library_versions, pick_device
 from vse.features.backbones.model_folder import hash_tensors
 from vse.features.cache.feature_cache import FeatureCache
-from vse.features.cache.rows import Item, Rows, item_ids
+from vse.features.cache.rows import ExtractorInput, FeatureRows, list_input_ids
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import ExtractionArguments, Extractor
-from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, FittedCaptionSettings, phrase_words
+from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, FittedCaptionSettings, select_phrase_words
 from vse.pipeline.dataset.dataset import Dataset, list_mentions, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
@@ -32,7 +32,7 @@ from vse.pipeline.files.writing import lock_for_writing, sha256_json, write_byte
 from vse.pipeline.presets.presets import list_setting_changes
 from vse.pipeline.progress import progress_bar
 
-FILE_FORMAT = "vse-encoder-1"
+ENCODER_FILE_FORMAT = "vse-encoder-1"
 log = logging.getLogger(__name__)
 
 
@@ -53,7 +53,7 @@ class CaptionExtractor(Extractor):
     def from_arguments(cls, config: FittedCaptionSettings, arguments: ExtractionArguments) -> Self:
         """Return the extractor with the encoder next to the cache. With ``arguments.fit``, the encoder is fitted first."""
         encoder_file = encoder_path(arguments.out)
-        if arguments.fit:
+        if arguments.must_fit_encoder:
             fit_encoder(arguments.dataset, config, encoder_file, arguments.device, arguments.word_file)
         return cls(config, encoder_file, arguments.device)
 
@@ -64,24 +64,24 @@ class CaptionExtractor(Extractor):
         self.encoder = config.encoder_class().from_tensors(fitted.tensors, pick_device(device))
         self.encoder.select_words = config.select_words
         self.weights_sha256 = fitted.metadata["sha256"]
-        self.notes = {
+        self.provenance = {
             "encoder": encoder_file.name,
             "versions": {**library_versions(), "scikit-learn": metadata.version("scikit-learn")},
         }
 
-    def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
+    def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
         """Compute the rows of captions, in order. Captions without a known word get zeros, and their number is reported."""
         chunk, parts, noun = self.config.chunk, [], self.config.of
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
         with progress_bar(total=len(items), desc=self.progress_label, unit=noun.removesuffix("s")) as progress:
             for k in range(0, len(items), chunk):
-                (vectors,) = self.encoder.encode_items(items[k : k + chunk])
+                (vectors,) = self.encoder.encode_inputs(items[k : k + chunk])
                 parts.append(vectors.to(dtype).numpy())
                 progress.update(len(vectors))
         features = np.concatenate(parts)
         unknown = int((~features.any(axis=1)).sum())
         input_hashes = np.stack([item.hash_input() for item in items])
-        return Rows(item_ids(items), features, input_hashes, counts={f"{noun} without a known word": unknown})
+        return FeatureRows(list_input_ids(items), features, input_hashes, counts={f"{noun} without a known word": unknown})
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def fit_encoder(
     captions. An undamaged encoder at ``out`` is kept if its settings, words and captions are the same. Raises UserError, which
     names the changes, if ``out`` is another encoder.
     """
-    word_file = config.word_file(word_file)
+    word_file = config.find_word_file(word_file)
     watched = WatchedFile(word_file) if word_file is not None and word_file.is_file() else None
     corpus = build_corpus(load_dataset_file(dataset_file), config)
     inputs = {
@@ -139,13 +139,15 @@ def build_corpus(dataset: Dataset, config: FittedCaptionSettings) -> CaptionCorp
     if not training:
         raise UserError(f"{dataset.path}: no training caption marks phrases, but {config.name} must be fitted to phrases")
     return CaptionCorpus(
-        training, frozenset(word for _, words in phrases for word in words), [phrase_words(words) for words in sentences]
+        training,
+        frozenset(word for _, words in phrases for word in words),
+        [select_phrase_words(words) for words in sentences],
     )
 
 
 def _write_encoder(out: Path, config: FittedCaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     sha256 = hash_tensors(tensors)
-    metadata = {"format": FILE_FORMAT, "extractor": config.extractor_name(), "inputs": inputs, "sha256": sha256}
+    metadata = {"format": ENCODER_FILE_FORMAT, "extractor": config.extractor_name(), "inputs": inputs, "sha256": sha256}
     one_key = {"vse": json.dumps(metadata, sort_keys=True)}  # safetensors writes several keys in varying order
     return write_bytes(out, safetensors.torch.save(tensors, one_key))
 
@@ -172,7 +174,7 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
     encoder = settings.encoder_class().from_tensors(fitted.tensors, pick_device(device))
     config = fitted.metadata["inputs"]["config"]
     if config.get("of") == "phrases":
-        encoder.select_words = partial(phrase_words, drop_stop_words=config.get("stop_words") == "drop")
+        encoder.select_words = partial(select_phrase_words, drop_stop_words=config.get("stop_words") == "drop")
     return encoder
 
 
@@ -182,8 +184,8 @@ def _check_fit_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *
     changes = list_setting_changes({name: recorded[name] for name in names} if names else recorded, inputs)
     if changes:
         raise UserError(
-            f"{path} was fitted with other settings ({'; '.join(changes[:4])}); "
-            "delete it and its features to regenerate them, or write to another --out"
+            f"{path} was fitted with other settings ({'; '.join(changes[:4])}); delete it and its features to regenerate "
+            "them, or write to another --out"
         )
 
 
@@ -201,7 +203,7 @@ def _try_read_encoder(path: Path) -> EncoderFile | None:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})["vse"])
         fitted = EncoderFile(safetensors.torch.load_file(path), metadata)
-        undamaged = metadata["format"] == FILE_FORMAT and metadata["sha256"] == hash_tensors(fitted.tensors)
+        undamaged = metadata["format"] == ENCODER_FILE_FORMAT and metadata["sha256"] == hash_tensors(fitted.tensors)
     except (SafetensorError, OSError, ValueError, KeyError):
         return None
     return fitted if undamaged else None

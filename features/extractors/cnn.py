@@ -27,7 +27,7 @@ MIN_SCALED_SIDE = 16  # pixels; a shorter side has no complete cell in a feature
 
 RESAMPLING_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
-Channels = tuple[float, float, float]  # red, green, blue
+ChannelValues = tuple[float, float, float]  # red, green, blue
 
 
 def cut_crops(
@@ -40,14 +40,14 @@ def cut_crops(
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
         return _stack_views(
-            [_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, extra_seeds)]
+            [_cut_random_resized_crop(image, config, rng) for rng in _build_crop_generators(config, image_id, extra_seeds)]
         )
     width, height = _compute_resized_size(image.size, config)
     small = np.asarray(image.resize((width, height), RESAMPLING_FILTERS[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
         views = []
-        for rng in _crop_generators(config, image_id, extra_seeds):
+        for rng in _build_crop_generators(config, image_id, extra_seeds):
             top, left = int(rng.integers(bottom + 1)), int(rng.integers(right + 1))
             views.append(_mirror_at_random(_cut_square(small, top, left, config.crop), rng))
         return _stack_views(views)
@@ -89,7 +89,9 @@ def image_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def normalize_pixels(pixels: Tensor, mean: Channels, std: Channels, device: torch.device) -> Float[Tensor, "n 3 height width"]:
+def normalize_pixels(
+    pixels: Tensor, mean: ChannelValues, std: ChannelValues, device: torch.device
+) -> Float[Tensor, "n 3 height width"]:
     """Return pixels 0-255 minus the mean, divided by the standard deviation, on ``device`` in channels-last memory format."""
     images = move_tensor(pixels, device).to(torch.float32, memory_format=torch.channels_last)
     shift = torch.tensor(mean, device=device).view(3, 1, 1) * 255
@@ -106,13 +108,13 @@ def _compute_resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int
     return width, height
 
 
-def _crop_generators(config: CnnConfig, image_id: int, extra_seeds: tuple[int, ...]) -> list[np.random.Generator]:
+def _build_crop_generators(config: CnnConfig, image_id: int, extra_seeds: tuple[int, ...]) -> list[np.random.Generator]:
     """Return one random generator per crop, so that further crops do not change the first ones."""
     seeds = np.random.SeedSequence([config.crop_seed, image_id, *extra_seeds]).spawn(config.n_random)
     return [np.random.default_rng(seed) for seed in seeds]
 
 
-def _random_resized_crop(image: Image.Image, config: CnnConfig, rng: np.random.Generator) -> NDArray[np.uint8]:
+def _cut_random_resized_crop(image: Image.Image, config: CnnConfig, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Cut a random box with 8 to 100% of the area and aspect ratio 3/4 to 4/3, and scale it to crop x crop.
 
     After ten boxes that do not fit into the image, a box in the centre is cut instead.
@@ -162,7 +164,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
     def __init__(self, config: CnnConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
         super().__init__(config, device)
         self.batch_size = max(1, config.batch_size // config.n_crops)
-        backbone = load_backbone(config, weights_dir, notes=self.notes)
+        backbone = load_backbone(config, weights_dir, notes=self.provenance)
         self.weights_sha256 = hash_weights(backbone)
         network = LayerOutput(backbone, config.layer, config.grid, config.positions)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
@@ -177,7 +179,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         config = self.config
         self._forward = self.network
         try:
-            self.features(torch.zeros(1, 1, 3, config.crop, config.crop, dtype=torch.uint8))
+            self.compute_features(torch.zeros(1, 1, 3, config.crop, config.crop, dtype=torch.uint8))
         except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
             reason = (str(error) or repr(error)).splitlines()[0]
             raise UserError(f"{config.model}, layer {config.layer!r}, crop {config.crop}: cannot be used ({reason})") from None
@@ -186,10 +188,10 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         """Return the crops of one image, (n_crops, 3, crop, crop) uint8."""
         return cut_crops(image, self.config, image_id)
 
-    def compute(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
-        return [ImageVectors(features) for features in self.features(torch.stack(list(batch))).cpu().numpy()]
+    def compute_vectors(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
+        return [ImageVectors(features) for features in self.compute_features(torch.stack(list(batch))).cpu().numpy()]
 
-    def features(self, pixels: Tensor) -> Float[Tensor, "n_images *shape dim"]:
+    def compute_features(self, pixels: Tensor) -> Float[Tensor, "n_images *shape dim"]:
         """Compute the vectors of images, given as crops (n_images, n_crops, 3, crop, crop) uint8.
 
         The result is the mean over the crops, (n_images, dim) or, with the setting ``positions``, (n_images, n_positions,
@@ -201,7 +203,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
             images = (normalize_pixels(some, config.mean, config.std, self.device) for some in torch.split(crops, at_once))
             output = torch.cat([self._forward(some) for some in images])
         vectors = output.float().view(*pixels.shape[:2], *output.shape[1:])
-        vectors = vectors if config.bank else vectors.mean(1)
+        vectors = vectors if config.is_crop_bank else vectors.mean(1)
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
 
 
@@ -273,7 +275,7 @@ class VectorBoxes:
                 return
         raise UserError(f"{cache.path}: does not record the positions of its {cache.feature} in the photos")
 
-    def boxes(self, size: tuple[int, int], image_id: int | None = None) -> Float[np.ndarray, "n 4"]:
+    def find_boxes(self, size: tuple[int, int], image_id: int | None = None) -> Float[np.ndarray, "n 4"]:
         """Return the boxes x1, y1, x2, y2 of an image's vectors, in pixels of its photo of width and height ``size``.
 
         The boxes of a grid depend only on ``size``. For a cache of regions, the result has the boxes of the image

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vse.features.backbones.device import pick_device
-from vse.features.extractors.mixture import Mixture, fisher_vectors, fit_mixture, initial_mixture, power_normalize
+from vse.features.extractors.mixture import Mixture, compute_fisher_vectors, draw_initial_mixture, fit_mixture, power_normalize
 from vse.features.extractors.words import WordVectors, prepare_word_vectors
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, TokenLists
 from vse.features.settings.texts import HglmmConfig
@@ -80,7 +80,7 @@ class HglmmEncoder(CaptionEncoder):
         is_projection_normalized: bool,
         device: torch.device,
     ) -> None:
-        self.word_vectors, self.unmixing, self.scale, self.parts = word_vectors, unmixing, scale, parts
+        self.word_vectors, self.unmixing, self.scale, self.projected_mixtures = word_vectors, unmixing, scale, parts
         self.is_projection_normalized = is_projection_normalized
         self.dim = sum(part.dim for part in parts)
         self._table = _scale_word_vectors(word_vectors, unmixing, scale).float().to(device)
@@ -113,7 +113,7 @@ class HglmmEncoder(CaptionEncoder):
         parts = []
         for kind in config.mixtures:
             log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
-            mixture = fit_mixture(samples, initial_mixture(samples, config.centres, config.seed), config.iterations, kind)
+            mixture = fit_mixture(samples, draw_initial_mixture(samples, config.centres, config.seed), config.iterations, kind)
             parts.append(ProjectedMixture(mixture.to(torch.zeros(0, dtype=torch.float64))))
         unreduced = cls(word_vectors, unmixing, config.scale, parts, False, device)
         if config.pca is None:
@@ -135,7 +135,7 @@ class HglmmEncoder(CaptionEncoder):
         vectors[lengths.to(vectors.device) == 0] = 0
         return vectors.cpu()
 
-    def fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
+    def compute_fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
         """Return the Fisher vectors of n sets of words on one mixture, before they are projected on principal components.
 
         The result has the signed square roots of the Fisher vectors, normalised to unit length.
@@ -144,16 +144,18 @@ class HglmmEncoder(CaptionEncoder):
         lengths : (n,) number of words of each set
         """
         table = self._table
-        return power_normalize(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
+        return power_normalize(
+            compute_fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table))
+        )
 
     def iter_fisher_vectors(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
         """Yield the Fisher vectors on a mixture for blocks of ``chunk`` captions, without captions that have no known word."""
         for k in range(0, len(captions), chunk):
             rows, lengths = self.word_vectors.find_indices(captions[k : k + chunk])
-            yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
+            yield self.compute_fisher_vectors(mixture, rows, lengths[lengths > 0])
 
     def _encode_part(self, part: ProjectedMixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
-        vectors = self.fisher_vectors(part.mixture, rows, lengths)
+        vectors = self.compute_fisher_vectors(part.mixture, rows, lengths)
         if part.pca_mean is None or part.pca_axes is None:
             return vectors
         vectors = (vectors - part.pca_mean) @ part.pca_axes.T
@@ -163,7 +165,7 @@ class HglmmEncoder(CaptionEncoder):
         tensors = self.word_vectors.tensors()
         tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.is_projection_normalized)}
         tensors |= {} if self.unmixing is None else {"unmixing": self.unmixing}
-        for k, part in enumerate(self.parts):
+        for k, part in enumerate(self.projected_mixtures):
             tensors |= {_tensor_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
         return tensors
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vse.features.cache.rows import Ids, Item, Rows, sha256_bytes
+from vse.features.cache.rows import ExtractorInput, FeatureRows, Ids, sha256_bytes
 from vse.features.settings.base import Extractor, ImageSettings, NetworkSettings
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, decode_image, read_image_bytes
@@ -69,7 +69,7 @@ class ImageVectors:
 class ImageExtractor(Extractor, Generic[_Prepared]):
     """Base class of image extractors.
 
-    Several threads call :meth:`prepare` for single images. One thread calls :meth:`compute` for batches.
+    Several threads call :meth:`prepare` for single images. One thread calls :meth:`compute_vectors` for batches.
     """
 
     config: ImageSettings
@@ -78,21 +78,21 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
 
     @abstractmethod
     def prepare(self, image: Image.Image, image_id: int) -> _Prepared:
-        """Return the input of :meth:`compute` for one upright RGB image. The method must be thread-safe."""
+        """Return the input of :meth:`compute_vectors` for one upright RGB image. The method must be thread-safe."""
 
     @abstractmethod
-    def compute(self, batch: Sequence[_Prepared]) -> list[ImageVectors]:
+    def compute_vectors(self, batch: Sequence[_Prepared]) -> list[ImageVectors]:
         """Return the vectors of each image of a batch."""
 
-    def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        from vse.features.backbones.device import memory_guard
+    def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
+        from vse.features.backbones.device import wrap_memory_errors
 
         vectors: list[ImageVectors] = []
         kept: list[tuple[int, NDArray[np.uint8]]] = []
         skipped: list[dict[str, Any]] = []
         with progress_bar(total=len(items), desc=self.progress_label, unit="image") as progress:
             ahead = max(2 * self.batch_size, 4 * self.config.workers)
-            for batch in self._batches(read_ahead(items, self._load, self.config.workers, ahead)):
+            for batch in self._split_into_batches(read_ahead(items, self._load_image, self.config.workers, ahead)):
                 readable = []
                 for item, prepared, input_hash in batch:
                     if not isinstance(prepared, BadImage):
@@ -103,15 +103,19 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
                     else:
                         raise BadImage(f"{prepared}; --skip-bad leaves such images out")
                 if readable:
-                    with memory_guard("lower batch_size (cnn), chunk (boxes) or shorter with --set, or --set precision=bf16"):
-                        vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(readable)]
+                    with wrap_memory_errors(
+                        "lower batch_size (cnn), chunk (boxes) or shorter with --set, or --set precision=bf16"
+                    ):
+                        vectors += [
+                            replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute_vectors(readable)
+                        ]
                 progress.update(len(batch))
         if not kept:
             raise UserError(f"all {len(items)} images are unreadable, the first:  {skipped[0]['reason']}")
         ids, input_hashes = zip(*kept, strict=True)
         return _stack_rows(np.asarray(ids, np.int64), np.stack(input_hashes), vectors, skipped)
 
-    def _load(self, item: Item) -> tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]:
+    def _load_image(self, item: ExtractorInput) -> tuple[ExtractorInput, _Prepared | BadImage, NDArray[np.uint8]]:
         assert item.path is not None
         try:
             content = read_image_bytes(item.path)
@@ -121,9 +125,9 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         except UnsuitableImageSize as error:
             return item, BadImage(f"{item.path}: {error}"), np.zeros(32, np.uint8)
 
-    def _batches(
-        self, items: Iterator[tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]]
-    ) -> Iterator[list[tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]]]:
+    def _split_into_batches(
+        self, items: Iterator[tuple[ExtractorInput, _Prepared | BadImage, NDArray[np.uint8]]]
+    ) -> Iterator[list[tuple[ExtractorInput, _Prepared | BadImage, NDArray[np.uint8]]]]:
         while batch := list(islice(items, self.batch_size)):
             yield batch
 
@@ -132,16 +136,18 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
     """Base class of extractors that run a network. Raises UserError if the network's library is missing."""
 
     config: NetworkSettings
-    notes: dict[str, Any]
+    provenance: dict[str, Any]
 
     def __init__(self, config: NetworkSettings, device: str) -> None:
         from vse.features.backbones.device import choose_precision, describe_device, library_versions, pick_device
 
-        library = {config.library.distribution: config.library.version(config.model)} if config.library is not None else {}
+        library = (
+            {config.library.distribution: config.library.find_version(config.model)} if config.library is not None else {}
+        )
         self.device = pick_device(device)
         self.requested_precision = config.precision
         self.config = config.model_copy(update={"precision": choose_precision(self.device, config.precision, "images")})
-        self.notes = {
+        self.provenance = {
             "weights": config.weights,
             "seed": config.seed,
             "device": describe_device(self.device),
@@ -152,14 +158,14 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
 
 def _stack_rows(
     ids: Ids, input_hashes: NDArray[np.uint8], images: list[ImageVectors], skipped: Sequence[Mapping[str, Any]]
-) -> Rows:
+) -> FeatureRows:
     """Return the vectors of images as rows, and empty the list ``images``, so that no vector is in memory twice."""
     first = images[0]
     if first.boxes is None:
         features = np.empty((len(images), *first.features.shape), first.features.dtype)
         for k in range(len(images) - 1, -1, -1):
             features[k] = images.pop().features
-        return Rows(ids, features, input_hashes, skipped=skipped)
+        return FeatureRows(ids, features, input_hashes, skipped=skipped)
     counts = [len(image.features) for image in images]
     offsets = np.cumsum([0, *counts], dtype=np.int64)
     boxes = np.concatenate([image.boxes for image in images if image.boxes is not None])
@@ -169,4 +175,4 @@ def _stack_rows(
     for k in range(len(images) - 1, -1, -1):
         features[offsets[k] : offsets[k + 1]] = images.pop().features
     empty = {"images without a box": counts.count(0)}
-    return Rows(ids, features, input_hashes, offsets, boxes, scores, image_size, skipped, empty)
+    return FeatureRows(ids, features, input_hashes, offsets, boxes, scores, image_size, skipped, empty)

@@ -41,7 +41,7 @@ class Mixture:
         return replace(self, **{k: v.to(like.device if v.dtype == torch.bool else like) for k, v in values.items()})
 
 
-def initial_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
+def draw_initial_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
     """Return a mixture from which expectation maximisation starts; its centres are random samples.
 
     Deviations and variances are computed over all samples. A dimension is Laplacian with probability 1/2.
@@ -71,11 +71,11 @@ def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: i
 
     Use float64: squared distances are expanded into matrix products, as in scikit-learn, which loses precision.
     """
-    mixture, squares = _with_kind(mixture, kind), samples.square()
+    mixture, squares = _set_mixture_kind(mixture, kind), samples.square()
     ordered = None if kind == "gaussian" else _SortedSamples.sort(samples)
     for _ in range(n_iterations):
         weights = _compute_posteriors_fast(samples, squares, mixture, kind)
-        mixture = _with_kind(_maximise(samples, squares, weights, mixture, ordered), kind)
+        mixture = _set_mixture_kind(_maximise_likelihood(samples, squares, weights, mixture, ordered), kind)
     return mixture
 
 
@@ -84,7 +84,7 @@ def compute_posteriors(samples: Float[Tensor, "N D"], mixture: Mixture) -> Float
     return torch.cat([_compute_block_posteriors(block, mixture) for block in torch.split(samples, _BLOCK_SAMPLES)])
 
 
-def fisher_vectors(
+def compute_fisher_vectors(
     table: Float[Tensor, "V D"], words: Int[Tensor, " total"], lengths: Int[Tensor, " n"], mixture: Mixture
 ) -> Float[Tensor, "n two_K_D"]:
     """Return the Fisher vectors of n sets of words.
@@ -126,7 +126,7 @@ def power_normalize(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
     return torch.nn.functional.normalize(vectors.sign() * vectors.abs().sqrt(), dim=1)
 
 
-def _with_kind(mixture: Mixture, kind: MixtureKind) -> Mixture:
+def _set_mixture_kind(mixture: Mixture, kind: MixtureKind) -> Mixture:
     if kind == "hybrid":
         return mixture
     return replace(mixture, laplacian=torch.full_like(mixture.laplacian, kind == "laplacian"))
@@ -167,7 +167,9 @@ def _compute_posteriors_fast(samples: Tensor, squares: Tensor, mixture: Mixture,
     return costs.neg_().softmax(0)
 
 
-def _maximise(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ordered: _SortedSamples | None) -> Mixture:
+def _maximise_likelihood(
+    samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ordered: _SortedSamples | None
+) -> Mixture:
     """Return the likeliest mixture, given the posteriors ``weights`` (K, N). A Gaussian mixture needs no ``ordered``."""
     totals = weights.sum(1)
     heavy = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, open_cache
-from vse.features.cache.rows import FORMAT
+from vse.features.cache.rows import CACHE_FORMAT
 from vse.features.settings import has_auto_precision
 from vse.pipeline.dataset.dataset import Dataset, list_mentions
 from vse.pipeline.errors import UserError, import_extra
@@ -26,7 +26,7 @@ Floats = NDArray[np.float32]
 TRUTH_BOXES = "phrases"  # value of the setting ``boxes`` for ground-truth boxes
 
 # Settings and hashes that decide which boxes an extractor reads, but not how it computes a box's vector.
-_BOX_SETTINGS = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "proposer_weights", "edge_model")
+_BOX_SETTING_NAMES = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "proposer_weights", "edge_model")
 _BOX_HASH_NAMES = ("proposer_sha256", "edge_model_sha256")
 _RANDOM_LOCK = threading.Lock()  # all threads share the C library's random generator, which selective search uses
 
@@ -83,7 +83,7 @@ class EdgeModel:
         return detector.edgesNms(edges, orientation), orientation
 
 
-def edge_boxes(
+def find_edge_boxes(
     pixels: NDArray[np.uint8], n_boxes: int, edge_model: EdgeModel | None = None, thin: bool = False
 ) -> tuple[Floats, Floats]:
     """Return the EdgeBoxes (Zitnick and Dollar, ECCV 2014) of an image (height, width, 3) and their scores, best first.
@@ -124,7 +124,7 @@ def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
     return edges * kept
 
 
-def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, Floats]:
+def run_selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, Floats]:
     """Return the first ``n_boxes`` boxes of selective search (Uijlings et al., IJCV 2013, fast mode), and their scores.
 
     The order of the boxes is random, but always the same for an image. The algorithm gives no scores; the scores here decrease
@@ -159,7 +159,7 @@ def import_opencv() -> Any:
 
 def _read_hdf5_boxes(path: Path) -> dict[int, Floats]:
     with open_hdf5(path, "a file that boxes can be read from") as file:
-        is_cache = str(file.attrs.get("format")) == FORMAT
+        is_cache = str(file.attrs.get("format")) == CACHE_FORMAT
         if not is_cache:
             ids, offsets, boxes = (require_hdf5_dataset(file, name)[:] for name in ("ids", "offsets", "boxes"))
             boxes = np.asarray(boxes, np.float32)
@@ -167,9 +167,9 @@ def _read_hdf5_boxes(path: Path) -> dict[int, Floats]:
                 raise ValueError("its ids and offsets must be 1-D integer arrays")
     if is_cache:
         cache = open_cache(path)
-        if cache.offsets is None or any("boxes" not in shard for shard in cache.shards):
+        if cache.offsets is None or any("boxes" not in shard for shard in cache.shard_arrays):
             raise UserError(f"{path}: a cache without boxes")
-        ids, offsets, boxes = cache.ids, cache.offsets, np.concatenate([shard["boxes"].read() for shard in cache.shards])
+        ids, offsets, boxes = cache.ids, cache.offsets, np.concatenate([shard["boxes"].read() for shard in cache.shard_arrays])
     ascending = len(offsets) and offsets[0] == 0 and (offsets[1:] >= offsets[:-1]).all()
     if len(offsets) != len(ids) + 1 or offsets[-1] != len(boxes) or not ascending:
         raise UserError(f"{path}: {len(ids)} ids, {len(offsets)} offsets and {len(boxes)} boxes do not fit together")
@@ -234,5 +234,7 @@ def _check_has_truth_boxes(cache: FeatureCache) -> None:
 
 def _collect_vector_settings(cache: FeatureCache) -> dict[str, object]:
     extractor = {name: value for name, value in cache.extractor_identity.items() if name not in ("config", *_BOX_HASH_NAMES)}
-    config = {name: value for name, value in cache.extractor_identity.get("config", {}).items() if name not in _BOX_SETTINGS}
+    config = {
+        name: value for name, value in cache.extractor_identity.get("config", {}).items() if name not in _BOX_SETTING_NAMES
+    }
     return {**extractor, **config}

@@ -75,7 +75,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
         scaled_size(image.size, self.config.shorter, self.config.longer)
         return image_to_tensor(image)
 
-    def compute(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
+    def compute_vectors(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
         """Return the boxes of each image in pixels, clipped to the image, best first, with scores and vectors."""
         return [self._find_regions(pixels) for pixels in batch]
 
@@ -124,7 +124,7 @@ def set_map_strides(detector: Any) -> None:
         detector.roi_heads.box_roi_pool(maps, [torch.zeros(1, 4)], [(256, 256)])
 
 
-def propose(detector: Any, pixels: Tensor) -> Proposals:
+def propose_boxes(detector: Any, pixels: Tensor) -> Proposals:
     """Return the boxes that the region-proposal network finds in an image (3, height, width), 0-255, best first."""
     images, _ = detector.transform([pixels.float() / 255])
     maps = detector.backbone(images.tensors)
@@ -143,7 +143,7 @@ def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[
     Boxes with scores above ``config.score`` are returned, at least ``min_boxes`` and at most ``max_boxes``. If the detector
     finds no box, the only box is the complete image.
     """
-    proposed = propose(detector, pixels)
+    proposed = propose_boxes(detector, pixels)
     proposals, size, heads = proposed.boxes, proposed.input_size, detector.roi_heads
 
     def vectors(boxes: Tensor) -> Tensor:
@@ -156,18 +156,20 @@ def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[
     logits, deltas = heads.box_predictor(features)
     scores = logits.float().softmax(-1)[:, 1:]  # without the background
     if config.selection == "bottom_up":
-        best = _scores_after_nms(proposals, scores, config.nms)
-        order = _find_best_indices(best, config)
+        best = _compute_scores_after_nms(proposals, scores, config.nms)
+        order = _find_best_boxes(best, config)
         selected = ScoredBoxes(proposals[order], best[order], features[order])
     else:
         regressed = heads.box_coder.decode(deltas.float(), [proposals])[:, 1:]
-        boxes, best = _suppress_by_class(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
-        order = _find_best_indices(best, config)
+        boxes, best = _suppress_boxes_by_class(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
+        order = _find_best_boxes(best, config)
         selected = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
     return (selected if len(order) else _box_around_image(size, proposals, vectors)), size
 
 
-def _scores_after_nms(boxes: Float[Tensor, "n 4"], scores: Float[Tensor, "n classes"], overlap: float) -> Float[Tensor, " n"]:
+def _compute_scores_after_nms(
+    boxes: Float[Tensor, "n 4"], scores: Float[Tensor, "n classes"], overlap: float
+) -> Float[Tensor, " n"]:
     """Return each box's highest score in the classes that keep the box after non-maximum suppression; 0 if no class does."""
     best = torch.zeros(len(boxes), device=boxes.device)
     for class_scores in scores.T:
@@ -176,7 +178,7 @@ def _scores_after_nms(boxes: Float[Tensor, "n 4"], scores: Float[Tensor, "n clas
     return best
 
 
-def _suppress_by_class(
+def _suppress_boxes_by_class(
     boxes: Float[Tensor, "n classes 4"], scores: Float[Tensor, "n classes"], config: RegionsConfig
 ) -> tuple[Float[Tensor, "m 4"], Float[Tensor, " m"]]:
     """Return the boxes of all classes after non-maximum suppression within each class, best first, and their scores.
@@ -197,7 +199,7 @@ def _suppress_by_class(
         n_candidates *= 4
 
 
-def _find_best_indices(scores: Tensor, config: RegionsConfig) -> Tensor:
+def _find_best_boxes(scores: Tensor, config: RegionsConfig) -> Tensor:
     order = scores.argsort(descending=True, stable=True)
     above = int((scores > config.score).sum())
     return order[: min(max(above, config.min_boxes), config.max_boxes)]

@@ -18,14 +18,14 @@ from vse.features.backbones.device import (
     choose_query_precision,
     describe_device,
     library_versions,
-    memory_guard,
     move_tensor,
     pick_device,
+    wrap_memory_errors,
 )
 from vse.features.backbones.networks import autocast
 from vse.features.backbones.texts import load_text_backbone
 from vse.features.cache.feature_cache import FeatureCache
-from vse.features.cache.rows import Item, Rows, item_ids
+from vse.features.cache.rows import ExtractorInput, FeatureRows, list_input_ids
 from vse.features.extractors.captions import load_cache_encoder
 from vse.features.settings.base import Extractor
 from vse.features.settings.texts import TextConfig
@@ -33,7 +33,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.progress import progress_bar
 
-_HASH_DESCRIPTIONS = {  # for messages
+_DIFFERENCE_TEXTS = {  # for messages
     "weights_sha256": "other weights",
     "tokenizer_sha256": "another tokenizer",
     "network_sha256": "other network settings",
@@ -49,7 +49,7 @@ class TextExtractor(Extractor):
     """
 
     config: TextConfig
-    reads_raw: ClassVar[bool] = True
+    reads_raw_text: ClassVar[bool] = True
 
     def __init__(self, config: TextConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
         self.device = pick_device(device)
@@ -61,21 +61,21 @@ class TextExtractor(Extractor):
         self.extra_hashes = {"tokenizer_sha256": backbone.tokenizer_sha256}
         if backbone.settings_sha256:
             self.extra_hashes["network_sha256"] = backbone.settings_sha256
-        self.notes = {
+        self.provenance = {
             "weights": config.weights,
             "revision": config.revision,
             "seed": config.seed,
             "longest": backbone.max_length,
             "device": describe_device(self.device),
             "arithmetic": self.config.precision,
-            "versions": {**library_versions(), **{name: metadata.version(name) for name in backbone.libraries}},
-            **backbone.notes,
+            "versions": {**library_versions(), **{name: metadata.version(name) for name in backbone.distributions}},
+            **backbone.provenance,
         }
 
-    def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
+    def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
         """Compute the rows of captions, in order, and count truncated captions."""
         with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:
-            parts, n_truncated = self._encode(self._texts(items), np.dtype(self.config.dtype), progress.update)
+            parts, n_truncated = self._encode(self._collect_texts(items), np.dtype(self.config.dtype), progress.update)
         input_hashes = np.stack([item.hash_input() for item in items])
         offsets = None
         if self.config.row_kind == "sets":
@@ -84,21 +84,21 @@ class TextExtractor(Extractor):
         else:
             features = np.stack(parts)
         counts = {f"{self.config.of} cut to {self.backbone.max_length} tokens": n_truncated}
-        return Rows(item_ids(items), features, input_hashes, offsets, counts=counts)
+        return FeatureRows(list_input_ids(items), features, input_hashes, offsets, counts=counts)
 
-    def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
+    def encode_inputs(self, captions: Sequence[ExtractorInput]) -> tuple[Tensor, ...]:
         """Return a tuple with one tensor, the vectors (n, dim) of the captions.
 
         With ``pooling: tokens``, the tuple has two tensors: token states (n, n_tokens, dim) and the mask (n, n_tokens).
         """
-        parts = [torch.from_numpy(part) for part in self._encode(self._texts(captions), np.dtype(np.float32))[0]]
+        parts = [torch.from_numpy(part) for part in self._encode(self._collect_texts(captions), np.dtype(np.float32))[0]]
         if self.config.row_kind == "vectors":
             return (torch.stack(parts),)
         lengths = torch.tensor([len(part) for part in parts])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), mask
 
-    def _texts(self, items: Sequence[Item]) -> list[str]:
+    def _collect_texts(self, items: Sequence[ExtractorInput]) -> list[str]:
         if self.config.of == "captions":
             return [item.raw for item in items]
         return [" ".join(self.config.select_words(item.tokens)) for item in items]
@@ -109,7 +109,7 @@ class TextExtractor(Extractor):
         """Return the vector (dim,) or the states (n_tokens, dim) of each text, and the number of truncated texts."""
         tokens, n_truncated = self.backbone.tokenize(texts)
         encoded: list[NDArray[Any]] = [np.empty(0)] * len(texts)
-        with memory_guard("lower batch_tokens with --set, or --set precision=bf16"):
+        with wrap_memory_errors("lower batch_tokens with --set, or --set precision=bf16"):
             for indices in _split_into_batches([len(row) for row in tokens], self.config.batch_tokens):
                 batch = [tokens[index] for index in indices]
                 vectors = self._forward(batch).cpu().numpy().astype(dtype)
@@ -130,8 +130,8 @@ class TextExtractor(Extractor):
 
     def _pool_states(self, tokens: Tensor, mask: Tensor) -> Tensor:
         if self.config.pooling == "own":
-            return self.backbone.text_vectors(tokens, mask)
-        states = self.backbone.token_states(tokens, mask)
+            return self.backbone.compute_text_vectors(tokens, mask)
+        states = self.backbone.compute_token_states(tokens, mask)
         if self.config.pooling == "tokens":
             return states
         if self.config.pooling == "first":
@@ -162,21 +162,21 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
         config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     extractor = TextExtractor(config, weights_dir, device)
     hashes = {"weights_sha256": extractor.weights_sha256, **extractor.extra_hashes}
-    for name, part in _HASH_DESCRIPTIONS.items():
+    for name, part in _DIFFERENCE_TEXTS.items():
         if hashes.get(name) != provenance.get(name):
             raise UserError(f"{cache.path} was computed with {part} of {config.model}: {name} differs from the current one")
     return extractor
 
 
-class TextItemEncoder(Protocol):
+class TextInputEncoder(Protocol):
     """An encoder of captions: a fitted :class:`CaptionEncoder`, or a :class:`TextExtractor`.
 
-    reads_raw : True if the encoder reads raw text, False if the encoder reads words
+    reads_raw_text : True if the encoder reads raw text, False if the encoder reads words
     """
 
-    reads_raw: ClassVar[bool]
+    reads_raw_text: ClassVar[bool]
 
-    def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
+    def encode_inputs(self, captions: Sequence[ExtractorInput]) -> tuple[Tensor, ...]:
         """Return a tuple with one tensor, the vectors (n, dim) float32 of the captions.
 
         For an encoder with a vector for each token, the tuple has two tensors: vectors (n, n_tokens, dim) and the mask
@@ -184,7 +184,7 @@ class TextItemEncoder(Protocol):
         """
 
 
-def load_text_item_encoder(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> TextItemEncoder:
+def load_text_input_encoder(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> TextInputEncoder:
     """Load the encoder that computed a cache of captions. Raises UserError if the encoder is missing or has changed."""
     if cache.provenance.get("config", {}).get("extractor") == "text":
         return rebuild_text_extractor(cache, weights_dir, device)

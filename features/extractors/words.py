@@ -58,7 +58,7 @@ class WordVectors:
         """Build the word vectors from their :meth:`tensors`."""
         return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
-    def select(self, wanted: Iterable[str], n_first: int) -> WordVectors:
+    def select_words(self, wanted: Iterable[str], n_first: int) -> WordVectors:
         """Return the vectors of the first ``n_first`` words and of the ``wanted`` words, in unchanged order."""
         wanted = set(wanted)
         rows = [row for row, word in enumerate(self.words) if row < n_first or word in wanted]
@@ -78,7 +78,7 @@ def read_word_vectors(path: Path) -> WordVectors:
         if dictionary is not None:
             vectors = _read_npy_table(path, dictionary)
         else:
-            vectors = _read_binary(path) if ".bin" in path.suffixes else _read_text(path)
+            vectors = _read_word2vec_binary(path) if ".bin" in path.suffixes else _read_text_format(path)
     except UserError:
         raise
     except Exception as error:  # gensim and gzip raise many kinds for a file that is something else
@@ -121,9 +121,9 @@ def prepare_word_vectors(
         known = train_word_vectors(corpus.sentences, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
     else:
         known = read_word_vectors(word_file)
-    kept = known.select(corpus.words, config.keep)
-    with_vector = sum(word in kept.index_by_word for word in corpus.words)
-    log.info("%d of the data set's %d words have a vector", with_vector, len(corpus.words))
+    kept = known.select_words(corpus.vocabulary, config.keep)
+    with_vector = sum(word in kept.index_by_word for word in corpus.vocabulary)
+    log.info("%d of the data set's %d words have a vector", with_vector, len(corpus.vocabulary))
     if not with_vector:
         raise UserError(
             "no word of the captions has a vector; check that the file of word vectors has the captions' language and case"
@@ -134,7 +134,7 @@ def prepare_word_vectors(
     return kept, WordVectors(tuple(known.words[k] for k in sample), known.vectors[sample])
 
 
-def _read_binary(path: Path) -> WordVectors:
+def _read_word2vec_binary(path: Path) -> WordVectors:
     from gensim.models import KeyedVectors
 
     check_gzip_xz_bz2(path)
@@ -159,7 +159,7 @@ def _read_npy_table(path: Path, dictionary: Path) -> WordVectors:
     return WordVectors(tuple(words[row] for row in kept), np.asarray(table[kept], np.float32))
 
 
-def _read_text(path: Path) -> WordVectors:
+def _read_text_format(path: Path) -> WordVectors:
     """Read a text file with a word and its vector per line.
 
     In word2vec's format, the first line has the number of words and the length of a vector. A word of GloVe may contain

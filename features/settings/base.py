@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt
 
-from vse.features.libraries import LIBRARIES, Library
+from vse.features.libraries import OPTIONAL_LIBRARIES, OptionalLibrary
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.parts import import_object
 from vse.pipeline.presets.schema import Settings
 
 if TYPE_CHECKING:
-    from vse.features.cache.rows import Identity, Item, Rows
+    from vse.features.cache.rows import CacheIdentity, ExtractorInput, FeatureRows
     from vse.pipeline.dataset.dataset import Dataset
 
-Option = Literal["skip_bad", "weights_dir", "words"]
-WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
+ExtractorOption = Literal["skip_bad", "weights_dir", "words"]
+WEIGHT_FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ExtractionArguments:
     device : ``auto``, or a device of torch
     weights_dir : folder whose files replace downloads of weights
     word_file : file of word vectors
-    fit : whether the encoder of a caption feature is fitted first
+    must_fit_encoder : whether the encoder of a caption feature is fitted first
     """
 
     dataset: Path
@@ -44,7 +44,7 @@ class ExtractionArguments:
     device: str = "auto"
     weights_dir: Path | None = None
     word_file: Path | None = None
-    fit: bool = True
+    must_fit_encoder: bool = True
 
 
 class FeatureSettings(Settings):
@@ -57,13 +57,13 @@ class FeatureSettings(Settings):
     extractor_class_path: ClassVar[str]
     """The class that computes the feature, as ``module:Class``; imported lazily, because it needs torch."""
     kind: ClassVar[Literal["image", "text"]] = "image"
-    options: ClassVar[tuple[Option, ...]] = ()
+    option_names: ClassVar[tuple[ExtractorOption, ...]] = ()
     """Further options of the extractor's command."""
     memory_mb: ClassVar[int] = 6000
     """Memory in MB that a job of the workflow reserves for one shard."""
     fits_encoder: ClassVar[bool] = False
     """True if an encoder is fitted before the extraction."""
-    reads_raw: ClassVar[bool] = False
+    reads_raw_text: ClassVar[bool] = False
     """True if the extractor reads the raw text of captions instead of their tokens."""
     default_preset: ClassVar[str | None] = None
     """The default preset of the command; None: the preset with the extractor's name."""
@@ -92,7 +92,7 @@ class FeatureSettings(Settings):
         """
         return self.model_dump(mode="json", exclude=self.excluded_fields())
 
-    def triggers(self) -> dict[str, Any]:
+    def list_rerun_settings(self) -> dict[str, Any]:
         """Return the settings whose change makes the workflow run a job again.
 
         Every feature has all names in ``sources``, so a new name makes the jobs of all features run again.
@@ -106,17 +106,17 @@ class FeatureSettings(Settings):
         return "vectors"
 
     @property
-    def max_vectors(self) -> int | None:
+    def max_vectors_per_row(self) -> int | None:
         """The largest number of vectors in a row; None if it is unknown before the extraction."""
         return 1
 
     @property
-    def network_passes(self) -> int | None:
+    def n_network_passes(self) -> int | None:
         """Number of forward passes of the network for one row; None if the passes do not determine the time of a row."""
         return None
 
     @property
-    def text_rows(self) -> Literal["captions", "phrases"]:
+    def text_unit(self) -> Literal["captions", "phrases"]:
         """The texts that are the rows of a text feature: captions, or the distinct phrases of captions."""
         return "captions"
 
@@ -125,15 +125,15 @@ class FeatureSettings(Settings):
         """The extra (optional group of dependencies) of this package that the feature needs, such as ``timm``."""
         return None
 
-    def files(self) -> list[str]:
+    def list_input_files(self) -> list[str]:
         """Return the paths of the files that the settings name, such as weights, except the file of word vectors."""
         return []
 
-    def word_file(self, given: str | Path | None = None) -> Path | None:
+    def find_word_file(self, given: str | Path | None = None) -> Path | None:
         """Return the file of word vectors: ``given``, else the preset's file; None if the feature needs none."""
         return None
 
-    def build(self, arguments: ExtractionArguments) -> Extractor:
+    def build_extractor(self, arguments: ExtractionArguments) -> Extractor:
         """Return the extractor for ``arguments``. The extractor's class is imported by the name :attr:`extractor_class_path`.
 
         A settings class in the module of its extractor may override this method, to call the extractor's class directly.
@@ -145,7 +145,7 @@ class FeatureSettings(Settings):
 class ImageSettings(FeatureSettings):
     """Settings of a feature of images."""
 
-    options: ClassVar[tuple[Option, ...]] = ("skip_bad",)
+    option_names: ClassVar[tuple[ExtractorOption, ...]] = ("skip_bad",)
 
     workers: int = Field(2, ge=0, description="threads that decode images while the network computes")
 
@@ -157,7 +157,7 @@ class ImageSettings(FeatureSettings):
 class NetworkSettings(ImageSettings):
     """Settings of a feature that a network computes from images."""
 
-    options: ClassVar[tuple[Option, ...]] = ("skip_bad", "weights_dir")
+    option_names: ClassVar[tuple[ExtractorOption, ...]] = ("skip_bad", "weights_dir")
 
     model: str = Field(description="a torchvision model, timm/<model> or open_clip/<model>")
     weights: str = Field(
@@ -176,16 +176,16 @@ class NetworkSettings(ImageSettings):
         return super().excluded_fields() | {"weights", "seed", "weights_sha256"}
 
     @property
-    def library(self) -> Library | None:
+    def library(self) -> OptionalLibrary | None:
         """The optional library that the model comes from; None for torchvision."""
-        return LIBRARIES.get(self.model.rpartition("/")[0])
+        return OPTIONAL_LIBRARIES.get(self.model.rpartition("/")[0])
 
     @property
     def extra(self) -> str | None:
         return self.library.extra if self.library is not None else None
 
-    def files(self) -> list[str]:
-        return [self.weights] if self.weights.endswith(WEIGHT_SUFFIXES) else []
+    def list_input_files(self) -> list[str]:
+        return [self.weights] if self.weights.endswith(WEIGHT_FILE_SUFFIXES) else []
 
 
 class LayerSettings(NetworkSettings):
@@ -211,8 +211,8 @@ class Extractor(ABC):
     config : settings of the feature; the precision in use replaces ``auto``
     weights_sha256 : SHA-256 of all learned parameters (a network's weights, a fitted encoder)
     extra_hashes : further hashes in the cache's key by name, such as the hash of a tokenizer
-    notes : provenance that is not part of the cache's key, such as versions
-    part : current part of the feature, such as ``shard 2 of 4``, for the label of the progress bar
+    provenance : provenance that is not part of the cache's key, such as versions
+    part_label : current part of the feature, such as ``shard 2 of 4``, for the label of the progress bar
     requested_precision : precision in the preset, which may be ``auto``
     """
 
@@ -220,8 +220,8 @@ class Extractor(ABC):
     config: FeatureSettings
     weights_sha256: str
     extra_hashes: Mapping[str, str] = MappingProxyType({})
-    notes: Mapping[str, Any] = MappingProxyType({})
-    part: str = ""
+    provenance: Mapping[str, Any] = MappingProxyType({})
+    part_label: str = ""
     requested_precision: str | None = None
 
     @property
@@ -229,23 +229,23 @@ class Extractor(ABC):
         """The kind of the rows: images or captions."""
         return self.config.kind
 
-    def identity(self, dataset: Dataset) -> Identity:
+    def build_cache_identity(self, dataset: Dataset) -> CacheIdentity:
         """Return the identity of the feature's cache for ``dataset``."""
-        from vse.features.cache.rows import Identity, row_ids  # imports h5py
+        from vse.features.cache.rows import CacheIdentity, row_ids  # imports h5py
 
         content = {
             "config": self.config.key_settings(),
             "weights_sha256": self.weights_sha256,
-            "requested_ids_sha256": sha256_json(row_ids(dataset, self.kind, self.config.text_rows).tolist()),
+            "requested_ids_sha256": sha256_json(row_ids(dataset, self.kind, self.config.text_unit).tolist()),
             "extractor_version": self.version,
             **self.extra_hashes,
         }
-        return Identity(dataset.name, self.config.name, self.kind, content)
+        return CacheIdentity(dataset.name, self.config.name, self.kind, content)
 
     @property
     def progress_label(self) -> str:
         """The label of the progress bar, such as ``extract fc7, shard 2 of 4``."""
-        return f"extract {self.config.name}" + (f", {self.part}" if self.part else "")
+        return f"extract {self.config.name}" + (f", {self.part_label}" if self.part_label else "")
 
     @classmethod
     def from_arguments(cls, config: Any, arguments: ExtractionArguments) -> Self:
@@ -255,9 +255,9 @@ class Extractor(ABC):
         return extractor
 
     @abstractmethod
-    def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
+    def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
         """Compute the rows of ``items``, in order.
 
         Raises :class:`BadImage` if an image is unreadable. With ``skip_bad``, unreadable images are left out of the rows and
-        listed in :attr:`Rows.skipped`.
+        listed in :attr:`FeatureRows.skipped`.
         """

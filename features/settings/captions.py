@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vse.features.settings.base import FeatureSettings, Option
+from vse.features.settings.base import ExtractorOption, FeatureSettings
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file, sha256_json
 from vse.pipeline.presets.parts import import_object
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vse.features.cache.rows import Item
+    from vse.features.cache.rows import ExtractorInput
 
 # Words of closed classes relate a phrase to its sentence, but do not describe its object. Numbers (two men), places (the
 # front) and colours describe the object, so the list does not contain them.
-_CLOSED_CLASSES = (
+_CLOSED_CLASS_WORDS = (
     "a an the this that these those",
     "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers herself",
     "it its itself they them their theirs themselves who whom whose which what",
@@ -31,10 +31,10 @@ _CLOSED_CLASSES = (
     "is are was were be been being am has have had having do does did doing",
     "some any each other another such own same so than too very",
 )
-STOP_WORDS = frozenset(word for words in _CLOSED_CLASSES for word in words.split(" "))
+STOP_WORDS = frozenset(word for words in _CLOSED_CLASS_WORDS for word in words.split(" "))
 
 
-def phrase_words(tokens: Sequence[str], drop_stop_words: bool = False) -> tuple[str, ...]:
+def select_phrase_words(tokens: Sequence[str], drop_stop_words: bool = False) -> tuple[str, ...]:
     """Return the words of a phrase in lower case, without stop words if ``drop_stop_words``.
 
     A phrase that consists of stop words only, such as *them*, is returned unchanged. Plummer et al. did not publish their list
@@ -52,12 +52,12 @@ class CaptionCorpus:
     """The texts that a caption encoder is fitted to.
 
     fit_texts : words of each text that the encoder is fitted to, a training caption or a phrase in one
-    words : all words of the data set's captions or phrases
+    vocabulary : all words of the data set's captions or phrases
     sentences : words of each training caption, for the training of word vectors
     """
 
     fit_texts: TokenLists
-    words: frozenset[str]
+    vocabulary: frozenset[str]
     sentences: TokenLists
 
 
@@ -65,19 +65,19 @@ class CaptionEncoder(ABC):
     """Base class of encoders that map captions, given as words, to vectors.
 
     dim : length of a vector
-    reads_raw : False, because the encoder reads words
+    reads_raw_text : False, because the encoder reads words
     select_words : function from a caption's words to the words that the encoder reads, perhaps without stop words
     """
 
     dim: int
-    reads_raw: ClassVar[bool] = False
+    reads_raw_text: ClassVar[bool] = False
     select_words: Callable[[Sequence[str]], Sequence[str]] = tuple
 
     @abstractmethod
     def encode(self, captions: TokenLists) -> Tensor:
         """Return the vectors of captions (n, dim), float32 on the CPU; zeros for a caption without a known word."""
 
-    def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
+    def encode_inputs(self, captions: Sequence[ExtractorInput]) -> tuple[Tensor, ...]:
         """Return a tuple with one tensor, the vectors (n, dim) of the captions."""
         return (self.encode([self.select_words(caption.tokens) for caption in captions]),)
 
@@ -128,13 +128,13 @@ class TextSettings(FeatureSettings):
         return content
 
     @property
-    def text_rows(self) -> Literal["captions", "phrases"]:
+    def text_unit(self) -> Literal["captions", "phrases"]:
         """The kind of the texts, the setting ``of``."""
         return self.of
 
     def select_words(self, tokens: Sequence[str]) -> Sequence[str]:
         """Return the words of a caption or phrase that the encoder reads."""
-        return phrase_words(tokens, self.stop_words == "drop") if self.of == "phrases" else tokens
+        return select_phrase_words(tokens, self.stop_words == "drop") if self.of == "phrases" else tokens
 
     @model_validator(mode="after")
     def _check_stop_words(self) -> Self:
@@ -147,7 +147,7 @@ class FittedCaptionSettings(TextSettings):
     """Settings of a feature whose encoder is fitted to the training captions, or to their phrases."""
 
     extractor_class_path: ClassVar[str] = "vse.features.extractors.captions:CaptionExtractor"
-    encoder: ClassVar[str]
+    encoder_class_path: ClassVar[str]
     """The class of the caption encoder, as ``module:Class``; imported lazily, because it needs torch."""
     fits_encoder: ClassVar[bool] = True
 
@@ -163,15 +163,15 @@ class FittedCaptionSettings(TextSettings):
 
     @classmethod
     def encoder_class(cls) -> type[CaptionEncoder]:
-        encoder: type[CaptionEncoder] = import_object(cls.encoder)
+        encoder: type[CaptionEncoder] = import_object(cls.encoder_class_path)
         return encoder
 
     def fit(self, corpus: CaptionCorpus, word_file: Path | None, device: str) -> CaptionEncoder:
-        """Return the encoder, fitted to captions. The encoder's class is imported by the name :attr:`encoder`.
+        """Return the encoder, fitted to captions. The encoder's class is imported by the name :attr:`encoder_class_path`.
 
         A settings class in the module of its encoder may override this method, to call the encoder's class directly.
         """
-        encoder: CaptionEncoder = import_object(self.encoder).fit_to_corpus(self, corpus, word_file, device)
+        encoder: CaptionEncoder = import_object(self.encoder_class_path).fit_to_corpus(self, corpus, word_file, device)
         return encoder
 
 
@@ -196,7 +196,7 @@ def hash_word_file(path: Path) -> str:
 class WordSettings(FittedCaptionSettings):
     """Settings of a caption feature that is computed from word vectors."""
 
-    options: ClassVar[tuple[Option, ...]] = ("words",)
+    option_names: ClassVar[tuple[ExtractorOption, ...]] = ("words",)
 
     words: str | None = Field(
         None,
@@ -222,7 +222,7 @@ class WordSettings(FittedCaptionSettings):
     def excluded_fields(cls) -> set[str]:
         return super().excluded_fields() | {"words"}
 
-    def word_file(self, given: str | Path | None = None) -> Path | None:
+    def find_word_file(self, given: str | Path | None = None) -> Path | None:
         """Return the file of word vectors: ``given``, else the preset's file; None if the vectors are trained on captions."""
         file = given or self.words
         return Path(file) if file else None
@@ -236,5 +236,5 @@ class WordSettings(FittedCaptionSettings):
         return {
             **({"training_captions_sha256": sha256_json(corpus.sentences)} if trained else {}),
             "words_sha256": hash_word_file(word_file) if word_file is not None else None,
-            "words_used_sha256": sha256_json(sorted(corpus.words)),
+            "words_used_sha256": sha256_json(sorted(corpus.vocabulary)),
         }

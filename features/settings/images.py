@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vse.features.settings.base import WEIGHT_SUFFIXES, LayerSettings, NetworkSettings
+from vse.features.settings.base import WEIGHT_FILE_SUFFIXES, LayerSettings, NetworkSettings
 
 
 class CnnConfig(LayerSettings):
@@ -66,7 +66,7 @@ class CnnConfig(LayerSettings):
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        return "crops" if self.bank else "sets" if self.positions else "vectors"
+        return "crops" if self.is_crop_bank else "sets" if self.positions else "vectors"
 
     @property
     def n_crops(self) -> int:
@@ -74,17 +74,17 @@ class CnnConfig(LayerSettings):
         return {"1c": 1, "10c": 10, "10c_bank": 10, "rc_bank": self.n_random}[self.crops]
 
     @property
-    def max_vectors(self) -> int | None:
+    def max_vectors_per_row(self) -> int | None:
         if not self.positions:
-            return self.n_crops if self.bank else 1
+            return self.n_crops if self.is_crop_bank else 1
         return self.grid**2 if isinstance(self.grid, int) else None
 
     @property
-    def network_passes(self) -> int:
+    def n_network_passes(self) -> int:
         return self.n_crops
 
     @property
-    def bank(self) -> bool:
+    def is_crop_bank(self) -> bool:
         """True if the cache stores a vector for each crop of an image (a bank of crops) instead of their mean."""
         return self.crops.endswith("_bank")
 
@@ -92,7 +92,7 @@ class CnnConfig(LayerSettings):
     def _check_crops(self) -> CnnConfig:
         if self.crop > self.resize:
             raise ValueError(f"crop {self.crop} is larger than resize {self.resize}")
-        if self.positions and self.bank:
+        if self.positions and self.is_crop_bank:
             raise ValueError(f"crops {self.crops} keep one vector per crop; positions: true goes with 1c and 10c")
         return self
 
@@ -129,7 +129,7 @@ class RegionsConfig(NetworkSettings):
         return "sets"
 
     @property
-    def max_vectors(self) -> int:
+    def max_vectors_per_row(self) -> int:
         return self.max_boxes
 
     @model_validator(mode="after")
@@ -196,7 +196,7 @@ class BoxesConfig(LayerSettings):
         return "sets"
 
     @property
-    def max_vectors(self) -> int | None:
+    def max_vectors_per_row(self) -> int | None:
         return None if self.has_box_file or self.boxes == "phrases" else self.n_boxes
 
     @property
@@ -219,10 +219,10 @@ class BoxesConfig(LayerSettings):
             raise ValueError("give either map, the layer on which boxes are pooled, or layers, several of them")
         return self
 
-    def files(self) -> list[str]:
-        proposer = [self.proposer_weights] if self.proposer_weights.endswith(WEIGHT_SUFFIXES) else []
+    def list_input_files(self) -> list[str]:
+        proposer = [self.proposer_weights] if self.proposer_weights.endswith(WEIGHT_FILE_SUFFIXES) else []
         edge_model = [self.edge_model] if self.edge_model is not None else []
-        return [*super().files(), *([self.boxes] if self.has_box_file else []), *proposer, *edge_model]
+        return [*super().list_input_files(), *([self.boxes] if self.has_box_file else []), *proposer, *edge_model]
 
     @model_validator(mode="after")
     def _check_boxes(self) -> BoxesConfig:

@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vse.features.libraries import LIBRARIES, Library
-from vse.features.settings.base import WEIGHT_SUFFIXES, Option
+from vse.features.libraries import OPTIONAL_LIBRARIES, OptionalLibrary
+from vse.features.settings.base import WEIGHT_FILE_SUFFIXES, ExtractorOption
 from vse.features.settings.captions import FittedCaptionSettings, TextSettings, WordSettings
 
-_OPEN_CLIP = "open_clip/"
+_OPEN_CLIP_PREFIX = "open_clip/"
 
 
 class TextConfig(TextSettings):
@@ -20,9 +20,9 @@ class TextConfig(TextSettings):
     GTE, ...), or the text tower of an OpenCLIP model. The encoder reads the original text of captions, not lower-case words.
     """
 
-    options: ClassVar[tuple[Option, ...]] = ("weights_dir",)
+    option_names: ClassVar[tuple[ExtractorOption, ...]] = ("weights_dir",)
     default_preset: ClassVar[str | None] = "minilm"
-    reads_raw: ClassVar[bool] = True
+    reads_raw_text: ClassVar[bool] = True
 
     extractor_class_path: ClassVar[str] = "vse.features.extractors.text:TextExtractor"
 
@@ -56,30 +56,30 @@ class TextConfig(TextSettings):
     def excluded_fields(cls) -> set[str]:
         return super().excluded_fields() | {"weights", "revision", "seed", "batch_tokens"}
 
-    def triggers(self) -> dict[str, Any]:
-        return {**super().triggers(), "revision": self.revision}
+    def list_rerun_settings(self) -> dict[str, Any]:
+        return {**super().list_rerun_settings(), "revision": self.revision}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
         return "sets" if self.pooling == "tokens" else "vectors"
 
     @property
-    def max_vectors(self) -> int | None:
+    def max_vectors_per_row(self) -> int | None:
         return None if self.pooling == "tokens" else 1
 
     @property
-    def network_passes(self) -> int:
+    def n_network_passes(self) -> int:
         return 1
 
     @property
-    def open_clip(self) -> str | None:
+    def open_clip_name(self) -> str | None:
         """The name of the OpenCLIP model; None for a model of the hub."""
-        return self.model.removeprefix(_OPEN_CLIP) if self.model.startswith(_OPEN_CLIP) else None
+        return self.model.removeprefix(_OPEN_CLIP_PREFIX) if self.model.startswith(_OPEN_CLIP_PREFIX) else None
 
     @property
-    def library(self) -> Library:
+    def library(self) -> OptionalLibrary:
         """The library that the model comes from."""
-        return LIBRARIES["sentence_transformers" if self.open_clip is None else "open_clip"]
+        return OPTIONAL_LIBRARIES["sentence_transformers" if self.open_clip_name is None else "open_clip"]
 
     @property
     def extra(self) -> str | None:
@@ -88,20 +88,20 @@ class TextConfig(TextSettings):
     @property
     def has_local_weights(self) -> bool:
         """True if the setting ``weights`` is the path of a folder or, for OpenCLIP, of a file."""
-        if self.open_clip is not None:
-            return self.weights.endswith(WEIGHT_SUFFIXES)
+        if self.open_clip_name is not None:
+            return self.weights.endswith(WEIGHT_FILE_SUFFIXES)
         return self.weights not in ("pretrained", "random")
 
-    def files(self) -> list[str]:
+    def list_input_files(self) -> list[str]:
         return [self.weights] if self.has_local_weights else []
 
     @model_validator(mode="after")
     def _check_model(self) -> TextConfig:
-        if self.open_clip is not None and self.pooling == "first":
+        if self.open_clip_name is not None and self.pooling == "first":
             raise ValueError(
                 f"pooling: first cannot be used with {self.model}: its first token does not depend on the caption's words"
             )
-        if self.revision is not None and (self.open_clip is not None or self.has_local_weights):
+        if self.revision is not None and (self.open_clip_name is not None or self.has_local_weights):
             raise ValueError("revision can be used only with a model that is downloaded from the Hugging Face hub")
         return self
 
@@ -109,7 +109,7 @@ class TextConfig(TextSettings):
 class TfidfConfig(FittedCaptionSettings):
     """TF-IDF vectors of captions, of unit length (scikit-learn)."""
 
-    encoder: ClassVar[str] = "vse.features.extractors.words:TfidfEncoder"
+    encoder_class_path: ClassVar[str] = "vse.features.extractors.words:TfidfEncoder"
 
     extractor: Literal["tfidf"] = "tfidf"
     min_count: PositiveInt = Field(4, description="number of training captions in which a word must occur")
@@ -120,7 +120,7 @@ class TfidfConfig(FittedCaptionSettings):
 class MeanVectorConfig(WordSettings):
     """Means of the captions' word vectors, of unit length."""
 
-    encoder: ClassVar[str] = "vse.features.extractors.words:MeanVectorEncoder"
+    encoder_class_path: ClassVar[str] = "vse.features.extractors.words:MeanVectorEncoder"
 
     extractor: Literal["mean_vector"] = "mean_vector"
 
@@ -137,7 +137,7 @@ class HglmmConfig(WordSettings):
     vectors (pca: null) and, for COCO, keeps a random sample of 20,000 of their 36,000 coordinates.
     """
 
-    encoder: ClassVar[str] = "vse.features.extractors.hglmm:HglmmEncoder"
+    encoder_class_path: ClassVar[str] = "vse.features.extractors.hglmm:HglmmEncoder"
 
     extractor: Literal["hglmm"] = "hglmm"
     ica: bool = Field(True, description="replace the word vectors by their independent components first")

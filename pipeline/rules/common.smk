@@ -76,7 +76,7 @@ def feature_preset(wildcards):
 
 def feature_settings(wildcards):
     """Return the settings that determine a feature, as JSON. If one changes, Snakemake runs the jobs again."""
-    return json.dumps(feature_preset(wildcards).triggers())
+    return json.dumps(feature_preset(wildcards).list_rerun_settings())
 
 
 def image_checksum(wildcards):
@@ -90,7 +90,7 @@ def image_checksum(wildcards):
 
 def word_file(wildcards):
     """Return the file of pretrained word vectors that a caption feature needs, if any."""
-    file = feature_preset(wildcards).word_file(os.environ["VSE_WORDS"])
+    file = feature_preset(wildcards).find_word_file(os.environ["VSE_WORDS"])
     return [str(file)] if file else []
 
 

@@ -25,7 +25,7 @@ rule extract:
     input:
         dataset="data/{dataset}/dataset.json",
         encoder=encoder_file,
-        files=lambda wildcards: feature_preset(wildcards).files(),
+        files=lambda wildcards: feature_preset(wildcards).list_input_files(),
     output:
         shard="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.h5",
         record="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.json",

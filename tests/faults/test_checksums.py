@@ -27,9 +27,9 @@ def flip_in_features(cache: Path, split: str, rng: random.Random) -> tuple[Path,
     opened = open_cache(cache)
     images = {image.imgid for image in load_dataset_file(opened.dataset_file).split(split)}
     row = rng.choice([row for row, image in enumerate(opened.ids.tolist()) if image in images])
-    starts = np.cumsum([0, *(shard["features"].shape[0] for shard in opened.shards)])
+    starts = np.cumsum([0, *(shard["features"].shape[0] for shard in opened.shard_arrays)])
     shard = int(np.searchsorted(starts, row, side="right")) - 1
-    stored = opened.shards[shard]["features"]
+    stored = opened.shard_arrays[shard]["features"]
     each = stored.nbytes // stored.shape[0]
     content = stored.path.read_bytes()
     flipped = bytearray(content)

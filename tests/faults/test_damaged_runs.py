@@ -16,7 +16,7 @@ from tests.faults.suite import StartSuite
 from tests.hostile import refused_or_done
 from tests.training.adversaries.conftest import SCAN
 from tests.training.conftest import experiment
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.training.cli import embed_main
 from vse.training.training import train
@@ -43,7 +43,7 @@ def dsve(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes = {"positions": True, "grid": "all", "layer": "features.12", "resize": 64, "crop": 64, "normalize": False}
     out = folder / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update=changes)), out, 1)
-    return train(merge(demo, out, 1), experiment(*DSVE), out=folder / "run")
+    return train(merge_feature(demo, out, 1), experiment(*DSVE), out=folder / "run")
 
 
 def content(path: Path) -> dict[str, object]:

@@ -22,7 +22,7 @@ from tests.features.test_cache import make
 from tests.hostile import LONGEST, hanging_is_an_error
 from tests.served import Lie, Server, served
 from vse.features.exchange.bundle_fetch import check_bundle, fetch_features
-from vse.features.exchange.bundles import pack
+from vse.features.exchange.bundles import pack_bundle
 from vse.pipeline.dataset import downloads
 from vse.pipeline.dataset.downloads import download
 from vse.pipeline.errors import UserError
@@ -123,8 +123,8 @@ LIES: dict[str, Lie] = {
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
     cache = make(tmp_path / "made")
-    pack([cache], tmp_path / "bundle")
-    pack([cache], tmp_path / "bundle.tar")
+    pack_bundle([cache], tmp_path / "bundle")
+    pack_bundle([cache], tmp_path / "bundle.tar")
     files = {f"bundle/{path}": content for path, content in files_in(tmp_path / "bundle").items()}
     files |= {"bundle.tar": (tmp_path / "bundle.tar").read_bytes(), "file": CONTENT, "other": CONTENT[::-1]}
     monkeypatch.setattr(downloads, "TIMEOUT_SECONDS", SECONDS)

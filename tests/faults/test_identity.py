@@ -18,7 +18,7 @@ from tests.faults.suite import StartSuite, Suite
 from vse.eval.cli import eval_main, table_main
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main as data_main
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.feature_job import extract_feature
@@ -60,7 +60,7 @@ def made(dataset: Path) -> Data:
     folder = dataset.parent.parent
     cache, tfidf = folder / "features" / "demo_tiny.h5", folder / "features" / "demo_tfidf.h5"
     extract_shards(dataset, CnnExtractor(TINY_FEATURE), cache, 1)
-    merge(dataset, cache, 1)
+    merge_feature(dataset, cache, 1)
     extract_feature(FeatureRequest(dataset=dataset, feature="tfidf", out=tfidf, sets=("min_count=1",), shards=1))
     run = train(cache, load_experiment("vsepp", sets=SMALL), out=folder / "run")
     result = folder / "result.json"
@@ -175,7 +175,7 @@ def test_captions_of_another_data_set_are_not_those_of_the_cache_of_the_run(ours
         shutil.copy(file, tmp_path)
     encoder = CaptionExtractor(TfidfConfig(name="tfidf", min_count=1), encoder_path(fitted))
     extract_shards(theirs.dataset, encoder, fitted, 1)
-    merge(theirs.dataset, fitted, 1)
+    merge_feature(theirs.dataset, fitted, 1)
     for name, options in (("a", ["--caption-features", fitted]), ("b", [])):
         line = [run, "--features", theirs.cache, *options, "--out", tmp_path / f"{name}.h5"]
         assert code_of(embed_main, *line) == 0
@@ -212,7 +212,7 @@ def test_a_data_set_that_changed_in_place_is_named(
     assert "1 of 60 compared captions differ, the first is id 11; photographs are equal" in line
     assert "vse-extract" in line
     extract_shards(own / "data" / "dataset.json", CnnExtractor(TINY_FEATURE), own / "features" / "demo_tiny.h5", 1)
-    merge(own / "data" / "dataset.json", own / "features" / "demo_tiny.h5", 1)
+    merge_feature(own / "data" / "dataset.json", own / "features" / "demo_tiny.h5", 1)
     assert code_of(embed_main, own / "run") == 0, "the same command keeps the shards"
 
 

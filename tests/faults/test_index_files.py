@@ -12,13 +12,13 @@ import numpy as np
 
 from tests.faults.suite import StartSuite
 from tests.pipeline.import_files import photo_bytes
-from vse.eval.search.index import IndexSource, build_index, ids_sha256, metadata_file, read_index, search_index, write_index
+from vse.eval.search.index import IndexSource, build_index, hash_ids, metadata_file, read_index, search_index, write_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file
 
 FACTORIES = ("Flat", "IVF4,Flat", "HNSW8", "PCA4,IVF4,SQ8", "PQ4x4", "IVF4,PQ4x4")
 CORPUS = np.random.default_rng(0).normal(size=(700, 8)).astype(np.float32)
-INDEXED = IndexSource(700, 8, "cosine", ids_sha256(np.arange(700)), {"side": "images", "split": "test", "weights": 64 * "a"})
+INDEXED = IndexSource(700, 8, "cosine", hash_ids(np.arange(700)), {"side": "images", "split": "test", "weights": 64 * "a"})
 SIZES = (0, 1, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**64 - 1)
 
 # Reads and searches each index in a process of its own, which may crash, hang or fill the memory.

@@ -14,9 +14,9 @@ from tests.conftest import succeeds
 from tests.features.drawn_phrases import drawn_phrases
 from tests.features.tiny_text import add_tiny_clip, tiny_bert
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, verify_cache
-from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, shard_slice, write_shard
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.settings.base import Extractor
 
 Fails = Callable[..., str]
@@ -28,10 +28,10 @@ def sets(*settings: str) -> list[str]:
     return [argument for setting in settings for argument in ("--set", setting)]
 
 
-def write_cache(out: Path, parts: Sequence[Rows], content: Mapping[str, Any] | None = None) -> Path:
+def write_cache(out: Path, parts: Sequence[FeatureRows], content: Mapping[str, Any] | None = None) -> Path:
     """Write a cache of the data set ``demo`` whose shards have these rows."""
     for k, rows in enumerate(parts):
-        identity = Identity("demo", out.stem.removeprefix("demo_"), "image", content or {})
+        identity = CacheIdentity("demo", out.stem.removeprefix("demo_"), "image", content or {})
         write_shard(shard_path(out, k, len(parts)), identity, rows)
     return merge_shards(out, len(parts), out.parent / "dataset.json", np.concatenate([rows.ids for rows in parts]))
 
@@ -48,7 +48,7 @@ def as_sources(n_images: int) -> NDArray[np.uint8]:
 def extracted_cache(dataset: Path, extractor: Extractor, out: Path, n_shards: int = 1) -> FeatureCache:
     """Extract a cache in shards, and verify it."""
     extract_shards(dataset, extractor, out, n_shards)
-    return verify_cache(merge(dataset, out, n_shards))
+    return verify_cache(merge_feature(dataset, out, n_shards))
 
 
 @pytest.fixture(scope="session")

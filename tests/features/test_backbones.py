@@ -18,7 +18,7 @@ from torch._dynamo.utils import is_compile_supported
 
 from tests.conftest import TINY_FEATURE
 from vse.features.backbones.networks import LayerOutput, fold_batch_norms, hash_weights, load_backbone
-from vse.features.cache.rows import dataset_items
+from vse.features.cache.rows import list_extractor_inputs
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import CnnConfig
 from vse.features.torchvision_import import replace_compiler
@@ -195,12 +195,12 @@ def test_features_are_equal_to_1e_5_and_have_a_key_of_their_own(demo: Path, mode
     config = CnnConfig(name="x", model=model, weights="random", resize=64, crop=64, dtype="float32")
     folded = config.model_copy(update={"fold_batch_norm": True})
     dataset = load_dataset_file(demo)
-    items = dataset_items(dataset, "image")[:4]
+    items = list_extractor_inputs(dataset, "image")[:4]
     plain, fast = CnnExtractor(config), CnnExtractor(folded)
     np.testing.assert_allclose(fast.extract(items).features, plain.extract(items).features, rtol=0, atol=1e-5)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in fast.network.modules())
     assert plain.weights_sha256 == fast.weights_sha256
-    assert plain.identity(dataset).sha256 != fast.identity(dataset).sha256
+    assert plain.build_cache_identity(dataset).sha256 != fast.build_cache_identity(dataset).sha256
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -15,12 +15,12 @@ from torchvision.ops import box_iou, roi_align
 from tests.features.conftest import Fails, extracted_cache, sets
 from vse.features.backbones.networks import LayerOutput, load_backbone
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import dataset_items
+from vse.features.cache.rows import list_extractor_inputs
 from vse.features.cli import main
 from vse.features.extraction import extract_shards
 from vse.features.extractors.boxes import BoxesExtractor, cells_per_pixel
 from vse.features.extractors.cnn import normalize_pixels
-from vse.features.extractors.proposals import edge_boxes, read_boxes, selective_search, suppress_non_ridges
+from vse.features.extractors.proposals import find_edge_boxes, read_boxes, run_selective_search, suppress_non_ridges
 from vse.features.settings import load_feature
 from vse.features.settings.images import BoxesConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -72,7 +72,7 @@ def test_the_whole_picture_as_a_box_gives_what_the_network_gives(tmp_path: Path)
     config = given(tmp_path, {"0": [[0, 0, 224, 224]]}, VGG)
     extractor = BoxesExtractor(config)
     image = picture(224, 224)
-    found = extractor.compute([extractor.prepare(image, 0)])[0]
+    found = extractor.compute_vectors([extractor.prepare(image, 0)])[0]
     with torch.inference_mode():
         plain = LayerOutput(load_backbone(config), "classifier.4")(normalized(image, config))
     assert found.features.shape == (1, 4096)
@@ -83,7 +83,7 @@ def test_boxes_are_pooled_on_the_map_one_by_one(tmp_path: Path) -> None:
     boxes = [[3, 2, 30.5, 39], [10, 10, 20, 20], [0, 0, 60, 40]]
     config = given(tmp_path, {"5": boxes}, TINY.model_copy(update={"normalize": False, "chunk": 2}))
     extractor = BoxesExtractor(config)
-    found = extractor.compute([extractor.prepare(picture(), 5)])[0]
+    found = extractor.compute_vectors([extractor.prepare(picture(), 5)])[0]
     model: Any = load_backbone(config)
     with torch.inference_mode():
         layers = model.features[:2](normalized(picture().resize((48, 32), Image.Resampling.BILINEAR), config))
@@ -120,12 +120,12 @@ def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, f
     extractor = BoxesExtractor(config)
     one, four = (extracted_cache(few, extractor, tmp_path / str(n) / "demo_tiny.h5", n) for n in (1, 4))
     rows = np.arange(12)
-    found = FeatureReader(one).padded_regions(rows)
-    np.testing.assert_array_equal(found.features, FeatureReader(four).padded_regions(rows).features)
-    item = dataset_items(load_dataset_file(few), "image")[7]
+    found = FeatureReader(one).read_padded_regions(rows)
+    np.testing.assert_array_equal(found.features, FeatureReader(four).read_padded_regions(rows).features)
+    item = list_extractor_inputs(load_dataset_file(few), "image")[7]
     np.testing.assert_array_equal(extractor.extract([item]).features, found.features[7][found.mask[7]])
-    boxes = np.concatenate([shard["boxes"].map() for shard in four.shards])
-    scores = np.concatenate([shard["scores"].map() for shard in four.shards])
+    boxes = np.concatenate([shard["boxes"].map_to_memory() for shard in four.shard_arrays])
+    scores = np.concatenate([shard["scores"].map_to_memory() for shard in four.shard_arrays])
     assert four.offsets is not None
     first = np.isin(np.arange(1, len(scores)), four.offsets)
     assert (np.diff(scores)[~first] <= 0).all(), "best first"
@@ -139,7 +139,7 @@ def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, f
 def test_edge_boxes_find_a_square(thin: bool) -> None:
     pixels = np.full((80, 100, 3), 230, np.uint8)
     pixels[20:60, 30:75] = (200, 30, 30)
-    boxes, scores = edge_boxes(pixels, 20, thin=thin)
+    boxes, scores = find_edge_boxes(pixels, 20, thin=thin)
     assert scores[0] == scores.max()
     assert box_iou(torch.from_numpy(boxes[:5]).float(), torch.tensor([[30.0, 20, 75, 60]])).max() > 0.6
 
@@ -156,10 +156,10 @@ def test_thin_edges_are_where_no_neighbour_across_them_is_stronger() -> None:
 
 
 def test_selective_search_is_the_same_every_time_and_a_blank_picture_has_a_box() -> None:
-    first, scores = selective_search(np.asarray(picture(120, 90)), 30)
-    np.testing.assert_array_equal(selective_search(np.asarray(picture(120, 90)), 30)[0], first)
+    first, scores = run_selective_search(np.asarray(picture(120, 90)), 30)
+    np.testing.assert_array_equal(run_selective_search(np.asarray(picture(120, 90)), 30)[0], first)
     assert scores[0] == 1
-    for method in (edge_boxes, selective_search):
+    for method in (find_edge_boxes, run_selective_search):
         boxes, scores = method(np.zeros((20, 30, 3), np.uint8), 10)
         assert len(boxes) == len(scores) >= 1
 
@@ -229,7 +229,9 @@ def test_bad_settings_are_one_line(demo: Path, tmp_path: Path, fails: Fails) -> 
 def test_an_image_may_have_no_box(demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = {image.imgid: [[4, 8, 60, 100]] for image in load_dataset_file(demo).images if image.imgid not in (3, 40)}
     extractor = BoxesExtractor(given(tmp_path, {**content, 40: []}))
-    found = FeatureReader(extracted_cache(demo, extractor, tmp_path / "f" / "demo_tiny.h5", 3)).padded_regions(np.arange(66))
+    found = FeatureReader(extracted_cache(demo, extractor, tmp_path / "f" / "demo_tiny.h5", 3)).read_padded_regions(
+        np.arange(66)
+    )
     assert np.flatnonzero(found.mask.sum(1) == 0).tolist() == [3, 40]
     assert "2 images without a box" in caplog.text
 
@@ -257,7 +259,7 @@ def test_training_images_may_have_fewer_boxes(source: str, few: Path, tmp_path: 
     configs = {"whole": whole, "fewer": whole.model_copy(update={"train_boxes": 1})}
     extractors = {name: BoxesExtractor(config, dataset=few) for name, config in configs.items()}
     found = [extracted_cache(few, extractors[name], tmp_path / name / "demo_tiny.h5", 2) for name in configs]
-    one, other = (FeatureReader(cache).padded_regions(np.arange(12)) for cache in found)
+    one, other = (FeatureReader(cache).read_padded_regions(np.arange(12)) for cache in found)
     for k, image_id in enumerate(found[0].ids.tolist()):
         n = 1 if image_id in training else int(one.mask[k].sum())
         assert other.mask[k].sum() == n

@@ -15,12 +15,12 @@ from tests.features.test_bundles import files_in
 from tests.features.test_cache import make
 from tests.served import Server, served
 from vse.features.cache.feature_cache import merge_shards, open_cache, verify_cache
-from vse.features.cache.rows import Identity
+from vse.features.cache.rows import CacheIdentity
 from vse.features.cache.shards import shards_folder
 from vse.features.data_cli import main
 from vse.features.exchange import bundle_fetch
 from vse.features.exchange.bundle_fetch import check_bundle, fetch_features
-from vse.features.exchange.bundles import pack
+from vse.features.exchange.bundles import pack_bundle
 from vse.features.extraction import verify_inputs
 from vse.pipeline.errors import UserError
 
@@ -30,7 +30,7 @@ SHARD = "demo_tiny.shards/shard-00001-of-00003.h5"
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     cache = make(tmp_path / "made")
-    pack([cache], tmp_path / "bundle")
+    pack_bundle([cache], tmp_path / "bundle")
     with tarfile.open(tmp_path / "bundle.tar", "w") as archive:
         archive.add(tmp_path / "bundle", "bundle")
     return tmp_path / "bundle"
@@ -113,7 +113,7 @@ def large(source: Path, server: Server, tmp_path: Path) -> Path:
     shutil.rmtree(tmp_path / "made")
     cache = make(tmp_path / "made", n_rows=9000)
     shutil.rmtree(source)
-    pack([cache], source)
+    pack_bundle([cache], source)
     written_again(files_in(source), source, server)
     return tmp_path / "made"
 
@@ -146,11 +146,11 @@ def test_an_archive_that_arrived_in_part_is_continued_by_the_next_call(large: Pa
 
 def test_several_caches_of_one_data_set_are_one_bundle(tmp_path: Path) -> None:
     caches = [make(tmp_path / "made")]
-    other = make(tmp_path / "x", n_shards=2, identity=Identity("demo", "wide", "image", {}))
+    other = make(tmp_path / "x", n_shards=2, identity=CacheIdentity("demo", "wide", "image", {}))
     caches.append(tmp_path / "made" / "demo_wide.h5")
     shutil.copytree(shards_folder(other), shards_folder(caches[1]))
     merge_shards(caches[1], 2, other.parent / "dataset.json", open_cache(other).ids)
-    listed = pack(caches, tmp_path / "both.tar")
+    listed = pack_bundle(caches, tmp_path / "both.tar")
     assert [cache.feature for cache in listed.caches] == ["tiny", "wide"]
     fetched = fetch_features(str(tmp_path / "both.tar"), tmp_path / "new")
     assert fetched == sorted((tmp_path / "new").glob("*.h5"))
@@ -159,7 +159,7 @@ def test_several_caches_of_one_data_set_are_one_bundle(tmp_path: Path) -> None:
 
 def test_the_data_set_and_the_notes_have_their_places(own_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "licence.txt").write_text("CC BY 4.0")
-    pack([own_cache], tmp_path / "b", with_dataset=True, notes=tmp_path / "licence.txt")
+    pack_bundle([own_cache], tmp_path / "b", with_dataset=True, notes=tmp_path / "licence.txt")
     (fetched,) = fetch_features(str(tmp_path / "b"), tmp_path / "new" / "features")
     data = tmp_path / "new" / "data" / "demo" / "dataset.json"
     assert data.read_bytes() == open_cache(own_cache).dataset_file.read_bytes()

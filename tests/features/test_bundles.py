@@ -14,11 +14,11 @@ import pytest
 from tests.features.conftest import Fails, succeed
 from tests.features.test_cache import make
 from vse.features.cache.feature_cache import open_cache
-from vse.features.cache.rows import Identity
+from vse.features.cache.rows import CacheIdentity
 from vse.features.cli import main as extract
 from vse.features.data_cli import main
 from vse.features.exchange import bundles
-from vse.features.exchange.bundles import BundleList, pack, read_list
+from vse.features.exchange.bundles import BundleList, pack_bundle, parse_bundle_list
 from vse.pipeline.errors import UserError
 
 
@@ -32,7 +32,7 @@ def made_cache(tmp_path: Path) -> Path:
 
 
 def test_a_bundle_has_every_file_of_the_cache_byte_by_byte_and_its_sum(made_cache: Path, tmp_path: Path) -> None:
-    listed = pack([made_cache], tmp_path / "bundle")
+    listed = pack_bundle([made_cache], tmp_path / "bundle")
     packed = files_in(tmp_path / "bundle")
     content = json.loads(packed.pop("bundle.json"))
     assert content["made"].keys() == {"date", "code"}, "names of folders are nobody's business"
@@ -45,11 +45,11 @@ def test_a_bundle_has_every_file_of_the_cache_byte_by_byte_and_its_sum(made_cach
     (cache,) = listed.caches
     assert (cache.file, cache.feature, cache.key) == ("demo_tiny.h5", "tiny", open_cache(made_cache).key)
     opened = open_cache(tmp_path / "bundle" / "demo_tiny.h5")
-    assert (len(opened.ids), opened.seconds) == (10, None), "a bundle can be used as it lies there; nobody timed it"
+    assert (len(opened.ids), opened.extraction_seconds) == (10, None), "a bundle can be used as it lies there; nobody timed it"
 
 
 def test_an_archive_has_the_same_files_in_a_folder_of_its_own(made_cache: Path, tmp_path: Path) -> None:
-    pack([made_cache], tmp_path / "x.tar")
+    pack_bundle([made_cache], tmp_path / "x.tar")
     with tarfile.open(tmp_path / "x.tar") as archive:
         members = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
         assert {(member.mtime, member.uid, member.uname) for member in archive.getmembers()} == {(0, 0, "")}
@@ -65,7 +65,7 @@ def test_a_fitted_encoder_the_data_set_notes_and_seconds_come_along(few: Path, t
     shards = [json.loads(path.read_text())["seconds"] for path in folder.glob("shard-*.json")]
     fitted = json.loads(out.with_name("demo_tfidf.encoder.json").read_text())["seconds"]
     assert len(shards) == 2
-    assert cache.seconds == pytest.approx(sum(shards) + fitted)
+    assert cache.extraction_seconds == pytest.approx(sum(shards) + fitted)
     assert cache.n_bytes == sum(path.stat().st_size for path in [out, *folder.glob("*.h5")])
     (tmp_path / "licence.txt").write_text("CC BY 4.0")
     succeed(main, "pack", out, "--out", tmp_path / "b", "--with-dataset", "--notes", tmp_path / "licence.txt")
@@ -77,7 +77,7 @@ def test_a_fitted_encoder_the_data_set_notes_and_seconds_come_along(few: Path, t
 
 def test_what_cannot_be_packed_leaves_nothing(made_cache: Path, tmp_path: Path, fails: Fails) -> None:
     (tmp_path / "there").mkdir()
-    other, birds = make(tmp_path / "other"), make(tmp_path / "x", identity=Identity("birds", "tiny", "image", {}))
+    other, birds = make(tmp_path / "other"), make(tmp_path / "x", identity=CacheIdentity("birds", "tiny", "image", {}))
     shard = sorted(other.with_suffix(".shards").glob("*.h5"))[1]
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -99,20 +99,20 @@ def test_what_cannot_be_packed_leaves_nothing(made_cache: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("name", ["bundle", "bundle.tar"])
 def test_a_bundle_that_is_there_is_kept_if_it_is_of_the_same_files(name: str, made_cache: Path, tmp_path: Path) -> None:
-    first = pack([made_cache], tmp_path / name)
+    first = pack_bundle([made_cache], tmp_path / name)
     before = files_in(tmp_path)
-    assert pack([made_cache], tmp_path / name) == first
+    assert pack_bundle([made_cache], tmp_path / name) == first
     assert files_in(tmp_path) == before
     (tmp_path / "notes.txt").write_text("more")
     with pytest.raises(UserError, match="exists already; "):
-        pack([made_cache], tmp_path / name, notes=tmp_path / "notes.txt")
+        pack_bundle([made_cache], tmp_path / name, notes=tmp_path / "notes.txt")
 
 
 def test_a_kill_while_packing_hinders_no_later_packing(made_cache: Path, tmp_path: Path) -> None:
     left = tmp_path / ".bundle.packing"
     left.mkdir()
     (left / "half").write_text("x")
-    pack([made_cache], tmp_path / "bundle")
+    pack_bundle([made_cache], tmp_path / "bundle")
     assert "half" not in files_in(tmp_path / "bundle")
     assert not left.exists()
 
@@ -134,18 +134,18 @@ def entry(path: str) -> dict[str, Any]:
      "demo_tiny.shards", "demo_tiny.shards/", "C:\\x", "demo_tiny.h5\0"],
 )  # fmt: skip
 def test_a_list_that_leads_elsewhere_is_refused(path: str, made_cache: Path, tmp_path: Path) -> None:
-    pack([made_cache], tmp_path / "bundle")
+    pack_bundle([made_cache], tmp_path / "bundle")
     content = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
     with pytest.raises(UserError, match="x.json: not the list of a bundle: .* is not a file of its caches"):
-        read_list("x.json", changed(content, files=[*content["files"], entry(path)]))
+        parse_bundle_list("x.json", changed(content, files=[*content["files"], entry(path)]))
 
 
 def test_a_list_that_is_none_is_refused(made_cache: Path, tmp_path: Path) -> None:
-    listed = pack([made_cache], tmp_path / "bundle")
+    listed = pack_bundle([made_cache], tmp_path / "bundle")
     text = (tmp_path / "bundle" / "bundle.json").read_bytes()
     content = json.loads(text)
-    assert isinstance(read_list("x.json", text), BundleList)
-    assert read_list("x.json", text) == listed
+    assert isinstance(parse_bundle_list("x.json", text), BundleList)
+    assert parse_bundle_list("x.json", text) == listed
     cases = {
         b"[]": "not the list of a bundle of version 1",
         b"no json": "not valid JSON",
@@ -159,7 +159,7 @@ def test_a_list_that_is_none_is_refused(made_cache: Path, tmp_path: Path) -> Non
     }
     for spoilt, message in cases.items():
         with pytest.raises(UserError, match="x.json: ") as error:
-            read_list("x.json", spoilt)
+            parse_bundle_list("x.json", spoilt)
         assert message in str(error.value)
 
 
@@ -175,6 +175,6 @@ def test_a_file_that_changes_meanwhile_is_noticed(made_cache: Path, tmp_path: Pa
     monkeypatch.setattr(bundles, "progress_bar", touched)
     for name in ("bundle", "bundle.tar"):
         with pytest.raises(UserError, match="shard-00000-of-00003.h5: was written to while it was packed"):
-            pack([made_cache], tmp_path / name)
+            pack_bundle([made_cache], tmp_path / name)
         assert not [path for path in os.listdir(tmp_path) if "bundle" in path]
         shard.write_bytes(whole)

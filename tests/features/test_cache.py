@@ -15,15 +15,15 @@ from tests.features.conftest import Edit, Fails, as_sources, succeed, write_cach
 from tests.training.data.caches import drop_checksums
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import Identity, Rows, sha256_bytes
+from vse.features.cache.rows import CacheIdentity, FeatureRows, sha256_bytes
 from vse.features.cache.shards import shard_path, shards_folder, write_shard
 from vse.features.cli import main
 from vse.pipeline.errors import UserError
 
-IDENTITY = Identity("demo", "tiny", "image", {"crops": "1c", "seed": 0})
+IDENTITY = CacheIdentity("demo", "tiny", "image", {"crops": "1c", "seed": 0})
 
 
-def make(folder: Path, n_rows: int = 10, n_shards: int = 3, identity: Identity = IDENTITY) -> Path:
+def make(folder: Path, n_rows: int = 10, n_shards: int = 3, identity: CacheIdentity = IDENTITY) -> Path:
     """A cache whose row for id 100 + k is filled with k."""
     out = folder / "demo_tiny.h5"
     ids = np.arange(100, 100 + n_rows)
@@ -31,7 +31,7 @@ def make(folder: Path, n_rows: int = 10, n_shards: int = 3, identity: Identity =
         mine = ids[n_rows * index // n_shards : n_rows * (index + 1) // n_shards]
         features = np.repeat((mine - 100)[:, None], 4, axis=1).astype(np.float16)
         sources = np.stack([sha256_bytes(str(k).encode()) for k in mine])
-        write_shard(shard_path(out, index, n_shards), identity, Rows(mine, features, sources))
+        write_shard(shard_path(out, index, n_shards), identity, FeatureRows(mine, features, sources))
     return merge_shards(out, n_shards, folder / "dataset.json", ids)
 
 
@@ -59,7 +59,7 @@ def manifest(cache: Path) -> Path:
     return shards_folder(cache) / "manifest.json"
 
 
-OTHER = Identity("demo", "tiny", "image", {"crops": "1c", "seed": 1})
+OTHER = CacheIdentity("demo", "tiny", "image", {"crops": "1c", "seed": 1})
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing shard": (lambda p: shard(p, 1).unlink(), "shard-00001-of-00003.h5: this shard is missing"),
     "truncated shard": (lambda p: shard(p, 1).write_bytes(shard(p, 1).read_bytes()[:-9]), "00001-of-00003.h5: .* bytes"),
@@ -103,20 +103,20 @@ def test_features_that_are_not_finite_are_never_written(value: float, tmp_path: 
     rows = np.zeros((2, 3), np.float16)
     rows[1, 2] = value
     with pytest.raises(UserError, match="1 vectors are NaN or infinite in float16, .* id 8"):
-        write_shard(tmp_path / "s.h5", IDENTITY, Rows(np.array([7, 8]), rows, np.zeros((2, 32), np.uint8)))
+        write_shard(tmp_path / "s.h5", IDENTITY, FeatureRows(np.array([7, 8]), rows, np.zeros((2, 32), np.uint8)))
     assert not list(tmp_path.iterdir())
 
 
 def test_the_key_depends_on_every_field() -> None:
     keys = {
         IDENTITY.sha256,
-        Identity("f8k", "tiny", "image", IDENTITY.content).sha256,
-        Identity("demo", "fc7", "image", IDENTITY.content).sha256,
-        Identity("demo", "tiny", "text", IDENTITY.content).sha256,
+        CacheIdentity("f8k", "tiny", "image", IDENTITY.content).sha256,
+        CacheIdentity("demo", "fc7", "image", IDENTITY.content).sha256,
+        CacheIdentity("demo", "tiny", "text", IDENTITY.content).sha256,
         OTHER.sha256,
     }
     assert len(keys) == 5
-    assert Identity("demo", "tiny", "image", {"seed": 0, "crops": "1c"}).sha256 == IDENTITY.sha256
+    assert CacheIdentity("demo", "tiny", "image", {"seed": 0, "crops": "1c"}).sha256 == IDENTITY.sha256
 
 
 N, DIM = 8, 200_000  # rows of 400,000 bytes: a block holds 2.6 of them
@@ -126,13 +126,13 @@ N, DIM = 8, 200_000  # rows of 400,000 bytes: a block holds 2.6 of them
 def large(tmp_path: Path) -> Path:
     """Write a cache of rows that cross blocks, in two shards of 4 rows (1.6 MB) each."""
     features = np.repeat(np.arange(N)[:, None], DIM, axis=1).astype(np.float16)
-    parts = [Rows(np.arange(k, k + 4), features[k : k + 4], as_sources(4)) for k in (0, 4)]
+    parts = [FeatureRows(np.arange(k, k + 4), features[k : k + 4], as_sources(4)) for k in (0, 4)]
     return write_cache(tmp_path / "demo_large.h5", parts)
 
 
 def change(cache: FeatureCache, row: int, number: int, value: float = 99) -> None:
     """Write a number into a row, where it lies in its shard."""
-    stored = cache.shards[row // 4]["features"]
+    stored = cache.shard_arrays[row // 4]["features"]
     with stored.path.open("r+b") as file:
         file.seek(stored.offset + 2 * (row % 4 * DIM + number))
         file.write(np.float16(value).tobytes())
@@ -151,32 +151,32 @@ def test_the_first_and_the_last_number_of_every_row_are_compared(how: str, numbe
     for row in range(N):
         change(open_cache(large), row, number)
         with pytest.raises(UserError, match=rf"shard-0000{row // 4}-of-00002.h5: its bytes \d+ to \d+ have changed since"):
-            READERS[how](open_cache(large)).rows(np.asarray([row]))
+            READERS[how](open_cache(large)).read_rows(np.asarray([row]))
         change(open_cache(large), row, number, row)
-    np.testing.assert_array_equal(READERS[how](open_cache(large)).rows(np.arange(N))[:, 7], np.arange(N))
+    np.testing.assert_array_equal(READERS[how](open_cache(large)).read_rows(np.arange(N))[:, 7], np.arange(N))
 
 
 def test_a_block_is_compared_once_in_each_process(large: Path) -> None:
     cache = open_cache(large)
     reader = FeatureReader(cache, 0)
-    reader.rows(np.asarray([0]))
+    reader.read_rows(np.asarray([0]))
     change(cache, 0, 0)
-    assert FeatureReader(cache, 0).rows(np.asarray([0]))[0, 0] == 99
+    assert FeatureReader(cache, 0).read_rows(np.asarray([0]))[0, 0] == 99
     with pytest.raises(UserError, match="have changed since they were written"):
-        pickle.loads(pickle.dumps(reader)).rows(np.asarray([0]))
+        pickle.loads(pickle.dumps(reader)).read_rows(np.asarray([0]))
 
 
 @pytest.mark.parametrize("name", ["boxes", "image_size"])
 def test_boxes_and_sizes_are_compared(name: str, tmp_path: Path) -> None:
     boxes = np.arange(12, dtype=np.float32).reshape(3, 4)
     places = (np.asarray([0, 1, 3]), boxes, boxes[:, 0], np.full((2, 2), 32, np.int32))
-    out = write_cache(tmp_path / "demo_r.h5", [Rows(np.arange(2), np.ones((3, 5), np.float16), as_sources(2), *places)])
+    out = write_cache(tmp_path / "demo_r.h5", [FeatureRows(np.arange(2), np.ones((3, 5), np.float16), as_sources(2), *places)])
     cache = open_cache(out)
-    assert FeatureReader(cache).boxes.boxes.tolist() == boxes.tolist()
-    with h5py.File(cache.shards[0][name].path, "r+") as file:
+    assert FeatureReader(cache).region_boxes.boxes.tolist() == boxes.tolist()
+    with h5py.File(cache.shard_arrays[0][name].path, "r+") as file:
         file[name][0, 0] = 31
     with pytest.raises(UserError, match="have changed since they were written"):
-        _ = FeatureReader(open_cache(out)).boxes
+        _ = FeatureReader(open_cache(out)).region_boxes
 
 
 def test_verify_adds_checksums_to_an_old_cache(
@@ -187,7 +187,7 @@ def test_verify_adds_checksums_to_an_old_cache(
     drop_checksums(own_cache)
     old = listed.read_bytes()
     caplog.set_level("INFO", "vse")
-    assert len(FeatureReader(open_cache(own_cache)).rows(np.arange(66))) == 66
+    assert len(FeatureReader(open_cache(own_cache)).read_rows(np.arange(66))) == 66
     assert "vse-extract verify --write adds them" in caplog.text
     succeed(main, "verify", own_cache)
     assert listed.read_bytes() == old
@@ -201,7 +201,7 @@ def test_verify_adds_checksums_to_an_old_cache(
 
 def test_a_damaged_shard_gets_no_checksums(own_cache: Path, fails: Fails) -> None:
     listed = manifest(drop_checksums(own_cache))
-    before, stored = listed.read_bytes(), open_cache(own_cache).shards[1]["features"]
+    before, stored = listed.read_bytes(), open_cache(own_cache).shard_arrays[1]["features"]
     with stored.path.open("r+b") as file:
         file.seek(stored.offset)
         file.write(os.urandom(64))

@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.features.conftest import Edit, Fails, extracted_cache, succeed
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import dataset_items
+from vse.features.cache.rows import list_extractor_inputs
 from vse.features.cli import main
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder, fit_principal_components
@@ -47,8 +47,8 @@ def test_a_caption_feature_has_a_row_per_caption_in_any_number_of_shards(config:
         extractor = CaptionExtractor(config, fit_encoder(few, config, encoder_path(out)))
         cache = extracted_cache(few, extractor, out, n_shards)
         assert cache.kind == "text"
-        assert cache.ids.tolist() == [item.id for item in dataset_items(load_dataset_file(few), "text")]
-        found.append(FeatureReader(cache).rows(np.arange(len(cache.ids))))
+        assert cache.ids.tolist() == [item.id for item in list_extractor_inputs(load_dataset_file(few), "text")]
+        found.append(FeatureReader(cache).read_rows(np.arange(len(cache.ids))))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_the_mean_vector_is_a_mean() -> None:
 def test_principal_components_are_scikit_learn_s(demo: Path, fitted: Path) -> None:
     encoder = load_encoder(fitted)
     assert isinstance(encoder, HglmmEncoder)
-    mixture, captions = encoder.parts[0].mixture, training(demo)
+    mixture, captions = encoder.projected_mixtures[0].mixture, training(demo)
     vectors = torch.cat(list(encoder.iter_fisher_vectors(mixture, captions, 1000))).double().numpy()
     assert vectors.shape == (len(captions), 2 * 3 * 8)
     plain = PCA(10, svd_solver="full").fit(vectors)
@@ -141,7 +141,7 @@ def test_a_caption_without_known_words_is_zeros(
     cache = extracted_cache(own, extractor, out, 2)
     caption = load_dataset_file(own).images[-1].captions[0]
     reader = FeatureReader(cache)
-    assert not reader.rows(reader.find_rows([caption.sentid])).any()
+    assert not reader.read_rows(reader.find_rows([caption.sentid])).any()
     assert cache.provenance["counts"] == {"captions without a known word": 1}
     assert "1 captions without a known word" in caplog.text
 

@@ -14,9 +14,9 @@ from tests.conftest import TINY_FEATURE
 from tests.features.conftest import Fails, extracted_cache, sets
 from vse.features.cache.feature_cache import open_cache, skipped_images_path
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import dataset_items
+from vse.features.cache.rows import list_extractor_inputs
 from vse.features.cli import main
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor, cut_crops
 from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
@@ -52,14 +52,14 @@ def slow_feature(path: Path, config: CnnConfig) -> np.ndarray:
 @pytest.mark.parametrize(("crops", "normalize"), [("1c", False), ("10c", True)])
 def test_features_are_those_of_a_plain_loop(demo: Path, crops: str, normalize: bool) -> None:
     config = TINY_FEATURE.model_copy(update={"crops": crops, "normalize": normalize, "resize": 36, "dtype": "float32"})
-    items = dataset_items(load_dataset_file(demo), "image")[:5]
+    items = list_extractor_inputs(load_dataset_file(demo), "image")[:5]
     found = CnnExtractor(config).extract(items)
     assert found.ids.tolist() == [item.id for item in items]
     np.testing.assert_allclose(found.features, [slow_feature(item.path, config) for item in items], rtol=1e-4, atol=1e-5)
 
 
 def test_a_bank_of_ten_crops_keeps_what_ten_crops_average(demo: Path) -> None:
-    items = dataset_items(load_dataset_file(demo), "image")[:5]
+    items = list_extractor_inputs(load_dataset_file(demo), "image")[:5]
     config = TINY_FEATURE.model_copy(update={"resize": 36, "dtype": "float32", "normalize": False})
     bank = CnnExtractor(config.model_copy(update={"crops": "10c_bank"})).extract(items).features
     mean = CnnExtractor(config.model_copy(update={"crops": "10c"})).extract(items).features
@@ -76,9 +76,9 @@ def test_a_bank_of_random_crops_depends_on_the_image_alone(few: Path, tmp_path: 
         out = tmp_path / str(n_shards) / "demo_tiny.h5"
         cache = extracted_cache(few, CnnExtractor(config.model_copy(update={"batch_size": batch_size})), out, n_shards)
         assert cache.row_shape == (3, 512 // 2)
-        found.append(FeatureReader(cache).rows(np.arange(12)))
+        found.append(FeatureReader(cache).read_rows(np.arange(12)))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
-    item = dataset_items(load_dataset_file(few), "image")[7]
+    item = list_extractor_inputs(load_dataset_file(few), "image")[7]
     np.testing.assert_allclose(CnnExtractor(config).extract([item]).features[0], found[0][7], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(found[0], axis=2), 1, rtol=1e-5)
     assert np.abs(found[0][:, 0] - found[0][:, 1]).max() > 0.01
@@ -89,7 +89,7 @@ def test_a_bank_of_random_crops_depends_on_the_image_alone(few: Path, tmp_path: 
 def test_a_compiled_network_gives_the_same_vectors(backend: str, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``aot_eager`` traces the network but compiles no machine code, which takes a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    items = dataset_items(load_dataset_file(demo), "image")[:10]
+    items = list_extractor_inputs(load_dataset_file(demo), "image")[:10]
     config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
     plain = CnnExtractor(config).extract(items).features
     compiled = CnnExtractor(config.model_copy(update={"compile": True})).extract(items).features
@@ -97,7 +97,7 @@ def test_a_compiled_network_gives_the_same_vectors(backend: str, demo: Path, mon
 
 
 def test_autocast_stays_close_to_float32(demo: Path) -> None:
-    items = dataset_items(load_dataset_file(demo), "image")[:4]
+    items = list_extractor_inputs(load_dataset_file(demo), "image")[:4]
     config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
     full = CnnExtractor(config).extract(items).features
     half = CnnExtractor(config.model_copy(update={"precision": "bf16"})).extract(items).features
@@ -132,8 +132,8 @@ def test_skip_bad_lists_images_that_the_next_extraction_reads(
     dataset, missing, cut = spoilt
     out = tmp_path / "demo_tiny.h5"
     extract_shards(dataset, CnnExtractor(TINY_FEATURE), out, 3, skip_bad=True)
-    found = open_cache(merge(dataset, out, 3))
-    assert found.skipped == {3, 5}
+    found = open_cache(merge_feature(dataset, out, 3))
+    assert found.skipped_ids == {3, 5}
     assert found.ids.tolist() == [k for k in range(12) if k not in (3, 5)]
     lines = [json.loads(line) for line in skipped_images_path(out).read_text().splitlines()]
     assert [line["id"] for line in lines] == [3, 5]

@@ -16,7 +16,7 @@ from torchvision.ops import FrozenBatchNorm2d, box_iou
 
 from tests.features.conftest import extracted_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import dataset_items
+from vse.features.cache.rows import list_extractor_inputs
 from vse.features.extractors.regions import RegionsExtractor, detect_boxes, set_map_strides
 from vse.features.settings.images import RegionsConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -52,7 +52,7 @@ def test_detections_are_torchvision_s(model: str, extractor: RegionsExtractor, m
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
         with torch.inference_mode():
             expected = detector([pixels.float() / 255])[0]
-        found = same.compute([pixels])[0]
+        found = same.compute_vectors([pixels])[0]
         np.testing.assert_allclose(found.scores, expected["scores"], rtol=1e-5)
         np.testing.assert_allclose(found.boxes, expected["boxes"], rtol=1e-4, atol=1e-3)
 
@@ -114,14 +114,16 @@ def test_the_first_picture_does_not_set_the_scale_of_the_others(extractor: Regio
     small, large = (torch.zeros(3, *size, dtype=torch.uint8) for size in ((30, 90), (64, 64)))
     large[:, 10:40, 20:50] = 200
     after_small = RegionsExtractor(SMALL)
-    after_small.compute([small])
-    np.testing.assert_array_equal(after_small.compute([large])[0].features, extractor.compute([large])[0].features)
+    after_small.compute_vectors([small])
+    np.testing.assert_array_equal(
+        after_small.compute_vectors([large])[0].features, extractor.compute_vectors([large])[0].features
+    )
 
 
 def test_a_picture_without_a_box_is_one_region(extractor: RegionsExtractor, monkeypatch: pytest.MonkeyPatch) -> None:
     detector: Any = extractor.detector
     monkeypatch.setattr(detector.rpn, "score_thresh", 2.0)
-    found = extractor.compute([torch.zeros(3, 60, 90, dtype=torch.uint8)])[0]
+    found = extractor.compute_vectors([torch.zeros(3, 60, 90, dtype=torch.uint8)])[0]
     np.testing.assert_allclose(found.boxes, [[0, 0, 90, 60]], atol=1e-4)
     assert found.features.shape == (1, 1024)
 
@@ -134,9 +136,9 @@ def test_regions_depend_on_no_batch_or_shard_and_lie_inside(extractor: RegionsEx
     one, five = (extracted_cache(own_few, extractor, tmp_path / str(n) / "demo_small.h5", n) for n in (1, 5))
     assert one.key == five.key
     rows = np.arange(len(one.ids))
-    found = FeatureReader(one).padded_regions(rows)
-    np.testing.assert_array_equal(found.features, FeatureReader(five, memory_gb=0).padded_regions(rows).features)
-    items = dataset_items(dataset, "image")
+    found = FeatureReader(one).read_padded_regions(rows)
+    np.testing.assert_array_equal(found.features, FeatureReader(five, memory_gb=0).read_padded_regions(rows).features)
+    items = list_extractor_inputs(dataset, "image")
     for k in (0, 7, 11):
         alone = extractor.extract([items[k]])
         np.testing.assert_array_equal(alone.features, found.features[k][found.mask[k]])
@@ -169,7 +171,7 @@ def test_weights_trained_with_frozen_norms_are_read_from_a_file(tmp_path: Path) 
     set_map_strides(reference.eval())
     with torch.inference_mode():
         expected = reference([pixels.float() / 255])[0]
-    found = RegionsExtractor(config, weights_dir=tmp_path).compute([pixels])[0]
+    found = RegionsExtractor(config, weights_dir=tmp_path).compute_vectors([pixels])[0]
     np.testing.assert_allclose(found.scores, expected["scores"], rtol=1e-5)
 
 

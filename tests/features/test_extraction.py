@@ -18,7 +18,7 @@ from tests.features.conftest import Edit, Fails, extracted_cache, succeed
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.shards import shard_path
 from vse.features.cli import main
-from vse.features.extraction import extract_shards, hash_shard_images, merge
+from vse.features.extraction import extract_shards, hash_shard_images, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor, FeatureSettings
@@ -72,9 +72,9 @@ def flipped(config: FeatureSettings, field: str) -> FeatureSettings:
 @pytest.mark.parametrize("name", list(EXTRACTORS))
 def test_every_setting_that_determines_the_vectors_changes_the_key(name: str, demo: Path) -> None:
     dataset, config = load_dataset_file(demo), CONFIGS[name]
-    before = Named(config).identity(dataset)
+    before = Named(config).build_cache_identity(dataset)
     for field in set(type(config).model_fields) - {"name", "extractor"}:
-        after = Named(flipped(config, field)).identity(dataset)
+        after = Named(flipped(config, field)).build_cache_identity(dataset)
         if field in ONLY_HOW and (name, field) not in {("hglmm", "seed"), ("mean_vector", "seed")}:
             assert before.sha256 == after.sha256, field
         else:
@@ -158,11 +158,11 @@ def test_each_part_of_a_cache_repairs_exactly_what_was_broken(own_cache: Path) -
         times = [path.stat().st_mtime_ns for path in paths]
         spoil()
         with pytest.raises(UserError, match="shard-00001-of-00003"):
-            merge(dataset, own_cache, 3)
+            merge_feature(dataset, own_cache, 3)
         extract_shards(dataset, CnnExtractor(TINY_FEATURE), own_cache, 3)
         assert [path.read_bytes() for path in paths] == before
         assert [paths[k].stat().st_mtime_ns for k in (0, 2)] == [times[k] for k in (0, 2)]
-    assert verify_cache(merge(dataset, own_cache, 3))
+    assert verify_cache(merge_feature(dataset, own_cache, 3))
 
 
 def test_ids_of_the_cache_that_are_not_the_shards_are_found(own_cache: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_cache_knows_the_devices_of_its_shards(own_cache: Path, edit: Edit, ca
     assert (before.provenance["device"], before.provenance["arithmetic"]) == ("cpu", "fp32")
     record = shard_path(own_cache, 1, 3).with_suffix(".json")
     edit(record, lambda content: content["notes"].update(device="cuda (Test 9000)"))
-    after = open_cache(merge(dataset, own_cache, 3))
+    after = open_cache(merge_feature(dataset, own_cache, 3))
     assert after.provenance["device"] == "cpu, cuda (Test 9000)"
     assert after.key == before.key
     assert "its shards were computed on several devices (cpu, cuda (Test 9000))" in caplog.text

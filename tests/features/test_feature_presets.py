@@ -121,35 +121,35 @@ def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None
     settings = EXTRACTORS[name]
     assert settings.extractor_name() == name
     assert settings.fits_encoder == issubclass(settings, FittedCaptionSettings)
-    assert (settings.kind == "text") == (settings.fits_encoder or settings.reads_raw)
+    assert (settings.kind == "text") == (settings.fits_encoder or settings.reads_raw_text)
     assert load_feature(settings.default_preset or name).extractor_name() == name
 
 
 def test_files_of_the_user_are_those_that_settings_name() -> None:
-    assert CnnConfig(name="x", model="vgg19").files() == []
+    assert CnnConfig(name="x", model="vgg19").list_input_files() == []
     boxes = BoxesConfig(
         name="x", model="vgg19", map="y", weights="w.pth", boxes="b.json", proposer_weights="p.pt", edge_model="m.yml.gz"
     )
-    assert boxes.files() == ["w.pth", "b.json", "p.pt", "m.yml.gz"]
-    assert BoxesConfig(name="x", model="vgg19", map="y").files() == []
-    assert TextConfig(name="x", model="a/b").files() == []
-    assert TextConfig(name="x", model="a/b", weights="random").files() == []
-    assert TextConfig(name="x", model="a/b", weights="folder").files() == ["folder"]
-    assert TextConfig(name="x", model="open_clip/b", weights="laion2b_s34b_b79k").files() == []
-    assert TextConfig(name="x", model="open_clip/b", weights="w.pth").files() == ["w.pth"]
+    assert boxes.list_input_files() == ["w.pth", "b.json", "p.pt", "m.yml.gz"]
+    assert BoxesConfig(name="x", model="vgg19", map="y").list_input_files() == []
+    assert TextConfig(name="x", model="a/b").list_input_files() == []
+    assert TextConfig(name="x", model="a/b", weights="random").list_input_files() == []
+    assert TextConfig(name="x", model="a/b", weights="folder").list_input_files() == ["folder"]
+    assert TextConfig(name="x", model="open_clip/b", weights="laion2b_s34b_b79k").list_input_files() == []
+    assert TextConfig(name="x", model="open_clip/b", weights="w.pth").list_input_files() == ["w.pth"]
 
 
 def test_a_revision_that_is_asked_for_makes_a_job_run_again_and_no_cache_stale() -> None:
     one, other = TextConfig(name="x", model="a/b"), TextConfig(name="x", model="a/b", revision="v2")
-    assert one.triggers() != other.triggers()
+    assert one.list_rerun_settings() != other.list_rerun_settings()
     assert one.key_settings() == other.key_settings()
 
 
 def test_word_vectors_given_for_all_features_are_before_those_of_a_preset() -> None:
-    assert str(HglmmConfig(name="x", words="preset.txt").word_file("given.txt")) == "given.txt"
-    assert str(HglmmConfig(name="x", words="preset.txt").word_file("")) == "preset.txt"
-    assert HglmmConfig(name="x").word_file() is None
-    assert TfidfConfig(name="x").word_file("given.txt") is None, "it reads none"
+    assert str(HglmmConfig(name="x", words="preset.txt").find_word_file("given.txt")) == "given.txt"
+    assert str(HglmmConfig(name="x", words="preset.txt").find_word_file("")) == "preset.txt"
+    assert HglmmConfig(name="x").find_word_file() is None
+    assert TfidfConfig(name="x").find_word_file("given.txt") is None, "it reads none"
 
 
 def test_the_name_of_an_extractor_is_a_feature_with_its_default_settings() -> None:

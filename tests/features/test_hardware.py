@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vse.features.backbones import device as hardware
-from vse.features.backbones.device import GpuLeases, describe_device, memory_guard, pick_device, use_threads
+from vse.features.backbones.device import GpuLeases, describe_device, pick_device, use_threads, wrap_memory_errors
 from vse.pipeline.errors import UserError
 
 
@@ -43,11 +43,11 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> Iterator[object]:
     """Give the machine GPUs; locks lie in a folder of the test's own, and the arithmetic is set back."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
-    hardware._leases.cache_clear()
+    hardware._get_gpu_leases.cache_clear()
     yield lambda count: Gpus(monkeypatch, count)
-    if hardware._leases.cache_info().currsize:
-        hardware._leases().release()
-    hardware._leases.cache_clear()
+    if hardware._get_gpu_leases.cache_info().currsize:
+        hardware._get_gpu_leases().release()
+    hardware._get_gpu_leases.cache_clear()
 
 
 def test_auto_is_the_processor_or_the_one_gpu_without_a_number(gpus: object) -> None:
@@ -62,7 +62,7 @@ def test_auto_is_the_processor_or_the_one_gpu_without_a_number(gpus: object) -> 
 def test_of_several_gpus_each_command_takes_one_that_no_other_has(name: str, gpus: object) -> None:
     machine = gpus(4)
     others = hardware.GpuLeases([f"test-{number}" for number in range(4)])
-    assert others.take(0)
+    assert others.try_lock_gpu(0)
     assert pick_device(name) == torch.device("cuda:1")
     assert pick_device(name) == torch.device("cuda:1"), "the second time, too"
     assert set(machine.touched) == {"cuda:1"}, "no context on another one"
@@ -75,7 +75,7 @@ def test_a_gpu_that_was_named_is_that_one_and_counts_as_taken(gpus: object) -> N
     assert pick_device("cuda:0") == torch.device("cuda:0")
     assert machine.current == ["cuda:0"]
     others = hardware.GpuLeases([f"test-{number}" for number in range(4)])
-    assert others.take_any() == 1
+    assert others.choose_gpu() == 1
     others.release()
 
 
@@ -95,7 +95,7 @@ def test_a_device_that_is_not_there_or_has_no_memory_is_one_line() -> None:
             pick_device(name)
     message = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 3 GiB"
     with pytest.raises(UserError, match=r"out of memory \(CUDA out of memory\); lower train.batch_size"):  # noqa: SIM117
-        with memory_guard("lower train.batch_size"):
+        with wrap_memory_errors("lower train.batch_size"):
             raise torch.OutOfMemoryError(message)
 
 
@@ -117,20 +117,20 @@ UUIDS = ["a", "b", "c"]
 
 def test_each_takes_another_one_until_there_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     commands = [GpuLeases(UUIDS, tmp_path) for _ in UUIDS]
-    assert [command.take_any() for command in commands] == [0, 1, 2]
-    assert [command.take_any() for command in commands] == [0, 1, 2], "each keeps what it has"
+    assert [command.choose_gpu() for command in commands] == [0, 1, 2]
+    assert [command.choose_gpu() for command in commands] == [0, 1, 2], "each keeps what it has"
     late = GpuLeases(UUIDS, tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert late.take_any() in range(3)
+        assert late.choose_gpu() in range(3)
     assert "all 3 GPUs are in use by other commands" in caplog.text
     commands[1].release()
-    assert late.take_any() == 1
+    assert late.choose_gpu() == 1
     for command in (*commands, late):
         command.release()
 
 
 def take_and_die(folder: Path) -> None:
-    GpuLeases(UUIDS, folder).take(0)
+    GpuLeases(UUIDS, folder).try_lock_gpu(0)
     multiprocessing.current_process().kill()
 
 
@@ -139,11 +139,11 @@ def test_a_killed_command_gives_its_gpu_back(tmp_path: Path) -> None:
     process.start()
     process.join()
     leases = GpuLeases(UUIDS, tmp_path)
-    assert leases.take_any() == 0
+    assert leases.choose_gpu() == 0
     leases.release()
 
 
 def test_a_folder_that_takes_no_locks_is_said_and_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     leases = GpuLeases(UUIDS, tmp_path / "nowhere")
-    assert leases.take_any() == 0
+    assert leases.choose_gpu() == 0
     assert "other commands may compute on the same GPU" in caplog.text

@@ -42,7 +42,7 @@ def test_rows_are_joined_by_id_in_any_order(form: str, kind: Any, shape: tuple[i
     cache = verify_cache(import_arrays(features, ids_file, demo, tmp_path / "f" / "demo_x.h5", kind))
     assert (cache.kind, cache.feature, cache.row_shape) == (kind, "x", shape)
     assert cache.ids.tolist() == wanted
-    found = FeatureReader(cache).rows(np.arange(len(wanted)))
+    found = FeatureReader(cache).read_rows(np.arange(len(wanted)))
     np.testing.assert_array_equal(found.reshape(len(wanted), -1)[:, 0], wanted)
 
 
@@ -51,7 +51,7 @@ def test_ids_per_caption_beside_rows_per_image_are_reduced(demo: Path, tmp_path:
     np.save(tmp_path / "x.npy", np.asarray(wanted, np.float32)[::-1, None])
     (tmp_path / "ids.txt").write_text("\r\n".join(str(identity) for identity in reversed(wanted) for _ in range(5)))
     cache = verify_cache(import_arrays(tmp_path / "x.npy", tmp_path / "ids.txt", demo, tmp_path / "f" / "demo_x.h5"))
-    np.testing.assert_array_equal(FeatureReader(cache).rows(np.arange(len(wanted)))[:, 0], wanted)
+    np.testing.assert_array_equal(FeatureReader(cache).read_rows(np.arange(len(wanted)))[:, 0], wanted)
     (tmp_path / "ids.txt").write_text("\n".join(map(str, wanted * 5)))
     with pytest.raises(UserError, match="66 rows, but 330 ids"):
         import_arrays(tmp_path / "x.npy", tmp_path / "ids.txt", demo, tmp_path / "f" / "demo_x.h5")
@@ -105,13 +105,13 @@ def tsv(demo: Path, path: Path, name: Callable[[int], int] = lambda k: k) -> Pat
 
 def test_bottom_up_files_become_regions(demo: Path, tmp_path: Path) -> None:
     cache = verify_cache(import_tsv([tsv(demo, tmp_path / "x.tsv")], demo, tmp_path / "f" / "demo_butd.h5"))
-    found = FeatureReader(cache).padded_regions(np.arange(66))
+    found = FeatureReader(cache).read_padded_regions(np.arange(66))
     for k in range(66):
         assert found.mask[k].sum() == 1 + k % 4
         assert (found.features[k][found.mask[k]] == k).all()
-    boxes = np.concatenate([shard["boxes"].map() for shard in cache.shards])
+    boxes = np.concatenate([shard["boxes"].map_to_memory() for shard in cache.shard_arrays])
     np.testing.assert_array_equal(boxes[cache.offsets[:-1], 0], np.arange(66, dtype=np.float32) / np.float32(10))
-    assert np.concatenate([shard["image_size"].map() for shard in cache.shards])[3].tolist() == [128, 96]
+    assert np.concatenate([shard["image_size"].map_to_memory() for shard in cache.shard_arrays])[3].tolist() == [128, 96]
 
 
 def test_several_files_and_rows_that_occur_twice_alike(demo: Path, tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_boxes_outside_the_image_are_clipped_or_refused(demo: Path, tmp_path: Pa
     path = tsv(demo, tmp_path / "x.tsv")
     path.write_text(path.read_text().replace("\t128\t", "\t9\t"))
     cache = verify_cache(import_tsv([path], demo, tmp_path / "f" / "demo_x.h5"))
-    assert np.concatenate([shard["boxes"].map() for shard in cache.shards])[:, 2].max() == 9
+    assert np.concatenate([shard["boxes"].map_to_memory() for shard in cache.shard_arrays])[:, 2].max() == 9
     path.write_text(path.read_text().replace("\t9\t", "\t6\t"))
     with pytest.raises(UserError, match="does not overlap the image, which is 6 x 96"):
         import_tsv([path], demo, tmp_path / "g" / "demo_x.h5")

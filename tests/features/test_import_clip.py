@@ -58,11 +58,11 @@ def test_pairs_of_vectors_become_a_data_set_and_two_caches(tmp_path: Path, kind:
     by_image = FeatureReader(open_cache(image_cache))
     by_text = FeatureReader(open_cache(text_cache))
     for image in dataset.images:
-        np.testing.assert_array_equal(by_image.rows(by_image.find_rows([image.imgid])), images[[image.imgid]])
+        np.testing.assert_array_equal(by_image.read_rows(by_image.find_rows([image.imgid])), images[[image.imgid]])
         for caption in image.captions:
             number = int(caption.raw.split()[-1])
             assert number % 20 == image.imgid
-            np.testing.assert_array_equal(by_text.rows(by_text.find_rows([caption.sentid])), texts[[number]])
+            np.testing.assert_array_equal(by_text.read_rows(by_text.find_rows([caption.sentid])), texts[[number]])
     for cache in (image_cache, text_cache):
         verify_cache(cache)
 
@@ -105,7 +105,7 @@ def test_hundreds_of_pairs_with_faults_among_them(tmp_path: Path, fails: Fails) 
     dataset = load_dataset_file(file)
     assert [image.file for image in dataset.images] == [f"{k}.jpg" for k in kept]
     for cache, wanted in ((image_cache, images), (text_cache, texts)):
-        np.testing.assert_array_equal(FeatureReader(open_cache(cache)).rows(np.arange(len(kept))), wanted[kept])
+        np.testing.assert_array_equal(FeatureReader(open_cache(cache)).read_rows(np.arange(len(kept))), wanted[kept])
 
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.conftest import TINY_FEATURE
 from tests.features.conftest import as_sources, extracted_cache, shard_parts, write_cache
 from vse.features.cache.feature_cache import FeatureCache, open_cache
-from vse.features.cache.rows import Rows
+from vse.features.cache.rows import FeatureRows
 from vse.features.extractors.cnn import CnnExtractor, VectorBoxes, cut_crops
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -49,7 +49,7 @@ def with_square(size: tuple[int, int], box: np.ndarray) -> Image.Image:
 @pytest.mark.parametrize(("mode", "crop"), [("square", 72), ("shorter", 60), ("library", 72), ("library", 60)])
 def test_a_cell_has_the_light_of_its_part_of_the_crop(positions: Path, size: tuple[int, int], mode: str, crop: int) -> None:
     cache, config = grid(positions, resize=72, crop=crop, grid=3, resize_mode=mode)
-    boxes = VectorBoxes(cache).boxes(size)
+    boxes = VectorBoxes(cache).find_boxes(size)
     for lit in range(9):
         pixels = cut_crops(with_square(size, boxes[lit]), config)[0, 0].float().numpy()
         side = crop // 3
@@ -76,7 +76,7 @@ def regions(demo: Path, folder: Path, n_shards: int, **changed: NDArray[np.int32
             "image_size": np.full((len(part), 2), (300, 100), np.int32),
         }
         features = np.ones((len(numbers), 4), np.float32)
-        parts.append(Rows(ids[part], features, as_sources(len(part)), offsets, **{**places, **changed}))
+        parts.append(FeatureRows(ids[part], features, as_sources(len(part)), offsets, **{**places, **changed}))
     return write_cache(folder / "demo_boxes.h5", parts)
 
 
@@ -85,11 +85,11 @@ def test_regions_have_their_boxes_in_whichever_shard_they_are(demo: Path, tmp_pa
     places, first = VectorBoxes(open_cache(regions(demo, tmp_path, n_shards))), 0
     for number, image in enumerate(load_dataset_file(demo).images):
         expected = [[k, 1, k + 10, 21] for k in range(first, first + number % 3 + 1)]
-        assert places.boxes((300, 100), image.imgid).tolist() == expected
+        assert places.find_boxes((300, 100), image.imgid).tolist() == expected
         first += number % 3 + 1
-    half = places.boxes((150, 50), image.imgid)
+    half = places.find_boxes((150, 50), image.imgid)
     np.testing.assert_allclose(half, np.asarray(expected) / 2)
-    assert places.boxes((300, 100), 10**6).shape == places.boxes((300, 100)).shape == (0, 4)
+    assert places.find_boxes((300, 100), 10**6).shape == places.find_boxes((300, 100)).shape == (0, 4)
 
 
 def test_a_cache_that_does_not_say_where_is_refused(demo: Path, cache: Path, positions: Path, tmp_path: Path) -> None:
@@ -112,4 +112,4 @@ def test_a_cache_that_does_not_say_where_is_refused(demo: Path, cache: Path, pos
 def test_boxes_of_an_image_of_no_size_are_no_numbers(demo: Path, tmp_path: Path) -> None:
     n = len(load_dataset_file(demo).images)
     places = VectorBoxes(open_cache(regions(demo, tmp_path, 1, image_size=np.zeros((n, 2), np.int32))))
-    assert not np.isfinite(places.boxes((300, 100), 0)).all()
+    assert not np.isfinite(places.find_boxes((300, 100), 0)).all()

@@ -31,9 +31,9 @@ def shards(dataset: str, feature: str, numbers: range, n: int) -> list[PlannedFi
 def test_a_cache_is_its_rows_by_its_numbers_and_the_shards_that_lack() -> None:
     plan = estimate_plan(shards("coco", "fc7", range(16), 64), RATES, {})
     rows = 123_287 / 4
-    assert plan.jobs == {"extract": 16}
+    assert plan.job_counts == {"extract": 16}
     assert [size for size, _ in plan.cache_sizes] == [pytest.approx(rows * 4096 * 2)]
-    assert [seconds for seconds, _ in plan.seconds] == [pytest.approx(rows / 7.8)]
+    assert [seconds for seconds, _ in plan.durations] == [pytest.approx(rows / 7.8)]
     assert plan.download_sizes[0][1].startswith("weights of vgg19, unless")
 
 
@@ -54,7 +54,7 @@ def test_a_cache_is_its_rows_by_its_numbers_and_the_shards_that_lack() -> None:
 def test_what_is_not_known_of_a_feature_is_said(feature: str, size: float | None, seconds: float | None) -> None:
     plan = estimate_plan(shards("f30k", feature, range(4), 4), RATES, {})
     assert [amount for amount, _ in plan.cache_sizes] == ([] if size is None else [pytest.approx(size)])
-    assert [amount for amount, _ in plan.seconds] == ([] if seconds is None else [pytest.approx(seconds)])
+    assert [amount for amount, _ in plan.durations] == ([] if seconds is None else [pytest.approx(seconds)])
     unknown = " ".join(text for text in plan.unknown_amounts if f"f30k_{feature}" in text)
     assert ("size" in unknown, "time" in unknown) == (size is None, seconds is None)
 
@@ -65,8 +65,8 @@ def run_of(dataset: str, experiment: str) -> list[PlannedFile]:
 
 def test_a_training_is_its_pairs_and_epochs_by_the_rate_of_earlier_ones(folder: Path) -> None:
     assert TrainConfig().epochs == DEFAULT_EPOCHS
-    assert [s for s, _ in estimate_plan(run_of("f30k", "vsepp"), RATES, {}).seconds] == [pytest.approx(145_000 * 30 / 538)]
-    on_restval = estimate_plan(run_of("coco", "scan_t2i_avg"), RATES, {}).seconds
+    assert [s for s, _ in estimate_plan(run_of("f30k", "vsepp"), RATES, {}).durations] == [pytest.approx(145_000 * 30 / 538)]
+    on_restval = estimate_plan(run_of("coco", "scan_t2i_avg"), RATES, {}).durations
     assert on_restval[0][0] == pytest.approx((414_113 + 152_634) * 20 / 48)
     assert "no rate of twobranch" in estimate_plan(run_of("f30k", "twobranch"), RATES, {}).unknown_amounts[0]
     (folder / "runs/f8k_twobranch/seed-0").mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_a_training_is_its_pairs_and_epochs_by_the_rate_of_earlier_ones(folder: 
     (folder / "runs/f8k_other/seed-0").mkdir(parents=True)
     (folder / "runs/f8k_other/seed-0/run.json").write_text('{"experiment": "other", "state": "running"}')
     assert read_training_rates() == {"twobranch": 100.0}
-    assert "as measured in runs/" in estimate_plan(run_of("f30k", "twobranch"), RATES, read_training_rates()).seconds[0][1]
+    assert "as measured in runs/" in estimate_plan(run_of("f30k", "twobranch"), RATES, read_training_rates()).durations[0][1]
 
 
 def test_downloads_are_the_files_that_are_not_there(folder: Path) -> None:

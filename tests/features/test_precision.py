@@ -16,7 +16,7 @@ import torch
 from tests.conftest import TINY_FEATURE
 from tests.features.conftest import Fails, extracted_cache, succeed
 from tests.features.tiny_text import tiny_bert
-from vse.features.backbones.device import choose_precision, has_bf16, parse_cpuinfo
+from vse.features.backbones.device import choose_precision, has_bf16, parse_instruction_sets
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cli import main
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
@@ -45,7 +45,7 @@ def test_the_choice_is_that_of_the_instructions(monkeypatch: pytest.MonkeyPatch)
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     cpuinfo = Path("/proc/cpuinfo")
-    here = parse_cpuinfo(cpuinfo.read_text()) if cpuinfo.is_file() else set()
+    here = parse_instruction_sets(cpuinfo.read_text()) if cpuinfo.is_file() else set()
     assert has_bf16(CPU) == bool(here & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -64,7 +64,7 @@ def test_a_limit_of_onednn_or_pytorch_takes_bf16_away(monkeypatch: pytest.Monkey
 def test_linux_names_the_instructions() -> None:
     for line in ("flags\t\t: fpu avx2 avx512_bf16 amx_bf16", "Features\t: fp asimd i8mm bf16", "model name\t: bf16"):
         names = set() if "model" in line else set(line.split(": ")[1].split())
-        assert parse_cpuinfo(f"processor\t: 0\n{line}\n\nprocessor\t: 1\n{line}\n") == names
+        assert parse_instruction_sets(f"processor\t: 0\n{line}\n\nprocessor\t: 1\n{line}\n") == names
 
 
 @pytest.mark.parametrize("work", ["training", "images", "texts"])
@@ -141,14 +141,14 @@ def test_a_query_is_not_read_in_bf16_that_is_emulated(tmp_path: Path, few: Path,
     texts = TextConfig(name="text", model="tests/tiny", weights=str(tiny_bert(tmp_path / "tiny")), precision="bf16")
     captions = extracted_cache(few, TextExtractor(texts), tmp_path / "demo_text.h5")
     caplog.clear()
-    assert TextExtractor(texts.model_copy(update={"precision": "auto"})).notes["arithmetic"] == "fp32"
+    assert TextExtractor(texts.model_copy(update={"precision": "auto"})).provenance["arithmetic"] == "fp32"
     assert rebuild_cnn_extractor(images).config.precision == "fp32"
     assert rebuild_text_extractor(captions).config.precision == "fp32"
     assert not [one for one in caplog.records if one.levelname == "WARNING" and one.name.startswith("vse")]
 
 
 def test_what_makes_jobs_run_again_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = load_feature("effnet_rc").triggers()
+    before = load_feature("effnet_rc").list_rerun_settings()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert load_feature("effnet_rc").triggers() == before
+    assert load_feature("effnet_rc").list_rerun_settings() == before
     assert before["precision"] == "auto"

@@ -58,7 +58,7 @@ def test_images_captions_and_rows_belong_together(tmp_path: Path) -> None:
     stored = np.load(tmp_path / "in" / "test_ims.npy")
     reader = FeatureReader(cache)
     for k, image in enumerate(dataset.split("test")):
-        np.testing.assert_array_equal(reader.rows(reader.find_rows([image.imgid]))[0], stored[5 * k])
+        np.testing.assert_array_equal(reader.read_rows(reader.find_rows([image.imgid]))[0], stored[5 * k])
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_exported_cache_comes_back_as_it_was(own_cache: Path, tmp_path: Path)
     assert {path.name for path in out.iterdir()} == {f"{s}_{e}" for s in COUNTS for e in ("ims.npy", "caps.txt", "ids.txt")}
     cache, again = open_cache(own_cache), open_cache(imported(out))
     order = FeatureReader(cache).find_rows(again.ids)
-    np.testing.assert_array_equal(FeatureReader(cache).rows(order), FeatureReader(again).rows(np.arange(len(order))))
+    np.testing.assert_array_equal(FeatureReader(cache).read_rows(order), FeatureReader(again).read_rows(np.arange(len(order))))
     raw = {c.sentid: c.raw for image in load_dataset_file(cache.dataset_file).images for c in image.captions}
     repeated = export_precomp(own_cache, tmp_path / "repeated", repeats=5)
     rows = np.load(repeated / "test_ims.npy")

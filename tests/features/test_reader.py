@@ -18,7 +18,7 @@ from tests.features.conftest import as_sources, shard_parts, write_cache
 from tests.training.data.caches import drop_checksums
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader, RegionBoxes
-from vse.features.cache.rows import Kind, Rows, TextRows, dataset_items, row_ids
+from vse.features.cache.rows import FeatureKind, FeatureRows, TextUnit, list_extractor_inputs, row_ids
 from vse.features.cache.shards import shard_slice, shards_folder
 from vse.pipeline.dataset import dataset as dataset_module
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -30,7 +30,7 @@ def test_rows_are_those_that_hdf5_reads(cache: Path, memory_gb: float, mapped: b
     reader = FeatureReader(open_cache(cache), memory_gb, mapped)
     with h5py.File(cache) as file:
         expected = file["features"][:][positions]
-    np.testing.assert_array_equal(reader.rows(np.asarray(positions, np.int64)), expected)
+    np.testing.assert_array_equal(reader.read_rows(np.asarray(positions, np.int64)), expected)
 
 
 def ragged(folder: Path, counts: list[int], n_shards: int, boxes: bool = True) -> FeatureCache:
@@ -43,12 +43,12 @@ def ragged(folder: Path, counts: list[int], n_shards: int, boxes: bool = True) -
             "image_size": np.asarray([[100 + k, 50] for k in rows], np.int32),
         }
         features, offsets = (numbers[:, None] * np.ones(3)).astype(np.float32), first[rows[0] : rows[-1] + 2] - first[rows[0]]
-        parts.append(Rows(rows, features, as_sources(len(rows)), offsets, **(places if boxes else {})))
+        parts.append(FeatureRows(rows, features, as_sources(len(rows)), offsets, **(places if boxes else {})))
     return open_cache(write_cache(folder / "demo_r.h5", parts))
 
 
 def dense(folder: Path, features: NDArray[Any], content: Mapping[str, Any]) -> FeatureCache:
-    parts = [Rows(k, features[k], as_sources(len(k))) for k in shard_parts(len(features), 3)]
+    parts = [FeatureRows(k, features[k], as_sources(len(k))) for k in shard_parts(len(features), 3)]
     return open_cache(write_cache(folder / "demo_d.h5", parts, content))
 
 
@@ -67,7 +67,7 @@ def test_a_nan_is_named_with_its_id(own_cache: Path, memory_gb: float) -> None:
         bad = int(file["ids"][2])
     reader = FeatureReader(open_cache(own_cache), memory_gb)
     with pytest.raises(UserError, match=f"the features of id {bad} are not finite"):
-        reader.check_finite(np.arange(66))
+        reader.check_rows_finite(np.arange(66))
 
 
 @given(st.data(), st.lists(st.integers(0, 5), min_size=3, max_size=12), st.sampled_from([0, 2e-8, 1]))
@@ -79,7 +79,7 @@ def test_padded_features_and_boxes_are_those_of_a_loop(
     rows = np.asarray(positions, np.int64)
     first = np.cumsum([0, *counts])
     slow = [list(range(first[k], first[k + 1])) for k in positions]
-    for found in (reader.padded_regions(rows), reader.sets(rows)):
+    for found in (reader.read_padded_regions(rows), reader.read_sets(rows)):
         assert [features[mask, 0].tolist() for features, mask in zip(found.features, found.mask, strict=True)] == slow
         assert not found.features[~found.mask].any()
         assert (np.diff(found.mask.astype(int), axis=1) <= 0).all(), "regions come first"
@@ -93,21 +93,21 @@ def test_boxes_of_all_shards_stand_one_after_the_other(tmp_path: Path) -> None:
     assert found.image_size.tolist() == [[100 + k, 50] for k in range(5)]
     assert found.offsets.tolist() == [0, 3, 3, 5, 10, 11]
     for memory_gb in (0, 1):
-        assert FeatureReader(cache, memory_gb).vectors(numbers).tolist() == [[k] * 3 for k in numbers]
+        assert FeatureReader(cache, memory_gb).read_vectors(numbers).tolist() == [[k] * 3 for k in numbers]
     with pytest.raises(UserError, match=r"demo_r\.h5: .* its r "):
-        _ = FeatureReader(ragged(tmp_path / "x", [1, 2], 1, boxes=False)).boxes
+        _ = FeatureReader(ragged(tmp_path / "x", [1, 2], 1, boxes=False)).region_boxes
 
 
 def test_a_reader_survives_a_fork_and_keeps_no_file_of_hdf5_open(cache: Path) -> None:
     reader = FeatureReader(open_cache(cache), memory_gb=0)
-    expected = reader.rows(np.arange(66))
+    expected = reader.read_rows(np.arange(66))
     assert not h5py.h5f.get_obj_count(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)
     orders = [np.random.default_rng(k).permutation(66) for k in range(8)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        for order, rows in zip(orders, pool.map(reader.rows, orders), strict=True):
+        for order, rows in zip(orders, pool.map(reader.read_rows, orders), strict=True):
             np.testing.assert_array_equal(rows, expected[order])
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        np.testing.assert_array_equal(pool.apply(reader.rows, (np.arange(5),)), expected[:5])
+        np.testing.assert_array_equal(pool.apply(reader.read_rows, (np.arange(5),)), expected[:5])
 
 
 @pytest.mark.parametrize("what", ["cache", "shard"])
@@ -120,7 +120,7 @@ def test_a_file_that_another_process_has_locked_is_read(what: str, own_cache: Pa
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(BlockingIOError):
             h5py.File(path, "r")
-        assert len(FeatureReader(verify_cache(own_cache), memory_gb=0).rows(np.arange(66))) == 66
+        assert len(FeatureReader(verify_cache(own_cache), memory_gb=0).read_rows(np.arange(66))) == 66
     shards_folder(own_cache).chmod(0o755)
 
 
@@ -129,11 +129,11 @@ def test_positions_are_sets_of_equal_size_without_padding(memory_gb: float, tmp_
     grid = np.random.default_rng(0).random((20, 4, 3)).astype(np.float32)
     reader = FeatureReader(dense(tmp_path, grid, {"config": {"crops": "1c", "positions": True}}), memory_gb)
     positions = np.asarray([7, 0, 19, 7])
-    sets = reader.sets(positions)
+    sets = reader.read_sets(positions)
     np.testing.assert_array_equal(sets.features, grid[positions])
     assert sets.mask.shape == (4, 4)
     assert sets.mask.all()
-    assert reader.sets(np.empty(0, np.int64)).mask.shape == (0, 4)
+    assert reader.read_sets(np.empty(0, np.int64)).mask.shape == (0, 4)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_cache_says_what_its_rows_are(shape: tuple[int, ...], content: Mapping
     assert opened.row_kind == kind
     if kind != "sets":
         with pytest.raises(AssertionError, match=f"rows are {kind}"):
-            FeatureReader(opened).sets(np.arange(2))
+            FeatureReader(opened).read_sets(np.arange(2))
 
 
 @pytest.mark.parametrize("memory_gb", [0, 2e-7, 1])
@@ -162,10 +162,10 @@ def test_a_crop_of_each_image_is_drawn_from_a_bank(n_crops: int, memory_gb: floa
     reader = FeatureReader(dense(tmp_path, bank, {"config": {"crops": "rc_bank"}}), memory_gb)
     rng = np.random.default_rng(0)
     positions, chosen = rng.integers(20, size=30), rng.integers(n_crops, size=30)
-    np.testing.assert_array_equal(reader.crops(positions, chosen), bank[positions, chosen])
+    np.testing.assert_array_equal(reader.read_crops(positions, chosen), bank[positions, chosen])
 
 
-KINDS: list[tuple[Kind, bool, TextRows]] = [
+KINDS: list[tuple[FeatureKind, bool, TextUnit]] = [
     ("image", False, "captions"),
     ("text", False, "captions"),
     ("text", True, "captions"),
@@ -174,11 +174,11 @@ KINDS: list[tuple[Kind, bool, TextRows]] = [
 
 
 @pytest.mark.parametrize(("kind", "raw", "of"), KINDS)
-def test_the_rows_of_shards_are_all_rows(kind: Kind, raw: bool, of: TextRows, demo: Path) -> None:
+def test_the_rows_of_shards_are_all_rows(kind: FeatureKind, raw: bool, of: TextUnit, demo: Path) -> None:
     dataset = load_dataset_file(demo)
-    every = dataset_items(dataset, kind, raw, of)
+    every = list_extractor_inputs(dataset, kind, raw, of)
     for n in (1, 3, 7, 60):
-        parts = [dataset_items(dataset, kind, raw, of, shard_slice(len(every), index, n)) for index in range(n)]
+        parts = [list_extractor_inputs(dataset, kind, raw, of, shard_slice(len(every), index, n)) for index in range(n)]
         assert [item for part in parts for item in part] == every
     assert row_ids(dataset, kind, of).tolist() == [item.id for item in every]
 
@@ -199,5 +199,5 @@ def test_images_have_any_number_of_captions(from_columns: bool, tmp_path: Path, 
         assert row_ids(dataset, "text").tolist() == every.tolist()
         for start in range(9):
             for stop in range(start, 9):
-                found = [item.id for item in dataset_items(dataset, "text", True, "captions", slice(start, stop))]
+                found = [item.id for item in list_extractor_inputs(dataset, "text", True, "captions", slice(start, stop))]
                 assert found == every[start:stop].tolist()

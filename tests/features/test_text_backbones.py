@@ -22,14 +22,14 @@ from sentence_transformers import SentenceTransformer
 
 from tests.features.conftest import Fails, sets, succeed
 from tests.features.tiny_text import add_tiny_clip, pooling_module, tiny_bert, with_modules
-from vse.features.backbones.model_folder import download
+from vse.features.backbones.model_folder import download_model
 from vse.features.backbones.networks import LayerOutput, hash_weights, load_backbone
 from vse.features.backbones.texts import TextBackbone, load_text_backbone
 from vse.features.backbones.transformer import read_transformer
 from vse.features.cache.feature_cache import open_cache
-from vse.features.cache.rows import Item
+from vse.features.cache.rows import ExtractorInput
 from vse.features.cli import main
-from vse.features.extractors.text import TextExtractor, load_text_item_encoder
+from vse.features.extractors.text import TextExtractor, load_text_input_encoder
 from vse.features.settings import load_feature
 from vse.features.settings.images import CnnConfig
 from vse.features.settings.texts import TextConfig
@@ -103,7 +103,7 @@ def test_a_tower_that_sees_its_padding_runs_whole(tmp_path: Path) -> None:
         whole = open_clip.create_model(name.rpartition("/")[2]).eval()
     with torch.inference_mode():
         theirs = whole.encode_text(open_clip.get_tokenizer(name.rpartition("/")[2])(texts), normalize=True)
-    (ours,) = extractor.encode_items([Item(k, raw=text) for k, text in enumerate(texts)])
+    (ours,) = extractor.encode_inputs([ExtractorInput(k, raw=text) for k, text in enumerate(texts)])
     torch.testing.assert_close(ours, theirs)
     for settings in ({"pooling": "tokens"}, {"max_length": 10}):
         with pytest.raises(UserError, match="max_length"):
@@ -194,10 +194,12 @@ def test_minilm_is_the_library_s_own_vector() -> None:
     rng, words = np.random.default_rng(0), ["A", "dog", "runs", "over", "the", "wet", "GRASS", "naïve", "two-tone", "!"]
     texts = [" ".join(rng.choice(words, n)) for n in rng.integers(1, 40, 12)] + ["long " * 400]
     extractor = TextExtractor(load_feature("minilm", sets=[f"weights={MINILM}"]))
-    (ours,) = extractor.encode_items([Item(k, raw=text) for k, text in enumerate(texts)])
+    (ours,) = extractor.encode_inputs([ExtractorInput(k, raw=text) for k, text in enumerate(texts)])
     theirs = SentenceTransformer(str(MINILM), device="cpu", local_files_only=True).encode(texts)
     np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-5)
-    assert extractor.extract([Item(k, raw=text) for k, text in enumerate(texts)]).counts == {"captions cut to 256 tokens": 1}
+    assert extractor.extract([ExtractorInput(k, raw=text) for k, text in enumerate(texts)]).counts == {
+        "captions cut to 256 tokens": 1
+    }
 
 
 OLD, NEW = "1" * 40, "ab" * 20
@@ -224,11 +226,11 @@ def test_a_branch_is_resolved_to_the_hash_of_its_commit(hub: Path) -> None:
     snapshot(hub, "some/model", OLD, "v1")
     folder = snapshot(hub, "some/model", NEW)
     for revision, commit in ((None, NEW), ("main", NEW), ("v1", OLD), (OLD, OLD)):
-        assert download("some/model", ["*.json"], revision).commit == commit
-    assert download("some/model", ["*.json"]).folder == folder
+        assert download_model("some/model", ["*.json"], revision).commit == commit
+    assert download_model("some/model", ["*.json"]).folder == folder
     snapshot(hub, "other/model", "main")
     with pytest.raises(UserError, match="cannot get other/model .*not the folder of a commit"):
-        download("other/model", ["*.json"])
+        download_model("other/model", ["*.json"])
     tiny_bert(snapshot(hub, "some/bert"))
     assert read_transformer("some/bert").commit == NEW, "the trainable encoder"
 
@@ -240,9 +242,11 @@ def test_a_cache_of_captions_records_the_commit_and_reads_others_with_it(hub: Pa
     succeed(main, "text", "--dataset", few, "--feature", "minilm", *options)
     cache = open_cache(out)
     assert cache.provenance["commit"] == OLD
-    before = load_text_item_encoder(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0]
+    before = load_text_input_encoder(cache, device="cpu").encode_inputs([ExtractorInput(0, raw="a red dog")])[0]
     tiny_bert(snapshot(hub, "tests/tiny", NEW), seed=1)  # the branch moves on
-    assert torch.equal(load_text_item_encoder(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0], before)
+    assert torch.equal(
+        load_text_input_encoder(cache, device="cpu").encode_inputs([ExtractorInput(0, raw="a red dog")])[0], before
+    )
 
 
 def test_a_network_of_timm_is_read_at_a_commit(hub: Path, few: Path, tmp_path: Path, fails: Fails) -> None:
@@ -280,6 +284,6 @@ def test_openclip_is_read_at_a_commit(file: str, hub: Path, tmp_path: Path, monk
     images = load_backbone(CnnConfig(**settings, layer="output"), notes=notes)
     assert hash_weights(images) == hash_weights(network.visual)
     assert notes == {"commit": NEW}
-    assert load_text_backbone(TextConfig(**settings)).notes == {"commit": NEW}
+    assert load_text_backbone(TextConfig(**settings)).provenance == {"commit": NEW}
     with pytest.raises(UserError, match="unknown weights"):
         load_backbone(CnnConfig(**{**settings, "weights": "some/clip"}))

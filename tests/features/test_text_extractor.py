@@ -20,10 +20,10 @@ from tests.features.conftest import Edit, Fails, extracted_cache, sets, succeed
 from tests.features.tiny_text import MAX_TOKENS, OTHERS, pooling_module, tiny_bert, with_modules
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import Item, dataset_items
+from vse.features.cache.rows import ExtractorInput, list_extractor_inputs
 from vse.features.cli import main
 from vse.features.extraction import verify_inputs
-from vse.features.extractors.text import TextExtractor, load_text_item_encoder
+from vse.features.extractors.text import TextExtractor, load_text_input_encoder
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -56,12 +56,12 @@ OTHER_NETWORKS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def items(texts: list[str]) -> list[Item]:
-    return [Item(k, raw=text) for k, text in enumerate(texts)]
+def items(texts: list[str]) -> list[ExtractorInput]:
+    return [ExtractorInput(k, raw=text) for k, text in enumerate(texts)]
 
 
 def vectors(extractor: TextExtractor, texts: list[str]) -> list[Floats]:
-    found = extractor.encode_items(items(texts))
+    found = extractor.encode_inputs(items(texts))
     if len(found) == 1:
         return list(found[0].numpy())
     return [states[mask].numpy() for states, mask in zip(*found, strict=True)]
@@ -192,7 +192,7 @@ def test_half_the_precision_costs_little(bert: Path, clip: str) -> None:
 
 @pytest.mark.parametrize("pooling", ["own", "tokens"])
 def test_a_cache_has_a_row_per_caption_in_any_number_of_shards(pooling: str, few: Path, bert: Path, tmp_path: Path) -> None:
-    captions = dataset_items(load_dataset_file(few), "text", raw=True)
+    captions = list_extractor_inputs(load_dataset_file(few), "text", raw=True)
     extractor = of_bert(bert, pooling=pooling)
     for n_shards in (1, 3):
         cache = extracted_cache(few, extractor, tmp_path / str(n_shards) / "demo_x.h5", n_shards)
@@ -202,9 +202,9 @@ def test_a_cache_has_a_row_per_caption_in_any_number_of_shards(pooling: str, few
         reader = FeatureReader(cache)
         for k in (0, 7, len(captions) - 1):
             if pooling == "own":
-                found = reader.rows(np.arange(len(captions)))[k]
+                found = reader.read_rows(np.arange(len(captions)))[k]
             else:
-                tokens = reader.sets(np.asarray([k]))
+                tokens = reader.read_sets(np.asarray([k]))
                 found = tokens.features[tokens.mask]
             expected = slow_bert(bert, captions[k].raw, "mean" if pooling == "own" else "tokens")
             np.testing.assert_allclose(found.astype(np.float32), expected, atol=1e-3)
@@ -220,8 +220,8 @@ def command(demo: Path, out: Path, folder: Path, *more: object) -> list[object]:
 def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, few: Path, bert: Path, clip: str, tmp_path: Path) -> None:
     for extractor in (of_bert(bert, pooling=pooling, prompt="the "), of_clip(clip, pooling=pooling, seed=3)):
         out = tmp_path / extractor.config.model.replace("/", "_") / "demo_x.h5"
-        again = load_text_item_encoder(extracted_cache(few, extractor, out, 2), device="cpu").encode_items(items(TEXTS))
-        for one, other in zip(again, extractor.encode_items(items(TEXTS)), strict=True):
+        again = load_text_input_encoder(extracted_cache(few, extractor, out, 2), device="cpu").encode_inputs(items(TEXTS))
+        for one, other in zip(again, extractor.encode_inputs(items(TEXTS)), strict=True):
             assert torch.equal(one, other)
 
 
@@ -249,10 +249,10 @@ def test_captions_are_read_by_no_other_encoder_than_that_of_the_cache(few: Path,
     for change, said in OTHER_NETWORKS:
         tiny_bert(folder, **change)
         with pytest.raises(UserError, match=names[said]):
-            load_text_item_encoder(cache)
+            load_text_input_encoder(cache)
     folder.rename(tmp_path / "away")
     with pytest.raises(UserError, match="no folder with a text encoder"):
-        load_text_item_encoder(cache)
+        load_text_input_encoder(cache)
 
 
 def test_a_cache_of_another_data_set_is_made_like_one(few: Path, drawn: Path, bert: Path, tmp_path: Path) -> None:

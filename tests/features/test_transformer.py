@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from tests.transformers_made import BERT, POSITIONS, make_bert, make_transformer, word_pieces
-from vse.features.backbones.transformer import find_layers, read_transformer, tiny_transformer
+from vse.features.backbones.transformer import build_tiny_transformer, find_layers, read_transformer
 from vse.pipeline.errors import UserError
 
 TEXTS = ["A red disc on the grass.", "zebra", "", "two (2) blue squares under a green triangle " * 20]
@@ -69,7 +69,7 @@ def test_weights_that_are_read_draw_no_numbers_and_those_that_are_not_depend_on_
     drawn = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        drawn.append(tiny_transformer(["disc"]).load_network().embeddings.word_embeddings.weight)
+        drawn.append(build_tiny_transformer(["disc"]).load_network().embeddings.word_embeddings.weight)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -110,7 +110,7 @@ def test_other_families_read_as_many_tokens_as_they_have_positions_whatever_the_
 
 def test_what_a_tokenizer_does_not_know_is_named(folder: Path) -> None:
     assert read_transformer(str(folder)).find_unknown_words("a red ☂ and ☂☂ disc") == ["☂", "☂☂"]
-    assert read_transformer(str(folder)).tokens("Red zoo") == ["[CLS]", "red", "z", "##o", "##o", "[SEP]"]
+    assert read_transformer(str(folder)).tokenize("Red zoo") == ["[CLS]", "red", "z", "##o", "##o", "[SEP]"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -199,7 +199,7 @@ def test_words_are_normalised_as_tokenizer_config_json_says(lower: bool | None, 
             read_transformer(str(folder))
         return
     theirs = transformers.AutoTokenizer.from_pretrained(folder).tokenize(text)
-    assert read_transformer(str(folder)).tokens(text)[1:-1] == theirs
+    assert read_transformer(str(folder)).tokenize(text)[1:-1] == theirs
 
 
 def test_a_tokenizer_that_agrees_with_its_settings_stays_byte_for_byte(folder: Path) -> None:

@@ -50,12 +50,12 @@ def test_the_rows_of_an_image_are_its_truths_as_the_data_set_has_them(drawn: Pat
     assert "upper_bound" not in cache.provenance
     reader = FeatureReader(cache)
     assert cache.offsets.tolist() == [0, 2, 2, 4]
-    assert reader.boxes.boxes.tolist() == [box for boxes in TRUTHS.values() for box in boxes]
-    assert reader.boxes.image_size.tolist() == [[60, 40]] * 3
+    assert reader.region_boxes.boxes.tolist() == [box for boxes in TRUTHS.values() for box in boxes]
+    assert reader.region_boxes.image_size.tolist() == [[60, 40]] * 3
     assert cache.provenance["counts"] == {"images without a box": 1}
     (tmp_path / "inside.json").write_text('{"0": [], "1": [], "2": [[0.5, 0, 60, 40]]}')
     inside = extracted(drawn, TRUTH.model_copy(update={"boxes": str(tmp_path / "inside.json")}), tmp_path / "drawn_inside.h5")
-    np.testing.assert_array_equal(reader.vectors(np.asarray([3])), FeatureReader(inside).vectors(np.asarray([0])))
+    np.testing.assert_array_equal(reader.read_vectors(np.asarray([3])), FeatureReader(inside).read_vectors(np.asarray([0])))
 
 
 def test_boxes_that_changed_make_a_cache_stale(tmp_path: Path, edit: Edit, fails: Fails) -> None:

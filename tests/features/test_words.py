@@ -78,7 +78,7 @@ def test_a_table_that_is_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_first_words_and_the_wanted_ones_are_kept() -> None:
-    found = WordVectors(WORDS, VECTORS).select({"don't", "cat"}, n_first=2)
+    found = WordVectors(WORDS, VECTORS).select_words({"don't", "cat"}, n_first=2)
     assert found.words == ("a", "dog", "don't")
     np.testing.assert_array_equal(found.vectors, VECTORS[[0, 1, 3]])
     assert found.find_indices([["a", "cat", "don't"]])[0].tolist() == [0, 2]

@@ -105,7 +105,7 @@ def test_one_id_is_one_row_and_a_colon_all(cache: Path) -> None:
     assert features.json == open_cache(cache).provenance
     assert np.array_equal(features[5], slow_rows(cache, [5])[0])
     assert np.array_equal(features[np.int64(5)], features[5])
-    assert np.array_equal(features[:], FeatureReader(open_cache(cache)).rows(np.arange(66)))
+    assert np.array_equal(features[:], FeatureReader(open_cache(cache)).read_rows(np.arange(66)))
     assert features[:].shape == features.tensor().shape == features.shape
     assert features.tensor(5).shape == features.shape[1:]
     assert list(features) == features.ids.tolist()

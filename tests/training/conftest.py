@@ -22,9 +22,9 @@ from tests.conftest import TINY_FEATURE
 from tests.conftest import succeeds as done
 from tests.training.phrases.some_regions import Caches, World, make_caches, small, world_of
 from vse.features.cache.feature_cache import merge_shards
-from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, write_shard
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.texts import TfidfConfig
@@ -63,7 +63,7 @@ def _extracted(demo: Path, name: str, **changes: object) -> Path:
     """A cache of the demo by the tiny network with these changes, in two shards."""
     out = demo.parent.parent / "features" / f"demo_{name}.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"name": name, **changes})), out, 2)
-    return merge(demo, out, 2)
+    return merge_feature(demo, out, 2)
 
 
 @pytest.fixture(scope="session")
@@ -93,7 +93,7 @@ def write_regions(
 ) -> Path:
     """Write a cache of some regions for each image of the demo."""
     ids, n = np.asarray([image.imgid for image in load_dataset_file(dataset_file).images], np.int64), int(counts.sum())
-    rows = Rows(
+    rows = FeatureRows(
         ids,
         features.astype(np.float16),
         np.zeros((len(ids), 32), np.uint8),
@@ -102,7 +102,7 @@ def write_regions(
         scores=np.ones(n, np.float32),
         image_size=np.full((len(ids), 2), 32, np.int32),
     )
-    write_shard(shard_path(out, 0, 1), Identity("demo", "regions", "image", {}), rows)
+    write_shard(shard_path(out, 0, 1), CacheIdentity("demo", "regions", "image", {}), rows)
     return merge_shards(out, 1, dataset_file, ids)
 
 
@@ -112,7 +112,7 @@ def tfidf(demo: Path, cache: Path) -> Path:
     config = TfidfConfig(name="tfidf", min_count=2)
     out = cache.with_name("demo_tfidf.h5")
     extract_shards(demo, CaptionExtractor(config, fit_encoder(demo, config, encoder_path(out))), out, 2)
-    return merge(demo, out, 2)
+    return merge_feature(demo, out, 2)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import yaml
 from tests.conftest import TINY_FEATURE
 from tests.training.conftest import COMMAND, Crash, Fails, Patch, assert_same, experiment, interrupted, options, state, weights
 from vse.features.backbones.device import has_bf16
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.errors import UserError
 from vse.training.cli import train_main
@@ -132,7 +132,7 @@ def test_features_of_other_machines(said: str, demo: Path, cache: Path, run: Pat
     monkeypatch.setenv("VSE_PRESETS", str(presets.parent))
     out = tmp_path / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"precision": "bf16"})), out, 1)
-    merge(demo, out, 1)
+    merge_feature(demo, out, 1)
     places = RunFileOptions(features=out, captions=demo)
     if said == "auto":
         assert open_run(run, places).image_cache.provenance["config"]["precision"] == "bf16"

@@ -11,7 +11,7 @@ from torchvision.models import resnet18
 from tests.features.tiny_text import CLIP, add_tiny_clip
 from vse.features.backbones.networks import LayerOutput
 from vse.features.exchange.embeddings import cache_paths
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.extractors.cnn import CnnExtractor
@@ -324,7 +324,7 @@ def feature(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
         out = folder / f"demo_{name}.h5"
         if not out.exists():
             extract_shards(few, extractor(name, out), out, 1)
-            merge(few, out, 1)
+            merge_feature(few, out, 1)
         return out
 
     def extractor(name: str, out: Path) -> Extractor:
@@ -344,7 +344,7 @@ def feature(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
         if extractor == "text":
             captions = load_feature(name, "demo")
             assert isinstance(captions, TextConfig)
-            own = {"weights": str(get_model_path())} if captions.open_clip is None else {"weights": "random"}
+            own = {"weights": str(get_model_path())} if captions.open_clip_name is None else {"weights": "random"}
             return TextExtractor(captions.model_copy(update={**own, **SMALL.get(captions.model, {})}))
         captions = load_feature(name, "demo", [*sizes[extractor], "min_count=1"])
         assert not isinstance(captions, CnnConfig | RegionsConfig | BoxesConfig)

@@ -14,7 +14,7 @@ from tests.training.conftest import assert_same, experiment, losses, state, trai
 from tests.training.models.similarities.test_scan import slow_score
 from vse.eval.files.embeddings import read_embeddings
 from vse.features.cache.feature_cache import open_cache
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.models.similarities.scan import ScanSettings
@@ -39,7 +39,7 @@ def a_map(demo: Path, name: str, side: int) -> Path:
     out = demo.parent.parent / "features" / f"demo_{name}.h5"
     changes = {"name": name, "positions": True, "grid": "all", "layer": "features.12", "resize": side, "crop": side}
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={**changes, "normalize": False})), out, 1)
-    return merge(demo, out, 1)
+    return merge_feature(demo, out, 1)
 
 
 @pytest.fixture(scope="session")

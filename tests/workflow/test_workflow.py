@@ -192,7 +192,7 @@ def test_features_of_each_kind_are_extracted_and_sound(more: Work) -> None:
     boxes, truths, phrases = (open_cache(more.folder / target) for target in targets[-3:])
     check_truth_cache(truths, boxes)
     assert boxes.provenance["upper_bound"]["splits"].keys() == {"train", "val", "test"}
-    assert phrases.text_rows == "phrases"
+    assert phrases.text_unit == "phrases"
 
 
 @pytest.mark.slow

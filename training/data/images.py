@@ -84,7 +84,7 @@ class CachedFeatures:
     def _read_vectors(self, indices: Indices, crops: Indices | None) -> Tensor:
         if self.n_crops and crops is None:
             rows = self._cache_rows[indices]
-            mean = torch.from_numpy(self._reader.rows(rows)).float().mean(1)
+            mean = torch.from_numpy(self._reader.read_rows(rows)).float().mean(1)
             mean = move_tensor(self._check_finite(mean, rows), self._device)
             return torch.nn.functional.normalize(mean, dim=1) if self._mean_has_unit_length else mean
         crops = np.zeros_like(indices) if crops is None else crops
@@ -92,13 +92,13 @@ class CachedFeatures:
             which = indices * self.n_crops + crops if self.n_crops else indices
             return self._vectors_in_memory.index_select(0, torch.from_numpy(which).to(self._device)).float()
         rows = self._cache_rows[indices]
-        vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
+        vectors = self._reader.read_crops(rows, crops) if self.n_crops else self._reader.read_rows(rows)
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 
     def _read_sets(self, indices: Indices) -> BatchVectors:
         if self._vectors_in_memory is None:
             rows = self._cache_rows[indices]
-            sets = self._reader.sets(rows)
+            sets = self._reader.read_sets(rows)
             vectors = move_tensor(self._check_finite(torch.from_numpy(sets.features).float(), rows), self._device)
             mask = torch.from_numpy(sets.mask).to(self._device)
         else:
@@ -125,9 +125,9 @@ class CachedFeatures:
         for start in range(0, len(self._cache_rows), _ROWS_PER_READ):
             rows = self._cache_rows[start : start + _ROWS_PER_READ]
             if cache.offsets is None:
-                vectors = self._reader.rows(rows).reshape(-1, cache.dim)
+                vectors = self._reader.read_rows(rows).reshape(-1, cache.dim)
             else:
-                sets = self._reader.padded_regions(rows)
+                sets = self._reader.read_padded_regions(rows)
                 vectors = sets.features[sets.mask]
             first = self._vector_starts[start]
             kept[first : first + len(vectors)] = self._check_finite(torch.from_numpy(vectors), rows)
@@ -136,7 +136,7 @@ class CachedFeatures:
     def _check_finite(self, features: Tensor, rows: Indices) -> Tensor:
         """Return the features unchanged. Raises UserError if a feature is infinite or NaN."""
         if not features.sum(dtype=torch.float32).isfinite():
-            self._reader.check_finite(rows)  # or else the sum alone overflowed
+            self._reader.check_rows_finite(rows)  # or else the sum alone overflowed
         return features
 
 
@@ -208,7 +208,7 @@ class PhotoCrops:
         config = config or extractor.config
         kind = random_crop or config.random_crop
         self._random_crop_config = config.model_copy(update={"crops": "rc_bank", "n_random": 1, "random_crop": kind})
-        self._fixed_crop_config = config.model_copy(update={"crops": "1c"}) if config.bank else config
+        self._fixed_crop_config = config.model_copy(update={"crops": "1c"}) if config.is_crop_bank else config
         self._extractor = extractor
         self._paths, self._image_ids = paths, image_ids
         self._workers = workers
@@ -243,7 +243,7 @@ class PhotoCrops:
     def _to_model_inputs(self, pixels: Tensor) -> BatchVectors:
         if not self._returns_features:
             return (pixels,)
-        parts = [self._extractor.features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]
+        parts = [self._extractor.compute_features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]
         return add_full_mask(torch.cat(parts)) if self._extractor.config.positions else (torch.cat(parts).flatten(1),)
 
 

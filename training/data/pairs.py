@@ -21,8 +21,8 @@ from torch import Tensor
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
-from vse.features.cache.rows import Item
-from vse.features.extractors.text import TextItemEncoder
+from vse.features.cache.rows import ExtractorInput
+from vse.features.extractors.text import TextInputEncoder
 from vse.pipeline.dataset.captions import PAD_ID, Vocabulary
 from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, image_ids, select_images
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
@@ -67,7 +67,7 @@ class CaptionsEncodedOnRead:
     """
 
     def __init__(
-        self, captions: Sequence[Caption], encoder: TextItemEncoder, cache: FeatureCache, device: torch.device
+        self, captions: Sequence[Caption], encoder: TextInputEncoder, cache: FeatureCache, device: torch.device
     ) -> None:
         self._captions, self._encoder, self._cache, self._device = captions, encoder, cache, device
         self.kind = to_input_kind(cache.row_kind)
@@ -78,14 +78,14 @@ class CaptionsEncodedOnRead:
 
 
 def encode_texts(
-    cache: FeatureCache, encoder: TextItemEncoder, texts: Sequence[tuple[str, Sequence[str]]], device: torch.device
+    cache: FeatureCache, encoder: TextInputEncoder, texts: Sequence[tuple[str, Sequence[str]]], device: torch.device
 ) -> tuple[Tensor, ...]:
     """Encode texts as inputs of a model that was trained on ``cache``: vectors or sets, rounded to the type of the cache.
 
     ``encoder`` is the encoder that computed ``cache``. A text is a pair of the raw text and its words.
     """
-    items = [Item(k, tokens=tuple(words), raw=raw) for k, (raw, words) in enumerate(texts)]
-    vectors, *mask = encoder.encode_items(items)
+    items = [ExtractorInput(k, tokens=tuple(words), raw=raw) for k, (raw, words) in enumerate(texts)]
+    vectors, *mask = encoder.encode_inputs(items)
     rounded = torch.from_numpy(vectors.numpy().astype(cache.dtype)).float()
     return tuple(part.to(device) for part in (rounded, *mask))
 
@@ -224,7 +224,7 @@ def select_images_with_features(
     """
     of_splits = [dataset.split(split) for split in splits]
     images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))
-    kept = select_images(images, ~np.isin(image_ids(images), list(cache.skipped)))
+    kept = select_images(images, ~np.isin(image_ids(images), list(cache.skipped_ids)))
     if len(kept) < len(images):
         log.warning("%d images without features (skipped by the extraction) are left out", len(images) - len(kept))
     if not kept:

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vse.eval.defaults import DEFAULT_KS, IOU
-from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
+from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, DEFAULT_KS
+from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import Indices
 from vse.training.models.build import Model
@@ -52,7 +52,7 @@ class PhraseSplit:
         candidates, images = self.region_inputs.candidates, self.phrases.image_indices
         return flatten_ranges(candidates.region_starts[images], candidates.region_counts[images])[1]
 
-    def rank_candidates(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
+    def rank_candidates(self, scores: Float[np.ndarray, " n"], iou: float = DEFAULT_IOU_THRESHOLD) -> PhraseRanks:
         """Return the rank of the best right candidate for each phrase with a box.
 
         A candidate is right if its IoU with the true box is at least ``iou``. The order of ``scores`` is that of
@@ -68,7 +68,7 @@ class PhraseSplit:
     def recall_bound(self) -> float:
         """Return the upper bound of R@K: the percentage of phrases with a box that have a right candidate."""
         ranks = self.rank_candidates(np.zeros(int(self.score_offsets[-1]), np.float32)).ranks
-        return float(100 * (ranks < MISSED).mean())
+        return float(100 * (ranks < MISSED_RANK).mean())
 
     def expected_random_rsum(self) -> float:
         """Return the expected ``rsum`` of random scores (:func:`compute_recalls`). The top k count as k independent draws."""

@@ -57,7 +57,7 @@ class BoxFeatures(CachedFeatures):
             return self._vectors_in_memory.index_select(0, torch.from_numpy(regions).to(self._device)).float()
         images, which = np.unique(self.image_indices[regions], return_inverse=True)
         rows = self._cache_rows[images]
-        sets = self._reader.padded_regions(rows).features
+        sets = self._reader.read_padded_regions(rows).features
         vectors = sets[which, regions - self.region_starts[images][which]].reshape(-1, self.dim)
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 

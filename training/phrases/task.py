@@ -145,7 +145,7 @@ def check_phrase_inputs(inputs: RunInputs) -> None:
 
 def _images_with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
     images = select_images_with_features(dataset, splits, cache)
-    kept = [image for image in images if image.imgid not in truths.skipped]
+    kept = [image for image in images if image.imgid not in truths.skipped_ids]
     if len(kept) < len(images):
         log.warning("%d images without ground-truth regions (skipped by the extraction) are left out", len(images) - len(kept))
     return kept

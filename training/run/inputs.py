@@ -13,8 +13,8 @@ import torch
 
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache, open_cache
-from vse.features.cache.reader import check_text_rows
-from vse.features.cache.rows import TextRows
+from vse.features.cache.reader import check_text_unit
+from vse.features.cache.rows import TextUnit
 from vse.features.data_checks import check_belongs_to_dataset, check_same_photos, compute_data_checksums
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.proposals import check_truth_cache, has_truth_boxes
@@ -44,7 +44,7 @@ def initialise_word_embeddings(model: Model, vocabulary: Vocabulary, file: Path)
     encoder = model.caption_encoder
     if not isinstance(encoder, WordReader):
         raise UserError(f"{file}: word vectors are for encoders of words, and the captions are not read by one")
-    known = read_word_vectors(file).select(vocabulary.words, 0)
+    known = read_word_vectors(file).select_words(vocabulary.words, 0)
     dim, expected = known.vectors.shape[1], encoder.words.embedding_dim
     if dim != expected:
         raise UserError(f"{file}: vectors of {dim} numbers, but model.word_dim is {expected}; --set model.word_dim={dim}")
@@ -147,7 +147,7 @@ def open_inputs(
     seed: int,
     paths: TrainInputs,
     caption_encoder: EncoderSettings | None = None,
-    texts: TextRows = "captions",
+    texts: TextUnit = "captions",
 ) -> RunInputs:
     """Find, open and check all inputs of an experiment.
 
@@ -173,7 +173,7 @@ def open_inputs(
     hint = f"{name} reads {texts} as {experiment.caption_feature!r}: {extract} --caption-features"
     captions = _open_cache(cache, experiment.caption_feature, caption_file, hint)
     if captions is not None:
-        check_text_rows(captions, texts)
+        check_text_unit(captions, texts)
         check_belongs_to_dataset(captions, dataset)
     hint = f"{name} is trained on {experiment.truth_feature!r}: {extract} --truth-features"
     truths = _open_cache(cache, experiment.truth_feature, paths.truth_features, hint)

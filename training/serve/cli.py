@@ -30,7 +30,7 @@ def serve_command(request: ServeRequest) -> None:
     """
     for package in ("flask", "waitress"):
         import_extra(package, "vse-serve", "serve")
-    from vse.features.backbones.device import memory_guard, use_threads
+    from vse.features.backbones.device import use_threads, wrap_memory_errors
     from vse.training.serve.answers import ServedRuns
     from vse.training.serve.app import PageSettings, create_app
     from vse.training.serve.server import PageServer, is_loopback, trusted_hosts
@@ -49,7 +49,7 @@ def serve_command(request: ServeRequest) -> None:
         max_held_bytes=int(request.held_gb * 1e9),
     )
     upload_bytes, pixels = request.upload_mb * 2**20, int(request.max_megapixels * 1e6)
-    with memory_guard("--device cpu does without it"):
+    with wrap_memory_errors("--device cpu does without it"):
         served = ServedRuns(request.runs, request.split, _list_run_file_options(request), options, request.device)
         app = create_app(served, PageSettings(request.k, upload_bytes, trusted_hosts(request.host), pixels))
         if request.check:

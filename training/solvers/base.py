@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vse.eval.defaults import DEFAULT_KS
-from vse.eval.ranking.metrics import average, metrics
+from vse.eval.ranking.metrics import average_metrics, compute_metrics
 from vse.pipeline.errors import Interrupted
 from vse.training.data.images import TrainingImages
 from vse.training.data.pairs import CaptionInputs, Pairs, RetrievalSplit
@@ -180,7 +180,9 @@ class RetrievalSolver(Solver):
         folds = split_into_folds(
             images, captions, torch.from_numpy(self.val_split.pairs.image_indices), self.settings.validate_fold
         )
-        measured = average([metrics(compute_ranks(self.model, *fold, self.settings.precision)) for fold in folds])
+        measured = average_metrics(
+            [compute_metrics(compute_ranks(self.model, *fold, self.settings.precision)) for fold in folds]
+        )
         recalls = {
             f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in DEFAULT_KS
         }

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vse.features.backbones.device import deterministic_algorithms, memory_guard
+from vse.features.backbones.device import use_deterministic_algorithms, wrap_memory_errors
 from vse.pipeline.progress import progress_bar
 from vse.training.losses.base import Loss
 from vse.training.run.processes import TrainingFailed
@@ -103,7 +103,7 @@ class GradientSolver(Solver):
     def run_epoch(self, save: Callable[[], None]) -> None:
         progress = self.progress
         self.schedule.start_epoch(progress.epoch)
-        with memory_guard(self.out_of_memory_advice), deterministic_algorithms(self.settings.deterministic):
+        with wrap_memory_errors(self.out_of_memory_advice), use_deterministic_algorithms(self.settings.deterministic):
             self._train_epoch(save)
         loss, collapsed_loss = (self._loss_totals / max(1, progress.pairs)).tolist()
         learning_rate = self.schedule.learning_rate(progress.epoch, self.n_updates - 1, self.n_updates)
@@ -221,8 +221,8 @@ class GradientSolver(Solver):
         for value, name, cure in watched:
             if not np.isfinite(value):
                 raise TrainingFailed(
-                    f"epoch {self.progress.epoch + 1}, step {self.progress.step}: {name} is {value}; the last good checkpoint "
-                    f"is kept. Try {cure}",
+                    f"epoch {self.progress.epoch + 1}, step {self.progress.step}: {name} is {value}; the last good "
+                    f"checkpoint is kept. Try {cure}",
                     "diverged",
                 )
         return watched[0][0]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.report.drawings import AttendingRun, Pair
+from vse.eval.report.drawings import AttendingRun, PairIds
 from vse.eval.search.top_k import Attention, SearchHit
 from vse.features.backbones.device import move_tensor
 from vse.features.extractors.cnn import VectorBoxes
@@ -55,7 +55,7 @@ class PairAttention:
         if size is None:
             return None
         try:
-            boxes = self._vector_boxes.boxes(size, image_id)
+            boxes = self._vector_boxes.find_boxes(size, image_id)
         except UnsuitableImageSize:
             return None
         words, first = self._list_words(text), torch.zeros(1, dtype=torch.int64)
@@ -95,7 +95,7 @@ class PairAttention:
 
     def _list_words(self, text: Caption) -> tuple[str, ...]:
         if self.trained.transformer is not None:
-            return tuple(self.trained.transformer.tokens(text.raw))
+            return tuple(self.trained.transformer.tokenize(text.raw))
         start, *numbers, end = self.trained.vocabulary.encode(text.tokens)
         known = self.trained.vocabulary.words
         read = (f"<{token}>" if number == UNKNOWN_ID else token for token, number in zip(text.tokens, numbers, strict=True))
@@ -168,7 +168,7 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
     images = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
     captions = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}
 
-    def of_pairs(wanted: Sequence[Pair]) -> list[Attention | None]:
+    def of_pairs(wanted: Sequence[PairIds]) -> list[Attention | None]:
         known = {pair for pair in wanted if pair[0] in images and pair[1] in captions}
         if not known:
             return [None] * len(wanted)

@@ -16,10 +16,10 @@ from vse.eval.search.index import (
     BuiltIndex,
     IndexSource,
     build_index,
-    ids_sha256,
+    hash_ids,
     index_exists,
     read_index,
-    stores_exactly,
+    stores_corpus_exactly,
     write_index,
 )
 from vse.eval.search.top_k import Corpus
@@ -152,7 +152,7 @@ def read_or_build_index(file: Path, target: SearchTarget, similarity: str, dim: 
 
     ``factory`` is the FAISS string for the type of the index. Raises UserError if the file is an index of other vectors.
     """
-    indexed = IndexSource(len(target.item_ids), dim, similarity, ids_sha256(target.item_ids), target.describe_source())
+    indexed = IndexSource(len(target.item_ids), dim, similarity, hash_ids(target.item_ids), target.describe_source())
     if index_exists(file, indexed):
         return read_index(file, indexed, factory)
     built = build_checked_index(target.compute_vectors(), target.item_type, similarity, factory)
@@ -167,7 +167,7 @@ def build_checked_index(vectors: Corpus, name: str, similarity: str, factory: st
     Raises UserError if the index is approximate but the similarity needs exact vectors.
     """
     built = build_index(vectors, factory or "Flat", name=name)
-    if similarity != "cosine" and not stores_exactly(built.index, vectors):
+    if similarity != "cosine" and not stores_corpus_exactly(built.index, vectors):
         raise UserError(
             f"{built.factory}: approximates vectors, but {similarity} scores need them exactly, as Flat keeps them"
         )

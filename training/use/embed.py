@@ -23,10 +23,10 @@ from vse.eval.files.embeddings import (
     write_scores,
 )
 from vse.eval.files.phrase_scores import PHRASE_SCORES_KIND
-from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
+from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
+from vse.features.cache.rows import FeatureKind as RowKind
 from vse.features.cache.rows import Ids, row_ids
-from vse.features.cache.rows import Kind as RowKind
-from vse.features.cache.shards import check_cache_out, parse_feature_name
+from vse.features.cache.shards import check_cache_output, parse_feature_name
 from vse.features.data_checks import compute_data_checksums
 from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN_ID
@@ -183,11 +183,11 @@ def cache_run_embeddings(
     outs = cache_paths(out)
     trained = load_run(run, None, files, device, allow_unfinished)
     for path in outs.values():
-        check_cache_out(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.input_paths)
+        check_cache_output(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.input_paths)
     if trained.model.scores_every_pair:
         raise UserError(
-            f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand for "
-            "it; take a run whose embeddings are compared as vectors"
+            f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand "
+            "for it; take a run whose embeddings are compared as vectors"
         )
     images, captions = encode(trained.model, trained.split, trained.device)
     pairs, cache = trained.split.pairs, trained.image_cache
@@ -199,7 +199,7 @@ def cache_run_embeddings(
     if state := unfinished_state(trained.record):
         facts["unfinished"] = state
     backbone = Backbone(trained.weights_sha256, trained.experiment.name, facts, run)
-    skipped = dict.fromkeys(cache.skipped, "no features")
+    skipped = dict.fromkeys(cache.skipped_ids, "no features")
     sides: dict[RowKind, tuple[Ids, torch.Tensor]] = {
         "image": (pairs.image_ids, images.vectors),
         "text": (pairs.caption_ids, captions.vectors),
@@ -222,7 +222,7 @@ def cache_file_embeddings(files: Sequence[Path], out: Path, dataset_file: Path |
     runs = [read_embeddings(file) for file in files]
     (path, first), dataset = (files[0], runs[0]), _load_dataset(files[0], runs[0], dataset_file)
     for one in outs.values():
-        check_cache_out(one, dataset.name, parse_feature_name(one, dataset.name), [*files, dataset.path])
+        check_cache_output(one, dataset.name, parse_feature_name(one, dataset.name), [*files, dataset.path])
     rows: dict[RowKind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
     for file, run in zip(files, runs, strict=True):
         if run.vectors is None:
@@ -307,7 +307,7 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
     if as_features is not None and request.sentences:
         raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
-    with memory_guard(MEMORY_ADVICE):
+    with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         if as_features is None:
             split, allow_leak, sentences = request.split or "test", request.allow_leak, request.sentences
             return [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, sentences)]

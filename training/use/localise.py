@@ -16,11 +16,11 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
-from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
+from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.feature_cache import FeatureCache, read_input_hashes
 from vse.features.cache.rows import sha256_bytes
 from vse.features.data_checks import belongs_to_dataset
-from vse.features.extractors.text import TextItemEncoder, load_text_item_encoder
+from vse.features.extractors.text import TextInputEncoder, load_text_input_encoder
 from vse.pipeline.dataset.columns import IdIndex, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, list_phrase_texts
 from vse.pipeline.errors import UserError
@@ -57,7 +57,7 @@ class PhrasesEncodedOnRead:
     ``device`` : device of the vectors.
     """
 
-    def __init__(self, texts: Sequence[str], encoder: TextItemEncoder, cache: FeatureCache, device: torch.device) -> None:
+    def __init__(self, texts: Sequence[str], encoder: TextInputEncoder, cache: FeatureCache, device: torch.device) -> None:
         self._texts, self._encoder, self._cache, self._device = texts, encoder, cache, device
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
@@ -152,7 +152,7 @@ def _rank_boxes(
             "album with the same settings, and name its cache with --features"
         )
     model = _load_best_model(opened, phrase_settings)
-    reader = load_text_item_encoder(phrases, files.weights_dir, str(opened.device))
+    reader = load_text_input_encoder(phrases, files.weights_dir, str(opened.device))
     inputs = encode_texts(phrases, reader, [(text.lower(), opened.split_into_words(text))], opened.device)
     if not text.strip() or not inputs[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
@@ -208,7 +208,7 @@ def _open_phrase_inputs(dataset: Dataset, phrases: FeatureCache, files: RunFileO
         check_phrase_cache(phrases, dataset)
         return open_phrase_features(phrases, device)
     return PhrasesEncodedOnRead(
-        list_phrase_texts(dataset), load_text_item_encoder(phrases, files.weights_dir, str(device)), phrases, device
+        list_phrase_texts(dataset), load_text_input_encoder(phrases, files.weights_dir, str(device)), phrases, device
     )
 
 
@@ -234,7 +234,7 @@ def find_phrase(
         from vse.eval.report.pages import PHRASE_PAGE_KIND
 
         check_output(request.html, PHRASE_PAGE_KIND, [photo])
-    with memory_guard(MEMORY_ADVICE):
+    with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         boxes, scores = _rank_boxes(run, photo, phrase, files, device)
     hit = PhraseCandidates(phrase, boxes, scores)
     if request.html is not None:

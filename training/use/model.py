@@ -12,7 +12,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.data_checks import belongs_to_dataset
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.cnn import rebuild_cnn_extractor
-from vse.features.extractors.text import load_text_item_encoder
+from vse.features.extractors.text import load_text_input_encoder
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedImageFeatures, EvaluationImages, build_photo_crops
@@ -79,7 +79,7 @@ def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions 
     transformer = folder.read_transformer() if encoder is not None and InputKind.TOKENS in encoder.input_kinds else None
     captions: CaptionInputs
     if caption_cache is not None and not belongs_to_dataset(caption_cache, dataset):  # its encoder reads any captions
-        reader = load_text_item_encoder(caption_cache, files.weights_dir, str(where))
+        reader = load_text_input_encoder(caption_cache, files.weights_dir, str(where))
         captions = CaptionsEncodedOnRead(pairs.captions, reader, caption_cache, where)
     else:
         read = partial(load_caption_inputs, caption_cache, transformer, vocabulary, pairs, where)
@@ -113,9 +113,11 @@ def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> T
     reason = (
         f"{trained.folder.path} compares embeddings by {backbone.experiment}, and a query of yours must go through that first"
     )
-    if backbone.run is None:
+    if backbone.run_folder is None:
         raise UserError(f"{reason}; {cache.path} was made from files of embeddings, without the model")
-    opened = load_run(backbone.run, split, device=str(trained.device), allow_unfinished=True)
+    opened = load_run(backbone.run_folder, split, device=str(trained.device), allow_unfinished=True)
     if opened.weights_sha256 != backbone.sha256:
-        raise UserError(f"{reason}; {backbone.run} has other weights than those that made {cache.path}: train both again")
+        raise UserError(
+            f"{reason}; {backbone.run_folder} has other weights than those that made {cache.path}: train both again"
+        )
     return opened

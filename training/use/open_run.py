@@ -200,7 +200,7 @@ def compute_run_cost(run: OpenedRun) -> dict[str, Any]:
     if "eval_features" in run.record:
         with suppress(UserError):
             caches.append(open_cache(run.folder.path / str(trained["path"])))
-    seconds = {cache.feature: cache.seconds for cache in caches}
+    seconds = {cache.feature: cache.extraction_seconds for cache in caches}
     sizes = {cache.feature: round(cache.n_bytes / 1e6, 3) for cache in caches}
     best = run.folder.best_weights_file
     return {

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
-from vse.features.extractors.text import TextItemEncoder, load_text_item_encoder
+from vse.features.extractors.text import TextInputEncoder, load_text_input_encoder
 from vse.pipeline.dataset.captions import UNKNOWN_ID
 from vse.pipeline.errors import UserError
 from vse.training.data.pairs import TokenIndices, encode_texts
@@ -77,9 +77,9 @@ class QueryEncoder:
         return None if backbone is None else QueryEncoder(backbone, self._split, self._weights_dir)
 
     @cached_property
-    def _caption_encoder(self) -> TextItemEncoder | None:
+    def _caption_encoder(self) -> TextInputEncoder | None:
         cache = self._trained.caption_cache
-        return None if cache is None else load_text_item_encoder(cache, self._weights_dir, str(self._trained.device))
+        return None if cache is None else load_text_input_encoder(cache, self._weights_dir, str(self._trained.device))
 
     @cached_property
     def _extractor(self) -> CnnExtractor:
@@ -92,7 +92,7 @@ class QueryEncoder:
     def _encode_text(self, text: str) -> EncodedQuery:
         trained, reader, remark = self._trained, self._caption_encoder, ""
         tokens = trained.split_into_words(text)
-        as_written = trained.transformer is not None or (reader is not None and reader.reads_raw)
+        as_written = trained.transformer is not None or (reader is not None and reader.reads_raw_text)
         if not (text.strip() if as_written else tokens):
             raise UserError(f"{text!r}: no word to search for")
         if trained.transformer is not None:
@@ -119,7 +119,7 @@ class QueryEncoder:
         if trained.model.cnn is not None:
             inputs = (crops,)
         else:
-            vectors = extractor.features(crops)
+            vectors = extractor.compute_features(crops)
             sets = trained.image_cache.row_kind == "sets"
             inputs = add_full_mask(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
         with torch.inference_mode():

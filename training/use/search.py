@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image as PhotoImage
 
-from vse.eval.search.gpu import use_device
-from vse.eval.search.index import INDEX_KIND, INDEX_METADATA_KIND, IndexVectors, metadata_file, set_parameters
-from vse.eval.search.top_k import CANDIDATES, Attention, Corpus, Rows, Scores, SearchHit, search
-from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
+from vse.eval.search.gpu import choose_faiss_device
+from vse.eval.search.index import INDEX_KIND, INDEX_METADATA_KIND, IndexVectors, metadata_file, set_search_parameters
+from vse.eval.search.top_k import N_RESCORED_CANDIDATES, Attention, Corpus, RowIndices, Scores, SearchHit, Vectors, search
+from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.errors import UserError
@@ -55,7 +54,7 @@ class SearchOptions:
     ``corpus_file`` : embeddings file of the run to search instead of the split.
     ``index_file`` : FAISS index file, valid for one set of weights, features, split and corpus; a missing file is built.
     ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
-    ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_parameters`.
+    ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_search_parameters`.
     ``n_reranked`` : number of candidates to score, at least the number of results.
     ``expects_many_queries`` : True if many queries follow, so that an index in memory and the embeddings of all items pay off.
     ``max_held_bytes`` : limit on memory for the embeddings of all items; above it, each query encodes its candidates again.
@@ -75,7 +74,7 @@ class SearchAnswer:
     """The hits of a query, best first, and their ``rows`` among all items. ``n_scored`` items were scored exactly."""
 
     hits: list[SearchHit]
-    rows: Rows
+    rows: RowIndices
     n_scored: int | None = None
 
 
@@ -193,7 +192,7 @@ class Searcher:
             log.info(
                 "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
                 similarity,
-                options.n_reranked or CANDIDATES,
+                options.n_reranked or N_RESCORED_CANDIDATES,
             )
         if options.index_file is not None:
             index = read_or_build_index(options.index_file, target, similarity, dim, options.index_type).index
@@ -206,10 +205,10 @@ class Searcher:
             index = build_checked_index(vectors, target.item_type, similarity, options.index_type).index
         else:
             return _Gallery(target, target.compute_vectors())
-        set_parameters(index, options.index_parameters)
+        set_search_parameters(index, options.index_parameters)
         return _Gallery(target, IndexVectors(index), index, packed_sets)
 
-    def _find_nearest(self, side: _Gallery, encoded_query: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
+    def _find_nearest(self, side: _Gallery, encoded_query: Vectors, k: int, by_photo: bool) -> tuple[Scores, RowIndices]:
         """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
         assert side.vectors is not None
         scores, rows = (
@@ -220,7 +219,7 @@ class Searcher:
                 k,
                 vector_similarity_name(self.trained),
                 direction="i2t" if by_photo else "t2i",
-                candidates=max(k, self._options.n_reranked or CANDIDATES),
+                candidates=max(k, self._options.n_reranked or N_RESCORED_CANDIDATES),
                 index=side.index,
             )
         )
@@ -230,8 +229,8 @@ class Searcher:
         return scores[there], rows[there]
 
     def _find_best_pairs(
-        self, side: _Gallery, encoded_query: BatchVectors, k: int, by_photo: bool, among: Rows | None
-    ) -> tuple[Scores, Rows]:
+        self, side: _Gallery, encoded_query: BatchVectors, k: int, by_photo: bool, among: RowIndices | None
+    ) -> tuple[Scores, RowIndices]:
         """Return scores and rows of the ``k`` items with the best scores. ``among`` holds the rows to score; None is all."""
         model, candidates = self.trained.model, side.packed_sets
         if among is not None:
@@ -254,7 +253,7 @@ class Searcher:
         rows = best.indices[:k].numpy()
         return best.values[:k].numpy(), rows if among is None else among[rows]
 
-    def _to_hits(self, target: SearchTarget, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
+    def _to_hits(self, target: SearchTarget, scores: Scores, rows: RowIndices, by_photo: bool) -> list[SearchHit]:
         dataset = self.trained.dataset
         hits = []
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
@@ -315,7 +314,7 @@ def _list_run_input_files(trained: TrainedRun) -> list[Path]:
         *(cache.path for cache in caches),
         *(encoder_path(cache.path) for cache in caches),
         *(shards_folder(cache.path) / "manifest.json" for cache in caches),
-        *(shard["features"].path for cache in caches for shard in cache.shards),
+        *(shard["features"].path for cache in caches for shard in cache.shard_arrays),
     ]
 
 
@@ -332,7 +331,7 @@ def search_run(
     A query with a suffix in :data:`PHOTO_SUFFIXES` is the path of a photo. ``last`` caches the searcher for the next query.
     """
     photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTO_SUFFIXES) else None
-    with memory_guard(MEMORY_ADVICE):
+    with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         hits = _search(run, str(query) if photo is None else photo, request, files, device, last)
     if request.html is not None:
         from vse.eval.report.pages import write_search_page
@@ -397,4 +396,4 @@ def _set_search_device(trained: TrainedRun) -> None:
     if state := unfinished_state(trained.record):
         run = trained.folder.path
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
-    use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")
+    choose_faiss_device(str(trained.device) if trained.device.type == "cuda" else "cpu")

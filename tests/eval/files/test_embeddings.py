@@ -16,7 +16,7 @@ import torch
 
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings, write_scores
-from vse.eval.files.split import split_identity, split_name
+from vse.eval.files.split import find_split_name, split_identity
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_scores, ranks_from_blocks
 from vse.pipeline.errors import UserError
 
@@ -114,8 +114,8 @@ def test_a_selection_has_the_scores_of_its_rows(tmp_path: Path) -> None:
     assert some.image_of_caption().tolist() == [0, 1, 2, 1]
     np.testing.assert_equal(some.scores_i2t[:], I2T[np.ix_(images, captions)])
     np.testing.assert_equal(some.scores_t2i[1:], T2I[np.ix_(images[1:], captions)])
-    np.testing.assert_equal(some.pooled[0], I2T[images, :3])
-    np.testing.assert_equal(some.pooled[1], T2I.T[captions, :3])
+    np.testing.assert_equal(some.pooled_vectors[0], I2T[images, :3])
+    np.testing.assert_equal(some.pooled_vectors[1], T2I.T[captions, :3])
 
 
 def test_float16_blocks_become_float32(tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_karpathy_s_test_images_of_coco_are_known_by_their_numbers() -> None:
 def test_a_folder_of_presets_names_further_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     first, second = split_identity(of_images([1])).sha256, split_identity(of_images([2])).sha256
-    assert split_name("birds", first) is None
+    assert find_split_name("birds", first) is None
     (tmp_path / "published").mkdir()
     file = tmp_path / "published" / "splits.yaml"
     file.write_text(f"birds: {{ spring: [{first}, {second}] }}\n")
-    assert (split_name("birds", first), split_name("birds", second)) == ("spring", "spring")
+    assert (find_split_name("birds", first), find_split_name("birds", second)) == ("spring", "spring")
     file.write_text("birds: spring\n")
     with pytest.raises(UserError, match=r"splits.yaml: names splits as DATASET"):
-        split_name("birds", first)
+        find_split_name("birds", first)

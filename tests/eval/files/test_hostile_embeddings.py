@@ -29,7 +29,7 @@ from tests.hostile import (
 )
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.files.results import content_sha256
+from vse.eval.files.results import hash_file_content
 from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.significance import compare_files
 from vse.training.cli import report_main
@@ -164,7 +164,7 @@ TOP = ("dataset", "experiment", "split", "n_images", "n_captions", "seeds", "pro
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_wrong_value_is_refused_or_shown(key: str, kind: str, command: str, results: dict[str, str], tmp_path: Path) -> None:
     content = json.loads(results[COMMANDS[command]]) | {key: WRONG_VALUES[kind]}
-    (tmp_path / "r.json").write_text(json.dumps(content | {"sha256": content_sha256(content)}))
+    (tmp_path / "r.json").write_text(json.dumps(content | {"sha256": hash_file_content(content)}))
     shown(command, tmp_path / "r.json")
 
 
@@ -177,5 +177,5 @@ def test_any_value_anywhere_is_refused_or_shown(
     (tmp_path / "r.json").write_text(json.dumps(content))
     keys = data.draw(st.sampled_from(list(places(content))))
     content = json.loads(spoilt_json(tmp_path / "r.json", keys, value).read_text())
-    (tmp_path / "r.json").write_text(json.dumps(content | {"sha256": content_sha256(content)}))
+    (tmp_path / "r.json").write_text(json.dumps(content | {"sha256": hash_file_content(content)}))
     shown(command, tmp_path / "r.json")

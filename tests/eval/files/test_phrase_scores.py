@@ -15,7 +15,7 @@ import pytest
 
 from tests.eval.files.test_refusals import attribute, changed, lacking, replaced
 from tests.eval.some_phrases import some_phrases
-from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores, write_phrase_scores
+from vse.eval.files.phrase_scores import PhraseScores, is_phrase_score_file, read_phrase_scores, write_phrase_scores
 from vse.pipeline.errors import UserError
 
 N_PHRASES, N_CANDIDATES = 48, 48 * 9
@@ -83,9 +83,9 @@ def test_a_file_of_another_program_is_read_unchecked(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.INFO):
         run = read_phrase_scores(tmp_path / "mine.h5")
     assert "has no content_sha256, so its content is not checked" in caplog.text
-    assert run.has_box.tolist() == [True, False]
+    assert run.has_box_mask.tolist() == [True, False]
     assert run.types.tolist() == ["people", "scene"]
-    assert run.boxes[run.candidates(1)].tolist() == [[1, 1, 4, 4], [2, 2, 2, 9]]
+    assert run.boxes[run.candidate_slice(1)].tolist() == [[1, 1, 4, 4], [2, 2, 2, 9]]
 
 
 OFFSETS = np.arange(N_PHRASES + 1) * 9
@@ -140,7 +140,7 @@ def test_what_is_no_hdf5_file_is_refused(content: bytes, tmp_path: Path) -> None
         ("none.h5", "no such file"),
         (".", "is a folder"),
     ):
-        assert not is_phrase_scores(tmp_path / path)
+        assert not is_phrase_score_file(tmp_path / path)
         with pytest.raises(UserError, match=reason):
             read_phrase_scores(tmp_path / path)
 

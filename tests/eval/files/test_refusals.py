@@ -15,7 +15,7 @@ from tests.eval.evaluating import Fails, result_of, write_result
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.files.results import content_sha256
+from vse.eval.files.results import hash_file_content
 from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.significance import compare_files
 from vse.training.cli import report_main
@@ -160,7 +160,7 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_a_result_that_is_none_is_refused(kind: str, written: dict[str, str], tmp_path: Path, fails: Fails) -> None:
     content = json.loads(written["result"])
     FORGED[kind](content)
-    (tmp_path / "r.json").write_text(json.dumps({**content, "sha256": content_sha256(content)}))
+    (tmp_path / "r.json").write_text(json.dumps({**content, "sha256": hash_file_content(content)}))
     for command in ((table_main, "summary"), (table_main, "vsepp_4"), (report_main,)):
         error = fails(*command, tmp_path / "r.json", "--out", tmp_path / "out.csv")
         assert "r.json: not a result file of vse-eval: " in error
@@ -171,6 +171,6 @@ def test_a_result_that_is_none_is_refused(kind: str, written: dict[str, str], tm
 def test_a_comparison_that_is_none_is_refused(lost: str, written: dict[str, str], tmp_path: Path, fails: Fails) -> None:
     content = json.loads(written["comparison"])
     del content[lost]
-    (tmp_path / "c.json").write_text(json.dumps({**content, "sha256": content_sha256(content)}))
+    (tmp_path / "c.json").write_text(json.dumps({**content, "sha256": hash_file_content(content)}))
     error = fails(table_main, "significance", tmp_path / "c.json", "--out", tmp_path / "t.csv")
     assert "c.json: not a comparison of vse-eval --compare" in error

@@ -87,7 +87,7 @@ def test_precisions_equal_the_packages() -> None:
     for direction in ("i2t", "t2i"):
         for name in ("map_at_r", "rprecision", "r1"):
             assert ours[direction][name] == pytest.approx(100 * theirs()[f"eccv_{name}"][direction]), (direction, name)
-    assert {direction: len(queries.images) for direction, queries in fold.items()} == {"i2t": 1261, "t2i": 1332}
+    assert {direction: len(queries.image_rows) for direction, queries in fold.items()} == {"i2t": 1261, "t2i": 1332}
 
 
 @pytest.mark.slow
@@ -157,9 +157,9 @@ def test_pairs_are_right_from_their_threshold_on(tmp_path: Path) -> None:
     images = [(12, 3, 2.5), (12, 4, 2.49), (5, 5, 5.0), (3, 12, 4)]
     captions = [(700, 8, 3.0), (700, 9, 2.99), (8, 8, 5.0), (1, 2, 5)]
     pairs = read_judged_pairs(write_pairs(tmp_path / "cxc", images, captions))
-    assert pairs.images.tolist() == [[12, 3], [3, 12]]
-    assert pairs.captions.tolist() == [[700, 8], [1, 2]]
-    assert pairs.files == {name: sha256((tmp_path / "cxc" / name).read_bytes()).hexdigest() for name in HEADERS}
+    assert pairs.image_pairs.tolist() == [[12, 3], [3, 12]]
+    assert pairs.caption_pairs.tolist() == [[700, 8], [1, 2]]
+    assert pairs.sha256_by_file == {name: sha256((tmp_path / "cxc" / name).read_bytes()).hexdigest() for name in HEADERS}
 
 
 def rank_of_best(scores: np.ndarray, query: int, right: set[int]) -> int:
@@ -198,7 +198,7 @@ def test_ranks_are_those_of_full_sorts(tmp_path: Path) -> None:
     arguments = ("--bootstrap", 100, "--k", "50", "--per-query", table, "--out", out)
     succeeds(eval_main, file, "--protocol", "cxc", "--protocol", "eccv", "--cxc", cxc, *arguments)
     found, queries = json.loads(out.read_text()), pd.read_csv(table)
-    assert found["cxc"] == read_judged_pairs(cxc).files
+    assert found["cxc"] == read_judged_pairs(cxc).sha256_by_file
 
     right: dict[str, dict[int, set[int]]] = {"i2i": defaultdict(set), "t2t": defaultdict(set)}
     row_of_image = {int(number): row for row, number in enumerate(run.coco_ids)}

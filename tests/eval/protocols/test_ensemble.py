@@ -17,15 +17,15 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.files.results import read_result
 from vse.eval.options import AllEvaluateOptions
-from vse.eval.protocols.ensemble import build_ensemble, members_by_seed
-from vse.eval.ranking.metrics import metrics
+from vse.eval.protocols.ensemble import build_ensemble, list_members_per_seed
+from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.tables.summary import build_summary
 from vse.pipeline.errors import UserError
 
 
 def average(files: list[Path]) -> Embeddings:
-    [members] = members_by_seed(files)
+    [members] = list_members_per_seed(files)
     return build_ensemble(members)
 
 
@@ -38,7 +38,7 @@ def dense_scores(run: Embeddings) -> np.ndarray:
 
 
 def slow_metrics(scores: np.ndarray, run: Embeddings) -> dict[str, Any]:
-    return metrics(Ranks(*map(np.array, slow_ranks(scores, run.image_of_caption().tolist()))))
+    return compute_metrics(Ranks(*map(np.array, slow_ranks(scores, run.image_of_caption().tolist()))))
 
 
 def check(found: dict[str, Any], scores: np.ndarray, run: Embeddings) -> None:
@@ -131,7 +131,7 @@ def test_seeds_of_one_experiment_are_members_and_so_are_single_files_of_any_seed
     seeds = [write("vsepp", seed) for seed in (0, 1, 2)]
     mixed = [seeds[0], write("vse0", 5), write("order0", None)]
     for files in (seeds, mixed):
-        assert [[path for path, _ in members] for members in members_by_seed(files)] == [files]
+        assert [[path for path, _ in members] for members in list_members_per_seed(files)] == [files]
     options = AllEvaluateOptions(bootstrap=0, ensemble=True, experiment="twice")
     result = read_result(write_result(seeds[:2], tmp_path / "r.json", options=options))
     assert (result.experiment, [member.seed for member in result.ensemble]) == ("twice", [0, 1])

@@ -18,7 +18,7 @@ from tests.eval.slow_ranks import slow_cosines, slow_metrics_of_lists, slow_orde
 from vse.eval.cli import eval_main
 from vse.eval.defaults import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.ranking.metrics import direction_metrics, metrics
+from vse.eval.ranking.metrics import compute_metrics, direction_metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search
 from vse.eval.tables.summary import build_summary
@@ -55,7 +55,7 @@ def slow_metrics(run: Embeddings, images: range) -> dict[str, Any]:
     own = image_of_caption[captions] - images.start
     i2t = [min(np.flatnonzero(own[np.argsort(-scores[i])] == i)) for i in range(len(images))]
     t2i = [int(np.flatnonzero(np.argsort(-scores[:, c]) == own[c])[0]) for c in range(len(captions))]
-    found = metrics(Ranks(np.asarray(i2t), np.asarray(t2i)))
+    found = compute_metrics(Ranks(np.asarray(i2t), np.asarray(t2i)))
     of_lists = slow_metrics_of_lists(scores, scores, own.tolist()) if len(images) < 100 else {}
     return {key: {**value, **of_lists.get(key, {})} if isinstance(value, dict) else value for key, value in found.items()}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, blocks_of, splits
-from vse.eval.ranking.answers import BestAnswers, RankedList, best_answers, break_ties, rank_captions, rank_images
+from vse.eval.ranking.answers import BestAnswers, RankedList, break_ties, find_best_answers, rank_captions, rank_images
 from vse.eval.ranking.ranks import ranks_from_blocks
 
 
@@ -24,7 +24,7 @@ def slow_best(scores: np.ndarray, right: list[int]) -> tuple[int, float, int, fl
 
 
 def listed(found: BestAnswers) -> list[tuple[int, float, int, float]]:
-    columns = (found.right, found.right_scores, found.wrong, found.wrong_scores)
+    columns = (found.right_answers, found.right_scores, found.wrong_answers, found.wrong_scores)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -37,7 +37,7 @@ def test_the_best_answers_are_those_that_a_look_at_every_pair_finds(
     directional = data.draw(st.booleans())
     blocks = blocks_of(i2t, image_of_caption, rows), blocks_of(t2i, image_of_caption, rows) if directional else None
     ranks = ranks_from_blocks(*blocks)
-    found = best_answers(*blocks, ranks)
+    found = find_best_answers(*blocks, ranks)
     asking = sorted(set(image_of_caption))
     assert found["i2t"].queries.tolist() == asking
     own = [[c for c, of in enumerate(image_of_caption) if of == image] for image in asking]

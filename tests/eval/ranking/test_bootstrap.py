@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.eval.defaults import DEFAULT_KS
-from vse.eval.ranking.bootstrap import differences, intervals
-from vse.eval.ranking.metrics import FoldQueries, Queries, direction_metrics, fold_metrics, resample_metrics
+from vse.eval.ranking.bootstrap import compute_differences, compute_intervals
+from vse.eval.ranking.metrics import FoldQueries, MeasuredQueries, direction_metrics, fold_metrics, resample_metrics
 
 
 def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> FoldQueries:
@@ -19,8 +19,8 @@ def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fo
     images = first + np.arange(n_images)
     image_of_caption = first + np.repeat(np.arange(n_images), 1 + np.arange(n_images) % 3)
     return {
-        "i2t": Queries.from_ranks(rng.integers(0, highest, n_images), images),
-        "t2i": Queries.from_ranks(rng.integers(0, highest, len(image_of_caption)), image_of_caption),
+        "i2t": MeasuredQueries.from_ranks(rng.integers(0, highest, n_images), images),
+        "t2i": MeasuredQueries.from_ranks(rng.integers(0, highest, len(image_of_caption)), image_of_caption),
     }
 
 
@@ -28,7 +28,7 @@ def slow_resampled(fold: FoldQueries, drawn: list[int]) -> dict[str, Any]:
     """Return the metrics of a sample: each query is repeated as often as its image was drawn."""
     found: dict[str, Any] = {}
     for direction, queries in fold.items():
-        ranks = [rank for image in drawn for rank, own in zip(queries.ranks, queries.images, strict=True) if own == image]
+        ranks = [rank for image in drawn for rank, own in zip(queries.ranks, queries.image_rows, strict=True) if own == image]
         found[direction] = direction_metrics(np.array(ranks))
     found["rsum"] = sum(found[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in DEFAULT_KS)
     return {**found, "mean_recall": found["rsum"] / 6}
@@ -61,7 +61,7 @@ def test_an_interval_is_the_percentiles_of_all_possible_samples() -> None:
     # With 3 images there are 27 equally probable samples; the percentiles of many random samples are close to theirs.
     fold = made_fold(3, 3, highest=12)
     every = [slow_resampled(fold, list(drawn)) for drawn in product(range(3), repeat=3)]
-    found = intervals([[fold]], samples=20_000)
+    found = compute_intervals([[fold]], samples=20_000)
     for direction, name in (("i2t", "r5"), ("t2i", "r10"), ("t2i", "medr")):
         values = np.sort([one[direction][name] for one in every])
         low, high = found[direction][name]
@@ -72,12 +72,12 @@ def test_an_interval_is_the_percentiles_of_all_possible_samples() -> None:
 
 def test_samples_depend_on_the_seed_alone_and_models_are_averaged_in_each() -> None:
     one, other = made_fold(30, 0), made_fold(30, 1)
-    alone = intervals([[one]])
-    assert intervals([[one], [one]]) == intervals([[one]]) == alone
-    assert intervals([[one]], seed=1) != intervals([[one]], seed=2)
-    far = {direction: Queries.from_ranks(q.ranks, q.images * 1000) for direction, q in one.items()}
-    assert intervals([[far]]) == alone, "images without queries are not drawn"
-    low, high = intervals([[one], [other]])["rsum"]
+    alone = compute_intervals([[one]])
+    assert compute_intervals([[one], [one]]) == compute_intervals([[one]]) == alone
+    assert compute_intervals([[one]], seed=1) != compute_intervals([[one]], seed=2)
+    far = {direction: MeasuredQueries.from_ranks(q.ranks, q.image_rows * 1000) for direction, q in one.items()}
+    assert compute_intervals([[far]]) == alone, "images without queries are not drawn"
+    low, high = compute_intervals([[one], [other]])["rsum"]
     assert low < (fold_metrics(one)["rsum"] + fold_metrics(other)["rsum"]) / 2 < high
 
 
@@ -91,7 +91,7 @@ def slow_differences(first: FoldQueries, second: FoldQueries, n_images: int) -> 
             side = {}
             for direction in first:
                 a, b = first[direction], second[direction]
-                taken = [b.ranks[k] if flipped[image] else a.ranks[k] for k, image in enumerate(a.images)]
+                taken = [b.ranks[k] if flipped[image] else a.ranks[k] for k, image in enumerate(a.image_rows)]
                 side[direction] = direction_metrics(np.array(taken))
             sides.append(side)
         swaps.append(sides)
@@ -106,7 +106,7 @@ def slow_differences(first: FoldQueries, second: FoldQueries, n_images: int) -> 
 @pytest.mark.parametrize("seed", range(2))
 def test_p_is_the_share_of_swaps_that_make_as_large_a_difference(seed: int) -> None:
     first, second = made_fold(8, seed, highest=8), made_fold(8, seed + 100)
-    found = differences([[first]], [[second]], samples=4000)
+    found = compute_differences([[first]], [[second]], samples=4000)
     for (direction, name), (difference, p) in slow_differences(first, second, 8).items():
         leaf = found[direction][name]
         assert leaf["difference"] == pytest.approx(difference)
@@ -119,12 +119,12 @@ def test_a_paired_difference_is_surer_than_two_intervals() -> None:
     """Compare two models that fail on the same images, except for seven that one of them gets right."""
     hit = np.arange(200) % 2 == 0
     better = hit | np.isin(np.arange(200), [1, 3, 5, 7, 9, 11, 13])
-    a, b = ({"i2t": Queries.from_ranks(np.where(right, 0, 20), np.arange(200))} for right in (better, hit))
-    leaf = differences([[a]], [[b]], samples=4000)["i2t"]["r1"]
+    a, b = ({"i2t": MeasuredQueries.from_ranks(np.where(right, 0, 20), np.arange(200))} for right in (better, hit))
+    leaf = compute_differences([[a]], [[b]], samples=4000)["i2t"]["r1"]
     assert leaf["difference"] == pytest.approx(3.5)
     assert leaf["ci95"][0] > 0
     assert leaf["p"] == pytest.approx(2 / 2**7, abs=0.01)  # all seven on one side, or on the other
-    (_, high_b), (low_a, _) = intervals([[b]])["i2t"]["r1"], intervals([[a]])["i2t"]["r1"]
+    (_, high_b), (low_a, _) = compute_intervals([[b]])["i2t"]["r1"], compute_intervals([[a]])["i2t"]["r1"]
     assert low_a < high_b  # unpaired, they overlap
-    itself = differences([[a]], [[a]], samples=500)["i2t"]["r1"]
+    itself = compute_differences([[a]], [[a]], samples=500)["i2t"]["r1"]
     assert (itself["difference"], itself["ci95"], itself["p"]) == (0, [0, 0], 1)

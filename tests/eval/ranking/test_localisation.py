@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from vse.eval.ranking import localisation
-from vse.eval.ranking.localisation import MISSED, phrase_ranks
+from vse.eval.ranking.localisation import MISSED_RANK, phrase_ranks
 
 
 def inclusive_iou(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
@@ -28,7 +28,7 @@ def inclusive_iou(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
 def slow_rank(scores: NDArray[np.float64], right: list[bool]) -> int:
     """Sort with every wrong candidate before a right one of its score, and walk to the first right one."""
     order = sorted(range(len(scores)), key=lambda k: (-scores[k], right[k]))
-    return next((rank for rank, k in enumerate(order) if right[k]), MISSED)
+    return next((rank for rank, k in enumerate(order) if right[k]), MISSED_RANK)
 
 
 CORNERS = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 5), st.integers(0, 5))
@@ -51,7 +51,7 @@ def test_ranks_and_overlaps_are_those_of_slow_loops(
         patch.setattr(localisation, "_MAX_CANDIDATES", at_once)
         outcome = phrase_ranks(scores, boxes.astype(np.float32), offsets, truth.astype(np.float32), threshold)
         boxless = phrase_ranks(scores, boxes.astype(np.float32), offsets, np.full(truth.shape, np.nan, np.float32), threshold)
-    assert set(boxless.ranks) == {MISSED}
+    assert set(boxless.ranks) == {MISSED_RANK}
     for k, (start, stop) in enumerate(itertools.pairwise(offsets)):
         overlaps = [inclusive_iou(box, truth[k]) for box in boxes[start:stop]]
         assert outcome.ranks[k] == slow_rank(scores[start:stop], [overlap >= threshold for overlap in overlaps])

@@ -40,4 +40,4 @@ def test_metrics_of_lists_equal_a_loop_over_each_list(split: tuple[int, list[int
     for direction, of_queries in slow.items():
         for name in ("ndcg10", "mrr", "map"):
             expected = [of_query[name] for of_query in of_queries]
-            assert fold[direction].values[name].tolist() == pytest.approx(expected)
+            assert fold[direction].values_by_metric[name].tolist() == pytest.approx(expected)

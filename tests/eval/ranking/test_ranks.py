@@ -16,10 +16,10 @@ from vse.eval.ranking.ranks import (
     ScoreBlocks,
     ScoreMatrix,
     blocks_from_scores,
-    column_counts,
+    count_true_per_column,
+    count_true_per_row,
     ranks_from_blocks,
     ranks_from_embeddings,
-    row_counts,
 )
 from vse.pipeline.errors import UserError
 
@@ -181,11 +181,11 @@ def test_the_size_of_a_tile_does_not_matter(similarity: str, tile_images: int, t
 def test_counts_by_bytes_are_sums(n_rows: int, n_columns: int, seed: int, transposed: bool) -> None:
     mask = torch.rand(n_rows, n_columns, generator=torch.Generator().manual_seed(seed)) < 0.6
     mask = mask.T if transposed else mask
-    assert torch.equal(row_counts(mask), mask.sum(1))
-    assert torch.equal(column_counts(mask), mask.sum(0))
+    assert torch.equal(count_true_per_row(mask), mask.sum(1))
+    assert torch.equal(count_true_per_column(mask), mask.sum(0))
     for n in (255, 256, 2040, 2041, 5000):  # no byte overflows
-        assert row_counts(torch.ones(3, n, dtype=torch.bool)).tolist() == [n] * 3
-        assert column_counts(torch.ones(n, 3, dtype=torch.bool)).tolist() == [n] * 3
+        assert count_true_per_row(torch.ones(3, n, dtype=torch.bool)).tolist() == [n] * 3
+        assert count_true_per_column(torch.ones(n, 3, dtype=torch.bool)).tolist() == [n] * 3
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)

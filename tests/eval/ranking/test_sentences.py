@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
 from vse.eval.defaults import DEFAULT_KS
-from vse.eval.ranking.answers import BestAnswers, sentence_answers, unit_rows
+from vse.eval.ranking.answers import BestAnswers, find_sentence_answers, unit_rows
 from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import SIMILARITIES
 from vse.eval.search.cross_check import check_sentences_against_search
@@ -20,7 +20,7 @@ from vse.pipeline.errors import UserError
 
 
 def ranked(captions: np.ndarray, image_of_caption: np.ndarray | list[int]) -> BestAnswers:
-    return sentence_answers(torch.from_numpy(captions), torch.as_tensor(image_of_caption))
+    return find_sentence_answers(torch.from_numpy(captions), torch.as_tensor(image_of_caption))
 
 
 def listed(found: BestAnswers) -> dict[int, int]:

@@ -14,7 +14,7 @@ from vse.eval.report.charts import (
     captions_per_image,
     chance_recall,
     chance_rsum,
-    chance_within,
+    compute_chance_within,
     draw_rank_histogram,
     draw_recall_bars,
     draw_training_curves,
@@ -25,7 +25,7 @@ from vse.eval.report.charts import (
 NONE = [math.nan] * 2
 CHARTS = {
     "bars": lambda: draw_recall_bars("<b>", [("image to text", ["R@1", "R@5"])], [Bars([50, 80], [45, 77], [55, 84])]),
-    "curves": lambda: draw_training_curves("<b>", "epoch", "loss", [Curve(0, [1, 2, 3], [9, 4, 5], best=2)]),
+    "curves": lambda: draw_training_curves("<b>", "epoch", "loss", [Curve(0, [1, 2, 3], [9, 4, 5], best_x=2)]),
     "histogram": lambda: draw_rank_histogram("<b>", [np.array([0, 0, 4, 20])], 30),
 }
 
@@ -73,7 +73,7 @@ def test_bins_grow_and_end_with_all_candidates(n: int, expected: list[int]) -> N
 def test_the_first_right_answer_is_where_all_orders_have_it_on_average(n: int, n_right: int) -> None:
     firsts = [min(order[:n_right]) for order in itertools.permutations(range(n))]
     for k in range(1, n + 2):
-        assert chance_within(k, n, n_right) == pytest.approx(sum(first < k for first in firsts) / len(firsts))
+        assert compute_chance_within(k, n, n_right) == pytest.approx(sum(first < k for first in firsts) / len(firsts))
 
 
 def test_chance_recalls_of_a_thousand_images() -> None:

@@ -54,7 +54,7 @@ def test_the_best_candidates_are_those_of_a_full_sort_and_agree_with_the_ranks(
     for query, result in zip(queries, retrieve_candidates(run, direction, queries), strict=True):
         expected = slow_candidates(run, direction, query)
         assert result.query == query
-        assert [(shown.row, shown.right) for shown in result.candidates] == expected[:5]
+        assert [(shown.row, shown.is_right) for shown in result.candidates] == expected[:5]
         assert [shown.rank for shown in result.candidates] == [0, 1, 2, 3, 4]
         assert result.best_right.rank == ranks[query]
         assert (result.best_right.row, True) == expected[result.best_right.rank]

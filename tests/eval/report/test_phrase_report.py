@@ -82,14 +82,14 @@ def test_a_card_has_each_phrase_once_dashed_and_once_solid(result: Callable[...,
 def test_marks_and_overlaps_are_those_of_the_scores_and_cases_of_their_groups(demo: Path) -> None:
     gallery = build_phrase_gallery([phrases_of(demo, skill=3.0)], load_dataset_file(demo), 0.5, 12, seed=0)
     shown = [(card, phrase) for group in gallery.groups for card in group.cards for phrase in card.columns[0].phrases]
-    assert {phrase.right for _, phrase in shown} == {True, False}
+    assert {phrase.is_right for _, phrase in shown} == {True, False}
     for card, phrase in shown:
         boxes = card.columns[0].photo.boxes
-        truth, best = sorted((b for b in boxes if b.number == phrase.number), key=lambda box: not box.truth)
+        truth, best = sorted((b for b in boxes if b.number == phrase.number), key=lambda box: not box.is_truth)
         (x1, y1, w1, h1), (x2, y2, w2, h2) = truth.rectangle, best.rectangle
         shared = max(0, min(x1 + w1, x2 + w2) - max(x1, x2)) * max(0, min(y1 + h1, y2 + h2) - max(y1, y2))
         assert float(phrase.iou) == pytest.approx(shared / (w1 * h1 + w2 * h2 - shared), abs=0.02)
-        assert phrase.right == (float(phrase.iou) >= 0.5) == (phrase.first_right == "")
+        assert phrase.is_right == (float(phrase.iou) >= 0.5) == (phrase.first_right == "")
     seeds = (build_phrase_gallery([phrases_of(demo, skill=3.0)], load_dataset_file(demo), 0.5, 12, seed) for seed in (0, 1))
     (b, drawn, w), (again, others, worst) = ([[card.pieces for card in g.cards] for g in one.groups] for one in seeds)
     assert (b, w) == (again, worst)
@@ -119,9 +119,9 @@ def test_two_models_stand_side_by_side(result: Callable[..., Path], tmp_path: Pa
 def test_of_two_models_it_is_counted_who_is_right_alone(demo: Path) -> None:
     dataset, run = load_dataset_file(demo), phrases_of(demo, skill=6.0)
     gallery = build_phrase_gallery([run, run], dataset, 0.5, 12, seed=0)
-    assert (gallery.groups, gallery.counts) == ([], (0, 0, int(run.has_box.sum())))
+    assert (gallery.groups, gallery.comparison_counts) == ([], (0, 0, int(run.has_box_mask.sum())))
     other = phrases_of(demo, skill=0.0, seed=3)
-    there, back = (build_phrase_gallery(runs, dataset, 0.5, 12, 0).counts for runs in ([run, other], [other, run]))
+    there, back = (build_phrase_gallery(runs, dataset, 0.5, 12, 0).comparison_counts for runs in ([run, other], [other, run]))
     assert back == (there[1], there[0], there[2])
 
 

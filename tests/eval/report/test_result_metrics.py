@@ -29,8 +29,8 @@ def test_a_table_has_a_row_for_each_direction_and_result_and_the_sums_below() ->
     assert [(row.direction, row.result_index) for row in section.rows] == [
         ("image to text", 0), ("image to text", 1), ("text to image", 0), ("text to image", 1)
     ]  # fmt: skip
-    assert [cell.text for cell in section.rows[2].cells] == ["5.0", "20.0", "30.0", "4.0", "5.5"]
-    assert [(series, name, metric.text) for series, name, metric in section.overall] == [
+    assert [cell.text for cell in section.rows[2].metrics] == ["5.0", "20.0", "30.0", "4.0", "5.5"]
+    assert [(series, name, metric.text) for series, name, metric in section.overall_metrics] == [
         (0, "rsum", "115.0"), (0, "mean recall", "19.2"), (1, "rsum", "90.0"), (1, "mean recall", "19.2")
     ]  # fmt: skip
 
@@ -40,18 +40,18 @@ def test_metrics_other_than_recalls_stand_in_the_table_alone_and_missing_ones_ar
     assert (section.title, section.columns) == ("ECCV Caption", ["mAP@R", "R-Precision"])
     assert (len(section.rows), section.chart) == (1, None)
     (section,) = build_sections([result(cxc={"i2t": {"r1": 10.0}}), result(cxc={"i2t": {"r1": 11.0, "r5": 22.0}})])
-    assert [[cell.text for cell in row.cells] for row in section.rows] == [["10.0", "–"], ["11.0", "22.0"]]
+    assert [[cell.text for cell in row.metrics] for row in section.rows] == [["10.0", "–"], ["11.0", "22.0"]]
 
 
 def test_seeds_and_intervals_are_distinguished() -> None:
     seeds = {"i2t": {"r1": {"mean": 10.0, "std": 1.0}}}
     (section,) = build_sections([result(full=seeds)])
-    (cell,) = section.rows[0].cells
-    assert (cell.text, cell.interval, cell.whisker()) == ("10.0 ± 1.0", "", (9.0, 11.0))
+    (cell,) = section.rows[0].metrics
+    assert (cell.text, cell.interval_text, cell.whisker()) == ("10.0 ± 1.0", "", (9.0, 11.0))
     assert section.notes == "±: standard deviation over seeds. Whiskers: one standard deviation on each side."
     (section,) = build_sections([result(full={**seeds, "ci95": {"i2t": {"r1": [7.0, 14.0]}}})])
-    (cell,) = section.rows[0].cells
-    assert (cell.text, cell.interval, cell.whisker()) == ("10.0 ± 1.0", "7.0 – 14.0", (7.0, 14.0))
+    (cell,) = section.rows[0].metrics
+    assert (cell.text, cell.interval_text, cell.whisker()) == ("10.0 ± 1.0", "7.0 – 14.0", (7.0, 14.0))
     assert len(section.rows) == 1, "ci95 is no direction"
 
 

@@ -15,9 +15,9 @@ from tests.eval.evaluating import Fails, succeeds
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.search import gpu as gpu_module
-from vse.eval.search.approximate import approximate_recalls
-from vse.eval.search.gpu import copy_to_gpu, use_device
-from vse.eval.search.index import build_index, search_index, set_parameters
+from vse.eval.search.approximate import measure_index_recalls
+from vse.eval.search.gpu import choose_faiss_device, copy_to_gpu
+from vse.eval.search.index import build_index, search_index, set_search_parameters
 from vse.eval.search.top_k import exact_search
 from vse.pipeline.errors import UserError
 
@@ -51,7 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize(("device", "numbers"), [("auto", [0, 0]), ("cuda", [0, 0]), ("cuda:1", [1, 1]), ("cpu", [])])
 def test_the_device_that_is_asked_for_is_the_one_that_searches(device: str, numbers: list[int], calls: list[Any]) -> None:
-    use_device(device)
+    choose_faiss_device(device)
     corpus, queries = rows(50), rows(5, 1)
     exact = exact_search(corpus, queries, 3)
     index = build_index(corpus).index
@@ -68,14 +68,14 @@ def test_a_gpu_without_memory_is_given_up_with_a_line(
 
     corpus, queries = rows(50), rows(5, 1)
     index = build_index(corpus).index
-    use_device("cpu")
+    choose_faiss_device("cpu")
     expected = exact_search(corpus, queries, 3)
-    use_device("cuda")
+    choose_faiss_device("cuda")
     monkeypatch.setattr(faiss, "knn_gpu", full, raising=False)
     np.testing.assert_array_equal(exact_search(corpus, queries, 3, block=10).rows, expected.rows)
     assert calls == ["tried"], "once, and not again for each block"
     assert "its GPU failed (cudaMalloc error out of memory [2])" in caplog.text
-    use_device("cuda:1")
+    choose_faiss_device("cuda:1")
     caplog.clear()
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda *_: SimpleNamespace(search=full), raising=False)
     np.testing.assert_array_equal(search_index(copy_to_gpu(index, 3), queries, 3).rows, expected.rows)
@@ -87,9 +87,9 @@ def test_a_faiss_without_gpus_says_so_if_one_was_asked_for(
 ) -> None:
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
     with caplog.at_level(logging.INFO):
-        use_device("auto")
+        choose_faiss_device("auto")
         assert caplog.text == ""
-        use_device("cuda")
+        choose_faiss_device("cuda")
     assert "FAISS has no GPU 0 here" in caplog.text
     exact_search(rows(50), rows(5, 1), 3)
     assert calls == []
@@ -98,13 +98,13 @@ def test_a_faiss_without_gpus_says_so_if_one_was_asked_for(
 def test_more_lists_than_a_gpu_can_look_into_are_refused_in_one_line(calls: list[Any]) -> None:
     images = rows(200)
     index = build_index(images, "IVF4,Flat").index
-    set_parameters(index, "nprobe=4096")
-    use_device("cuda")
+    set_search_parameters(index, "nprobe=4096")
+    choose_faiss_device("cuda")
     with pytest.raises(UserError, match="nprobe=4096: .* 2048 .*--device cpu"):
         copy_to_gpu(index, 3)
     with pytest.raises(UserError, match="nprobe=3000"):
-        approximate_recalls(images, images, np.arange(200), factory="IVF4,Flat", parameters="nprobe=3000")
-    use_device("cpu")
+        measure_index_recalls(images, images, np.arange(200), factory="IVF4,Flat", parameters="nprobe=3000")
+    choose_faiss_device("cpu")
     assert copy_to_gpu(index, 3) is index
 
 

@@ -18,8 +18,8 @@ from tests.eval.slow_ranks import slow_order_scores
 from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
-from vse.eval.search.approximate import approximate_recalls
-from vse.eval.search.index import IndexVectors, build_index, search_index, set_parameters, stores_exactly
+from vse.eval.search.approximate import measure_index_recalls
+from vse.eval.search.index import IndexVectors, build_index, search_index, set_search_parameters, stores_corpus_exactly
 from vse.eval.search.top_k import exact_search, search
 from vse.pipeline.errors import UserError
 
@@ -130,9 +130,9 @@ def test_an_index_is_the_same_every_time_and_in_any_blocks(factory: str, capfd: 
         np.testing.assert_array_equal(first.rows, other.rows)
         np.testing.assert_array_equal(first.scores, other.scores)
     assert built[0].n_training_rows == (0 if factory in ("Flat", "HNSW16") else 400)
-    assert stores_exactly(built[0].index, corpus) == (factory not in ("IVF8,SQ8", "PCA4,Flat"))
+    assert stores_corpus_exactly(built[0].index, corpus) == (factory not in ("IVF8,SQ8", "PCA4,Flat"))
     assert "WARNING" not in capfd.readouterr().err, "FAISS has nothing to complain about"
-    found = approximate_recalls(corpus, corpus, np.arange(400), factory=factory, ks=(10,))
+    found = measure_index_recalls(corpus, corpus, np.arange(400), factory=factory, ks=(10,))
     assert 0 < found["t2i"]["recall_at_10"] <= 100
 
 
@@ -150,7 +150,7 @@ def test_an_index_that_looks_everywhere_finds_what_is_exact() -> None:
     exact = exact_search(corpus, queries, 5)
     for factory, parameters in (("Flat", ""), ("IVF8,Flat", "nprobe=8"), ("HNSW32", "efSearch=500")):
         built = build_index(corpus, factory)
-        set_parameters(built.index, parameters)
+        set_search_parameters(built.index, parameters)
         found = search_index(built.index, queries, 5)
         np.testing.assert_array_equal(found.rows, exact.rows)
         np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-5)
@@ -160,7 +160,7 @@ def test_an_index_that_looks_everywhere_finds_what_is_exact() -> None:
 def test_what_an_index_does_not_find_is_row_minus_one() -> None:
     corpus = np.repeat(np.eye(2, 8, dtype=np.float32), 60, axis=0)
     built = build_index(corpus, "IVF2,Flat")
-    set_parameters(built.index, "nprobe=1")
+    set_search_parameters(built.index, "nprobe=1")
     scores, found = search_index(built.index, corpus[:1], 100)
     assert set(found[0, :60].tolist()) == set(range(60))
     assert (found[0, 60:] == -1).all()
@@ -214,7 +214,7 @@ def test_too_few_rows_to_train_are_named_with_what_to_do(capfd: Printed) -> None
 def test_a_parameter_that_does_not_suit_is_one_line(factory: str, parameters: str, message: str) -> None:
     built = build_index(rows(200), factory)
     with pytest.raises(UserError, match=message):
-        set_parameters(built.index, parameters)
+        set_search_parameters(built.index, parameters)
 
 
 def pairs(n_images: int, image_of_caption: np.ndarray, dim: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -231,7 +231,7 @@ def test_an_index_that_finds_all_has_the_recalls_of_the_exact_ranks(similarity: 
     images, captions = whole(n, seed=seed), whole(n * each, seed=seed + 1)
     image_of_caption = np.random.default_rng(seed).permutation(np.repeat(np.arange(n), each))
     exact = ranks_from_embeddings(*map(torch.from_numpy, (images, captions, image_of_caption)), similarity)
-    found = approximate_recalls(images, captions, image_of_caption, similarity)
+    found = measure_index_recalls(images, captions, image_of_caption, similarity)
     for direction, ranks in (("i2t", exact.i2t), ("t2i", exact.t2i)):
         metrics = direction_metrics(ranks)
         for k in DEFAULT_KS:
@@ -241,14 +241,14 @@ def test_an_index_that_finds_all_has_the_recalls_of_the_exact_ranks(similarity: 
 
 def test_recalls_are_what_counting_one_by_one_gives() -> None:
     images, captions, image_of_caption = pairs(400, np.arange(0, 400, 2).repeat(3))  # every second image has no caption
-    found = approximate_recalls(images, captions, image_of_caption, "cosine", "IVF8,Flat", "nprobe=2", (1, 10), seed=3)
+    found = measure_index_recalls(images, captions, image_of_caption, "cosine", "IVF8,Flat", "nprobe=2", (1, 10), seed=3)
     for direction, corpus, asking, right in (
         ("i2t", captions, np.unique(image_of_caption), lambda image, row: image_of_caption[row] == image),
         ("t2i", images, image_of_caption, lambda image, row: row == image),
     ):
         queries = images[asking] if direction == "i2t" else captions
         built = build_index(corpus, "IVF8,Flat", seed=3)
-        set_parameters(built.index, "nprobe=2")
+        set_search_parameters(built.index, "nprobe=2")
         near = built.index.search(queries, 10)[1]
         best = np.argsort(-(queries @ corpus.T), axis=1)[:, :10]
         for k in (1, 10):
@@ -263,16 +263,16 @@ def test_recalls_are_what_counting_one_by_one_gives() -> None:
 
 def test_order_is_judged_by_its_own_scores_and_says_that_it_re_ranks() -> None:
     images, captions, image_of_caption = pairs(100, np.arange(100), dim=16)
-    found = approximate_recalls(images, captions, image_of_caption, "order", "Flat", candidates=20)
+    found = measure_index_recalls(images, captions, image_of_caption, "order", "Flat", candidates=20)
     assert found["reranked"] == 20
     near = search(images, captions, 10, "order", direction="t2i", candidates=20).rows
     best = np.argsort(-slow_order_scores(images, captions).T, axis=1)[:, :10]
     shared = [len(set(a) & set(b)) / 10 for a, b in zip(near.tolist(), best.tolist(), strict=True)]
     assert found["t2i"]["recall_at_10"] == pytest.approx(100 * np.mean(shared))
     assert found["t2i"]["recall_at_10"] < 100
-    every = approximate_recalls(images, captions, image_of_caption, "order", "Flat", candidates=100)
+    every = measure_index_recalls(images, captions, image_of_caption, "order", "Flat", candidates=100)
     assert every["t2i"]["recall_at_10"] == 100
-    assert "reranked" not in approximate_recalls(images, captions, image_of_caption)
+    assert "reranked" not in measure_index_recalls(images, captions, image_of_caption)
 
 
 def test_a_row_that_ties_with_the_last_exact_one_is_as_good() -> None:
@@ -280,7 +280,7 @@ def test_a_row_that_ties_with_the_last_exact_one_is_as_good() -> None:
     image_of_caption = np.arange(0, 160, 2)
     captions = images[image_of_caption]
     for block in (1, 7, 100):  # which changes the rows that the exact search chooses of those that tie
-        found = approximate_recalls(
+        found = measure_index_recalls(
             images, captions, image_of_caption, "cosine", "IVF2,Flat", "nprobe=2", ks=(1, 10), block=block
         )
         assert found["t2i"]["recall_at_10"] == 100
@@ -291,13 +291,13 @@ def test_an_image_of_caption_that_does_not_fit_are_named() -> None:
     images, captions, _ = pairs(4, np.arange(4))
     for image_of_caption in (np.array([0, 1, 2, 4]), np.array([0, -1, 2, 3]), np.arange(3)):
         with pytest.raises(UserError, match="rows for 4 captions of 4 images"):
-            approximate_recalls(images, captions, image_of_caption)
+            measure_index_recalls(images, captions, image_of_caption)
 
 
 def test_a_side_too_small_to_train_has_a_flat_index_and_says_so() -> None:
     images, captions = rows(200, seed=1), rows(30, seed=2)  # most images are distractors
-    found = approximate_recalls(images, captions, np.arange(30), "cosine", "IVF4,Flat", "nprobe=1", (1, 10))
+    found = measure_index_recalls(images, captions, np.arange(30), "cosine", "IVF4,Flat", "nprobe=1", (1, 10))
     assert (found["i2t"]["factory"], found["i2t"]["trained_on"], found["i2t"]["recall_at_10"]) == ("Flat", 0, 100)
     assert (found["t2i"]["factory"], found["t2i"]["trained_on"]) == ("IVF4,Flat", 200)
     with pytest.raises(UserError, match="its 64 centroids need 2496 rows"):
-        approximate_recalls(images, captions, np.arange(30), "cosine", "IVF64,Flat")
+        measure_index_recalls(images, captions, np.arange(30), "cosine", "IVF64,Flat")

@@ -18,7 +18,7 @@ from tests.hostile import WRONG_VALUES, spoilt_json
 from vse.eval.search.index import (
     IndexSource,
     build_index,
-    ids_sha256,
+    hash_ids,
     index_exists,
     metadata_file,
     read_index,
@@ -30,7 +30,7 @@ from vse.pipeline.files.writing import sha256_file
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]
 CORPUS = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32)
-INDEXED = IndexSource(500, 8, "cosine", ids_sha256(np.arange(500)), {"side": "images", "split": "test", "weights": 64 * "a"})
+INDEXED = IndexSource(500, 8, "cosine", hash_ids(np.arange(500)), {"side": "images", "split": "test", "weights": 64 * "a"})
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> No
         ({"side": "captions"}, {}, "side: images there, captions here"),
         ({"weights": 64 * "b"}, {}, r"\(other weights\)"),
         ({"corpus": "new"}, {}, "corpus: none there, new here"),
-        ({}, {"ids_sha256": ids_sha256(np.arange(500)[::-1])}, r"\(other ids\)"),
+        ({}, {"ids_sha256": hash_ids(np.arange(500)[::-1])}, r"\(other ids\)"),
         ({}, {"similarity": "order"}, "similarity: cosine there, order here"),
         ({}, {"dim": 9}, "dim: 8 there, 9 here"),
     ],

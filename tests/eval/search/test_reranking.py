@@ -20,10 +20,10 @@ from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
 from vse.eval.defaults import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_scores
 from vse.eval.search import approximate as reranking
-from vse.eval.search.approximate import reranked_metrics
+from vse.eval.search.approximate import measure_reranked_search
 
 
 def slow_list_ranks(
@@ -69,13 +69,13 @@ def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n
     i2t, t2i, images, captions, image_of_caption = case(seed, n, m, whole)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reranking, "_MAX_CANDIDATES", at_once)
-        found = reranked_metrics(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, k)
+        found = measure_reranked_search(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, k)
     asking = np.unique(image_of_caption).tolist()
     near = images @ captions.T
     own, of = image_of_caption.tolist(), list(range(n))
     slow = {"i2t": slow_list_ranks(i2t, near, asking, own, of, k), "t2i": slow_list_ranks(t2i.T, near.T, range(m), of, own, k)}
     if not whole or k >= max(n, m):  # of those that tie at the end of a list, FAISS chooses
-        expected = metrics(Ranks(*(np.asarray(slow[direction][0]) for direction in ("i2t", "t2i"))))
+        expected = compute_metrics(Ranks(*(np.asarray(slow[direction][0]) for direction in ("i2t", "t2i"))))
         for direction in ("i2t", "t2i"):
             assert {name: found[direction][name] for name in expected[direction]} == pytest.approx(expected[direction])
         assert found["rsum"] == pytest.approx(expected["rsum"])
@@ -87,12 +87,12 @@ def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n
             assert all(found[direction][f"recall_at_{depth}"] == 100 for depth in DEFAULT_KS)
     if len(asking) == n:
         exact = np.asarray(slow_ranks(i2t, own)[0])
-        assert found["exact"]["i2t"] == pytest.approx(metrics(Ranks(exact, np.zeros(1, int)))["i2t"])
+        assert found["exact"]["i2t"] == pytest.approx(compute_metrics(Ranks(exact, np.zeros(1, int)))["i2t"])
 
 
 def test_recalls_of_the_exact_top_are_counted_one_by_one() -> None:
     i2t, t2i, images, captions, image_of_caption = case(3, 60, 180)
-    found = reranked_metrics(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, 20)
+    found = measure_reranked_search(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, 20)
     near = images @ captions.T
     asking = np.unique(image_of_caption)
     for direction, scores, first in (("i2t", i2t[asking], near[asking]), ("t2i", t2i.T, near.T)):
@@ -110,7 +110,7 @@ def test_a_model_that_cannot_tell_anything_apart_finds_nothing() -> None:
     n = 30
     same, right = np.ones((n, n), np.float32), np.eye(n, dtype=np.float32)
     for scores, vectors in ((same, right), (right, same[:, :4])):
-        found = reranked_metrics(blocks(scores, np.arange(n)), None, vectors, vectors, 12)
+        found = measure_reranked_search(blocks(scores, np.arange(n)), None, vectors, vectors, 12)
         assert found["rsum"] == 0
 
 
@@ -158,7 +158,7 @@ def test_the_members_of_an_ensemble_share_their_first_stages(tmp_path: Path) -> 
     first, second = scored(), scored(0.2, seed=1, experiment="other")
     files = [write_embeddings(tmp_path / f"{k}.h5", run) for k, run in enumerate((first, second))]
     found = reranked(*files, "--ensemble", "--rerank", 7)["rerank"][0]
-    near = (first.pooled[0] @ first.pooled[1].T + second.pooled[0] @ second.pooled[1].T) / 2
+    near = (first.pooled_vectors[0] @ first.pooled_vectors[1].T + second.pooled_vectors[0] @ second.pooled_vectors[1].T) / 2
     check(found, first.scores, near, first.image_of_caption(), 7)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.defaults import DEFAULT_KS
-from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search
 from vse.eval.search.top_k import search
@@ -62,7 +62,7 @@ def test_what_cannot_be_searched_is_named() -> None:
 def test_candidates_do_not_contradict_the_exact_ranks(n_each: int, candidates: int) -> None:
     split = made(n_each=n_each)
     found = check_against_candidates(*split, exact_ranks(*split), DEFAULT_KS, "order", candidates=candidates).recalls
-    exact = metrics(exact_ranks(*split))
+    exact = compute_metrics(exact_ranks(*split))
     for direction in ("i2t", "t2i"):
         for name, recall in found[direction].items():
             assert recall == pytest.approx(exact[direction][name]) if candidates == 1000 else 0 <= recall <= 100
@@ -105,7 +105,7 @@ def with_lonely_images(similarity: str) -> tuple[np.ndarray, np.ndarray, np.ndar
 def test_an_image_without_a_caption_is_found_but_asks_nothing(similarity: str) -> None:
     *split, ranks = with_lonely_images(similarity)
     check, more = (check_against_search, ()) if similarity == "cosine" else (check_against_candidates, ("order",))
-    found, exact = check(*split, ranks, DEFAULT_KS, *more).recalls, metrics(ranks)
+    found, exact = check(*split, ranks, DEFAULT_KS, *more).recalls, compute_metrics(ranks)
     for direction in ("i2t", "t2i"):
         assert found[direction] == pytest.approx({name: exact[direction][name] for name in found[direction]})
         spoilt = {"i2t": ranks.i2t, "t2i": ranks.t2i}

@@ -19,7 +19,7 @@ from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.published import PublishedTable, compare_published
 from vse.eval.tables.significance import SignificanceTable, build_significance, compare_files
 from vse.eval.tables.summary import SummaryTable, build_summary, summary_cells
-from vse.eval.tables.table import as_text
+from vse.eval.tables.table import format_text_table
 from vse.pipeline.files.writing import sha256_json
 
 ROW = "twobranch 1.b4"
@@ -54,9 +54,11 @@ def test_people_see_the_metrics_of_all_phrases(tmp_path: Path) -> None:
     seeds = [some_phrases(30, seed=seed) for seed in (0, 1)]
     table = build_summary([result(tmp_path, *seeds), result(tmp_path, some_phrases(30, experiment="other"))])
     cells = summary_cells(table)
-    assert cells.titles[-5:] == [("phrase to region", name) for name in ("R@1", "R@5", "R@10", "upper bound", "mean IoU")]
+    assert cells.column_titles[-5:] == [
+        ("phrase to region", name) for name in ("R@1", "R@5", "R@10", "upper bound", "mean IoU")
+    ]
     assert cells.notes == ["dataset toy, split test, protocol phrase, iou 0.5, n_phrases 180, n_without_box 60"]
-    assert "±" in as_text(cells)
+    assert "±" in format_text_table(cells)
 
 
 def test_results_of_phrases_and_of_retrieval_share_a_summary(tmp_path: Path) -> None:

@@ -56,7 +56,9 @@ twobranch_5 | twobranch 5.2    | Weighted distance          | f30k | 1k        |
 
 def test_every_table_is_there_with_all_its_rows() -> None:
     assert {table: len(published_rows(table)) for table in published_tables()} == TABLES
-    assert [row.number for row in published_rows("vsepp_2")][:4] == ["2.1", "1.6", "2.2", "1.7"], "as the paper repeats rows"
+    assert [row.row_number for row in published_rows("vsepp_2")][:4] == ["2.1", "1.6", "2.2", "1.7"], (
+        "as the paper repeats rows"
+    )
     with pytest.raises(UserError, match="unknown table 'vsepp_5' \\(did you mean 'vsepp_"):
         published_rows("vsepp_5")
 
@@ -66,12 +68,12 @@ def test_metrics_are_those_of_the_papers() -> None:
         table, key, system, dataset, protocol, images, printed = (part.strip() for part in line.split("|"))
         row = next(row for row in published_rows(table) if row.key == key)
         assert (row.system, row.dataset, row.protocol) == (system, dataset, protocol)
-        assert row.images == (None if images == "-" else int(images))
+        assert row.n_images == (None if images == "-" else int(images))
         assert list(row.metrics.values()) == [None if text == "-" else float(text) for text in printed.split()], line
 
 
 def test_a_row_is_printed_once_and_its_source_says_where() -> None:
-    own = Counter(row.key for table in TABLES for row in published_rows(table) if row.number.startswith(f"{table[-1]}."))
+    own = Counter(row.key for table in TABLES for row in published_rows(table) if row.row_number.startswith(f"{table[-1]}."))
     assert set(own.values()) == {1}
     assert len(own) == 141
     sources = {row.key: row.source for table in TABLES for row in published_rows(table)}

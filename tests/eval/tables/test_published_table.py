@@ -20,7 +20,7 @@ from tests.eval.evaluating import Edit, Fails, succeeds, write_result
 from vse.eval.cli import table_main
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.files.results import content_sha256
+from vse.eval.files.results import hash_file_content
 from vse.eval.options import AllEvaluateOptions, TableRequest
 from vse.eval.tables.published import PublishedTable, compare_published
 from vse.eval.tables.published_rows import published_rows
@@ -214,7 +214,7 @@ def test_a_difference_is_of_the_same_test_images(result: Results, caplog: pytest
 def test_test_images_without_a_name_are_those_of_no_row(result: Results, edit: Edit) -> None:
     def forget(content: dict[str, Any]) -> None:
         del content["split_identity"]
-        content["sha256"] = content_sha256(content)
+        content["sha256"] = hash_file_content(content)
 
     unnamed = result("vsepp_10c_rv", n_images=1001)
     row = line(compare_published("vsepp_4", [unnamed]), "vsepp 4.4")

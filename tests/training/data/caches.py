@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, shards_folder, write_shard
 from vse.pipeline.files.writing import read_json, write_json
 from vse.training.data.images import CachedImageFeatures
@@ -38,7 +38,7 @@ def made_by_hand(folder: Path, features: Array, image_ids: Sequence[int], bank: 
     ids = np.asarray(image_ids, np.int64)
     parts = np.array_split(np.arange(len(ids)), 2)
     crops = {"crops": "rc_bank"} if bank else {}
-    return _merged(folder, ids, [Rows(ids[part], features[part], _sources(len(part))) for part in parts], crops)
+    return _merged(folder, ids, [FeatureRows(ids[part], features[part], _sources(len(part))) for part in parts], crops)
 
 
 def regions_by_hand(folder: Path, sets: Sequence[Array], image_ids: Sequence[int]) -> FeatureCache:
@@ -50,7 +50,7 @@ def regions_by_hand(folder: Path, sets: Sequence[Array], image_ids: Sequence[int
         offsets = np.cumsum([0, *map(len, own)])
         boxes = np.zeros((offsets[-1], 4), np.float32)
         sizes = np.full((len(part), 2), 32, np.int32)
-        rows.append(Rows(ids[part], np.concatenate(own), _sources(len(part)), offsets, boxes, boxes[:, 0], sizes))
+        rows.append(FeatureRows(ids[part], np.concatenate(own), _sources(len(part)), offsets, boxes, boxes[:, 0], sizes))
     return _merged(folder, ids, rows, {})
 
 
@@ -58,9 +58,9 @@ def _sources(n: int) -> NDArray[np.uint8]:
     return np.zeros((n, 32), np.uint8)
 
 
-def _merged(folder: Path, ids: NDArray[np.int64], parts: Sequence[Rows], config: dict[str, str]) -> FeatureCache:
+def _merged(folder: Path, ids: NDArray[np.int64], parts: Sequence[FeatureRows], config: dict[str, str]) -> FeatureCache:
     out = folder / "hand_made.h5"
-    identity = Identity("hand", "made", "image", {"config": {"normalize": False, **config}})
+    identity = CacheIdentity("hand", "made", "image", {"config": {"normalize": False, **config}})
     for index, rows in enumerate(parts):
         write_shard(shard_path(out, index, len(parts)), identity, rows)
     return open_cache(merge_shards(out, len(parts), folder / "dataset.json", ids))

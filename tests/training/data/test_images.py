@@ -199,7 +199,7 @@ def test_a_frozen_network_hands_out_the_features_of_the_crops(crops: str, demo: 
     )
     for pair, vector in features.items():
         assert not vector.is_inference(), "gradients of what is computed from it can be taken"
-        torch.testing.assert_close(vector, extractor.features(pixels[pair][None]).flatten())
+        torch.testing.assert_close(vector, extractor.compute_features(pixels[pair][None]).flatten())
         assert vector.norm().item() == pytest.approx(1)
 
 

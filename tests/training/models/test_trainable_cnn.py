@@ -52,18 +52,18 @@ def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def test_vectors_are_those_of_the_extractor(config: CnnConfig, crops: str, n_crops: int, normalize: bool) -> None:
     extractor = CnnExtractor(config.model_copy(update={"crops": crops, "normalize": normalize}))
     seen = pixels(3, n_crops)
-    before = extractor.features(seen)
+    before = extractor.compute_features(seen)
     cnn = TrainableCnn(extractor)
     for training in (False, True):
         torch.testing.assert_close(cnn.train(training)(seen), before)
-    torch.testing.assert_close(extractor.features(seen), before)
+    torch.testing.assert_close(extractor.compute_features(seen), before)
 
 
 @pytest.mark.parametrize("crops", ["10c_bank", "rc_bank"])
 def test_crops_that_a_bank_keeps_apart_are_averaged(crops: str) -> None:
     extractor = CnnExtractor(tiny(crops=crops))
     seen = pixels(3, 4)
-    mean = nn.functional.normalize(CnnExtractor(tiny(crops=crops, normalize=False)).features(seen).mean(1), dim=1)
+    mean = nn.functional.normalize(CnnExtractor(tiny(crops=crops, normalize=False)).compute_features(seen).mean(1), dim=1)
     torch.testing.assert_close(TrainableCnn(extractor)(seen), mean)
 
 
@@ -152,7 +152,7 @@ def test_a_cache_is_enough_to_rebuild_its_network_but_not_one_of_positions(cache
     extractor = rebuild_cnn_extractor(open_cache(cache))
     assert extractor.config.key_settings() == TINY_FEATURE.key_settings()
     assert extractor.config.name == "tiny"
-    assert torch.equal(extractor.features(pixels()), CnnExtractor(TINY_FEATURE).features(pixels()))
+    assert torch.equal(extractor.compute_features(pixels()), CnnExtractor(TINY_FEATURE).compute_features(pixels()))
     with pytest.raises(UserError, match="its features are not vectors of a CNN"):
         rebuild_cnn_extractor(open_cache(positions))
 

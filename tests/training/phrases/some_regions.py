@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import merge_shards, open_cache
-from vse.features.cache.rows import Identity, Rows, sha256_bytes
+from vse.features.cache.rows import CacheIdentity, FeatureRows, sha256_bytes
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import Dataset, list_mentions, list_phrase_texts, load_dataset_file
 from vse.pipeline.dataset.phrases import iou
@@ -80,13 +80,13 @@ def write_regions(
     """A cache of regions, in two shards."""
     ids = np.asarray([image.imgid for image in dataset.images], np.int64)
     config = {"extractor": "boxes", **(recorded or {})}
-    identity = Identity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), "image", {"config": config})
+    identity = CacheIdentity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), "image", {"config": config})
     for index, part in enumerate(np.array_split(np.arange(len(ids)), 2)):
         sources = [sha256_bytes(read_image_bytes(dataset.image_path(dataset.images[k]))) for k in part]
         offsets = np.cumsum([0, *(len(boxes[k]) for k in part)])
         features, flat = (np.concatenate([side[k] for k in part]).astype(np.float32) for side in (vectors, boxes))
         of_images = np.asarray([sizes[k] for k in part], np.int32)
-        rows = Rows(ids[part], features, np.stack(sources), offsets, flat, flat[:, 0], of_images)
+        rows = FeatureRows(ids[part], features, np.stack(sources), offsets, flat, flat[:, 0], of_images)
         write_shard(shard_path(out, index, 2), identity, rows)
     return merge_shards(out, 2, dataset.path, ids)
 
@@ -94,10 +94,10 @@ def write_regions(
 def write_phrases(out: Path, dataset: Dataset, texts: Sequence[str], of: str = "phrases") -> Path:
     """A cache of phrases: the mean of a made-up vector for each word."""
     ids = np.arange(len(texts))
-    identity = Identity(dataset.name, "some_phrases", "text", {"config": {"extractor": "tfidf", "of": of}})
+    identity = CacheIdentity(dataset.name, "some_phrases", "text", {"config": {"extractor": "tfidf", "of": of}})
     sources = np.stack([sha256_bytes(text.encode()) for text in texts])
     vectors = np.stack([_meaning(text, TEXT_DIM) for text in texts]).astype(np.float32)
-    write_shard(shard_path(out, 0, 1), identity, Rows(ids, vectors, sources))
+    write_shard(shard_path(out, 0, 1), identity, FeatureRows(ids, vectors, sources))
     return merge_shards(out, 1, dataset.path, ids)
 
 

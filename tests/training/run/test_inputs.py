@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.conftest import TINY_FEATURE
 from tests.training.conftest import COMMAND, Fails, Log, assert_same, done, experiment, options, state, weights
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.texts import TfidfConfig
@@ -32,13 +32,13 @@ def test_other_caches_are_refused(cache: Path, own_demo: Path, tmp_path: Path, f
     assert not (tmp_path / "run").exists()
     other = tmp_path / "demo_other.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"seed": 1})), other, 1)
-    merge(demo, other, 1)
+    merge_feature(demo, other, 1)
     line = fails(train_main, "--features", bank, "--eval-features", other, "--out", tmp_path / "run", *COMMAND)
     assert "by networks with different weights" in line
     config = TfidfConfig(name="tfidf_phrases", min_count=2, of="phrases")
     out = tmp_path / "demo_tfidf_phrases.h5"
     extract_shards(demo, CaptionExtractor(config, fit_encoder(demo, config, encoder_path(out))), out, 1)
-    merge(demo, out, 1)
+    merge_feature(demo, out, 1)
     line = fails(train_main, "--features", cache, "--out", tmp_path / "run", *COMMAND, "--caption-features", out)
     assert f"{out} holds " in line
     assert "; features of captions are needed" in line

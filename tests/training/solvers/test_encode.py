@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.eval.slow_ranks import slow_ranks
 from tests.training.conftest import Patch, experiment, numbers
 from tests.training.toy_similarity import ToySettings
-from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.metrics import compute_metrics
 from vse.training.kinds import BatchVectors, InputKind, pack_embeddings, select_rows
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.models.similarities import SIMILARITIES
@@ -163,7 +163,7 @@ def test_validation_takes_means_over_folds(cache: Path, tmp_path: Path) -> None:
             pack_embeddings([(images.vectors[first : first + 3],)]),
             pack_embeddings([(captions.vectors[5 * first : 5 * first + 15],)]),
         )
-        found.append(metrics(compute_ranks(opened.model, *own, image_indices))["rsum"])
+        found.append(compute_metrics(compute_ranks(opened.model, *own, image_indices))["rsum"])
     assert numbers(run)[0]["rsum"] == pytest.approx(np.mean(found))
 
 

@@ -14,8 +14,8 @@ from tests.training.conftest import Capture, Fails, Log, done, experiment, print
 from vse.eval.cli import eval_main, table_main
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import Item
-from vse.features.extraction import extract_shards, merge
+from vse.features.cache.rows import ExtractorInput
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
 from vse.features.settings.images import CnnConfig
@@ -43,7 +43,7 @@ def images(demo: Path, clip: str, tmp_path_factory: pytest.TempPathFactory) -> P
     out = tmp_path_factory.mktemp("features") / "demo_clip.h5"
     config = CnnConfig(name="clip", model=clip, weights="random", layer="output", resize=32, crop=32, normalize=False)
     extract_shards(demo, CnnExtractor(config), out, 2)
-    return merge(demo, out, 2)
+    return merge_feature(demo, out, 2)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def captions(demo: Path, clip: str, images: Path) -> Path:
     """The demo's captions by the other tower of the tiny model."""
     out = images.with_name("demo_clip_text.h5")
     extract_shards(demo, TextExtractor(TextConfig(name="clip_text", model=clip, weights="random", normalize=False)), out, 2)
-    return merge(demo, out, 2)
+    return merge_feature(demo, out, 2)
 
 
 def zero_shot(*sets: str) -> ExperimentConfig:
@@ -67,7 +67,7 @@ def run(images: Path, captions: Path, tmp_path_factory: pytest.TempPathFactory) 
 def vectors(cache: Path, ids: list[int]) -> Floats:
     """Rows of a cache, by their ids, of unit length."""
     reader = FeatureReader(open_cache(cache))
-    rows = reader.rows(reader.find_rows(ids)).astype(np.float64)
+    rows = reader.read_rows(reader.find_rows(ids)).astype(np.float64)
     found: Floats = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     return found
 
@@ -119,7 +119,7 @@ def test_a_text_finds_images(run: Path, demo: Path, images: Path, clip: str, cap
     lines, _ = printed(capsys, run, "A red CIRCLE, on grass!", "-k", 4)
     found = load_dataset_file(demo).split("test")
     asked = TextExtractor(TextConfig(name="x", model=clip, weights="random"))
-    query = asked.encode_items([Item(0, raw="A red CIRCLE, on grass!")])[0].numpy()[0]
+    query = asked.encode_inputs([ExtractorInput(0, raw="A red CIRCLE, on grass!")])[0].numpy()[0]
     scores = vectors(images, [image.imgid for image in found]) @ query
     best = np.argsort(-scores)[:4]
     assert [Path(line[2]).name for line in lines] == [Path(found[k].file).name for k in best]
@@ -129,14 +129,14 @@ def test_a_text_finds_images(run: Path, demo: Path, images: Path, clip: str, cap
 def test_two_models_are_a_warning(images: Path, demo: Path, tmp_path: Path, fails: Fails, clip: str, caplog: Log) -> None:
     folder, out = tiny_bert(tmp_path / "bert"), tmp_path / "demo_bert.h5"
     extract_shards(demo, TextExtractor(TextConfig(name="bert", model="a/b", weights=str(folder))), out, 1)
-    merge(demo, out, 1)
+    merge_feature(demo, out, 1)
     start = [train_main, "--features", images, "--experiment", "clip_zeroshot", "--out", tmp_path / "run"]
     line = fails(*start, "--caption-features", out)
     assert f"{images} has 16 numbers per vector, {out} 32; both caches must be of one model" in line
     name = add_tiny_clip(tmp_path, "tiny-clip-of-others")
     out = tmp_path / "demo_others.h5"
     extract_shards(demo, TextExtractor(TextConfig(name="others", model=name, weights="random")), out, 1)
-    merge(demo, out, 1)
+    merge_feature(demo, out, 1)
     train(images, zero_shot(), out=tmp_path / "run", inputs=TrainInputs(caption_features=out))
     assert f"images by {clip} (random), captions by {name} (random)" in caplog.text
 

@@ -16,7 +16,7 @@ from vse.eval.files.embeddings import Embeddings, read_embeddings
 from vse.eval.report.gallery import retrieve_candidates
 from vse.eval.report.pages import thumbnail
 from vse.features.cache.feature_cache import merge_shards, open_cache
-from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
@@ -110,7 +110,7 @@ def test_regions_are_drawn_as_their_boxes(on_boxes: Path, boxes: Path, demo: Pat
             assert f'<img src="{thumbnail(dataset.image_path(image))}"' in card
             continue
         (shown,) = drawings(card).values()
-        x1, y1, x2, y2 = cache.shards[0]["boxes"].map()[first:end].T * shown.size[0] / 32
+        x1, y1, x2, y2 = cache.shard_arrays[0]["boxes"].map_to_memory()[first:end].T * shown.size[0] / 32
         np.testing.assert_allclose(shown.regions, np.stack([x1, y1, x2 - x1, y2 - y1], 1), atol=0.11)
         compare(shown, on_boxes, image.imgid, ["a", "red", "square"])
     assert {0, 1, 2, 3} == set(counts)
@@ -120,8 +120,8 @@ def test_features_without_places_are_told_and_nothing_is_drawn(demo: Path, tmp_p
     images = load_dataset_file(demo).images
     ids, rng = np.asarray([image.imgid for image in images], np.int64), np.random.default_rng(0)
     out = tmp_path / "features" / "demo_plain.h5"
-    rows = Rows(ids, rng.normal(size=(len(ids), 3, 8)).astype(np.float16), np.zeros((len(ids), 32), np.uint8))
-    write_shard(shard_path(out, 0, 1), Identity("demo", "plain", "image", {}), rows)
+    rows = FeatureRows(ids, rng.normal(size=(len(ids), 3, 8)).astype(np.float16), np.zeros((len(ids), 32), np.uint8))
+    write_shard(shard_path(out, 0, 1), CacheIdentity("demo", "plain", "image", {}), rows)
     run = train(merge_shards(out, 1, demo, ids), experiment(*scan("t2i")), out=tmp_path / "run")
     capsys.readouterr()
     page = searched(run, TEXT, tmp_path / "page.html")

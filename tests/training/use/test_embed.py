@@ -20,7 +20,7 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_ca
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
-from vse.features.extraction import extract_shards, merge, verify_inputs
+from vse.features.extraction import extract_shards, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import sha256_file
@@ -49,7 +49,7 @@ def test_another_cache_and_broken_weights_are_named(
 ) -> None:
     other = tmp_path / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"grid": 1})), other, 2)
-    merge(demo, other, 2)
+    merge_feature(demo, other, 2)
     assert "is not the cache that" in fails(embed_main, run, "--features", other)
     assert "not a run folder" in fails(embed_main, tmp_path / "nowhere")
     assert "no images in split 'tset' (did you mean 'test'?" in fails(embed_main, run, "--split", "tset")
@@ -92,7 +92,10 @@ def test_embeddings_record_the_cost_of_each_step(cache: Path, tfidf: Path, tmp_p
     run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=TrainInputs(caption_features=tfidf))
     cost = cost_in(embed_split(run, tmp_path / "test.h5"))
     record = json.loads((run / "run.json").read_text())
-    assert cost["extraction_s"] == {"tiny": open_cache(cache).seconds, "tfidf": open_cache(tfidf).seconds}
+    assert cost["extraction_s"] == {
+        "tiny": open_cache(cache).extraction_seconds,
+        "tfidf": open_cache(tfidf).extraction_seconds,
+    }
     sizes = {"tiny": open_cache(cache).n_bytes, "tfidf": open_cache(tfidf).n_bytes}
     assert cost["cache_mb"] == {name: round(n_bytes / 1e6, 3) for name, n_bytes in sizes.items()}
     assert cost["train_s"] == record["train_seconds"]
@@ -105,10 +108,13 @@ def test_each_cache_that_a_run_reads_has_its_cost(bank: Path, tmp_path: Path, ow
     one = experiment("train.epochs=1")
     run = train(own_cache, one, out=tmp_path / "gone", inputs=TrainInputs(eval_features=bank))
     cost = cost_in(embed_split(run, tmp_path / "test.h5"))
-    assert cost["extraction_s"] == {"bank": open_cache(bank).seconds, "tiny": open_cache(own_cache).seconds}
+    assert cost["extraction_s"] == {
+        "bank": open_cache(bank).extraction_seconds,
+        "tiny": open_cache(own_cache).extraction_seconds,
+    }
     own_cache.unlink()
     cost = cost_in(embed_split(run, tmp_path / "gone.h5"))
-    assert cost["extraction_s"] == {"bank": open_cache(bank).seconds, "tiny": None}
+    assert cost["extraction_s"] == {"bank": open_cache(bank).extraction_seconds, "tiny": None}
 
 
 def test_a_result_repeats_the_costs_of_every_seed_and_adds_its_own(run: Path, cache: Path, tmp_path: Path) -> None:
@@ -161,7 +167,7 @@ def test_the_caches_have_the_embeddings_of_all_splits(made: Path, run: Path, dem
             for cache, side, ids in zip((images, captions), SIDES, ("image_ids", "caption_ids"), strict=True):
                 reader = FeatureReader(cache)
                 # The caches were computed in other batches, and matrix products of other sizes may round differently.
-                np.testing.assert_allclose(reader.rows(reader.find_rows(file[ids][:])), file[side][:], rtol=0, atol=1e-6)
+                np.testing.assert_allclose(reader.read_rows(reader.find_rows(file[ids][:])), file[side][:], rtol=0, atol=1e-6)
 
 
 def test_both_caches_say_which_run_made_them(made: Path, run: Path, cache: Path) -> None:
@@ -170,7 +176,7 @@ def test_both_caches_say_which_run_made_them(made: Path, run: Path, cache: Path)
         backbone = read_backbone(made_cache)
         assert backbone.sha256 == sha256_file(run / "best.safetensors")
         assert (backbone.experiment, backbone.more_provenance["seed"]) == ("vsepp", 0)
-        assert backbone.run.resolve() == run.resolve()
+        assert backbone.run_folder.resolve() == run.resolve()
         assert verify_inputs(made_cache) == "not at hand (embeddings of a model)"
 
 
@@ -192,11 +198,11 @@ def test_an_image_without_features_has_no_embedding(own_cache: Path, tmp_path: P
     dataset.image_path(gone).write_bytes(b"junk")
     features = tmp_path / "features" / "demo_tiny.h5"
     extract_shards(dataset.path, CnnExtractor(TINY_FEATURE), features, 1, skip_bad=True)
-    run = train(merge(dataset.path, features, 1), experiment("train.epochs=1"), out=tmp_path / "run")
+    run = train(merge_feature(dataset.path, features, 1), experiment("train.epochs=1"), out=tmp_path / "run")
     done(embed_main, run, "--as-features", features.with_name("demo_some"))
     images, captions = opened(features.with_name("demo_some"))
-    assert images.skipped == {gone.imgid}
-    assert captions.skipped == {caption.sentid for caption in gone.captions}
+    assert images.skipped_ids == {gone.imgid}
+    assert captions.skipped_ids == {caption.sentid for caption in gone.captions}
     assert len(images.ids) == len(dataset.images) - 1
 
 
@@ -213,11 +219,11 @@ def test_files_of_any_program_make_the_same_caches(made: Path, split_files: list
     for expected, *found in zip(opened(made), theirs, ours, strict=True):
         for one in found:
             np.testing.assert_array_equal(one.ids, expected.ids)
-            rows = [FeatureReader(c).rows(np.arange(len(c.ids))) for c in (one, expected)]
+            rows = [FeatureReader(c).read_rows(np.arange(len(c.ids))) for c in (one, expected)]
             np.testing.assert_allclose(*rows, rtol=0, atol=1e-6)
     backbones = [read_backbone(one) for one in (*theirs, *ours)]
     assert backbones[0] == backbones[1]
-    assert [(b.experiment, b.run) for b in backbones if b] == [("test", None)] * 2 + [("vsepp", None)] * 2
+    assert [(b.experiment, b.run_folder) for b in backbones if b] == [("test", None)] * 2 + [("vsepp", None)] * 2
 
 
 def test_a_split_without_a_file_is_left_out(split_files: list[Path], demo: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -225,7 +231,7 @@ def test_a_split_without_a_file_is_left_out(split_files: list[Path], demo: Path,
     assert "no file has the split test; the caches lack it" in capsys.readouterr().err
     images, captions = opened(tmp_path / "demo_some")
     dataset = load_dataset_file(demo)
-    assert images.skipped == {image.imgid for image in dataset.split("test")}
+    assert images.skipped_ids == {image.imgid for image in dataset.split("test")}
     assert len(captions.ids) == 54 * 5
 
 

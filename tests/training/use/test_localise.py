@@ -15,7 +15,7 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.files.phrase_scores import read_phrase_scores
 from vse.eval.files.results import read_result
 from vse.features.cache.feature_cache import open_cache
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.settings.texts import TfidfConfig
 from vse.pipeline.dataset.dataset import list_mentions, load_dataset_file
@@ -43,11 +43,11 @@ def test_the_file_has_every_phrase_of_the_split_with_the_candidates_of_its_image
     assert found.caption_ids.tolist() == [m.caption.sentid for m in expected]
     assert found.types.tolist() == ["/".join(m.phrase.types) for m in expected]
     assert (found.dataset, found.split, found.experiment, found.seed) == ("demo", "val", "phrase_embedding", 0)
-    boxes = np.concatenate([shard["boxes"].map() for shard in cache.shards])
+    boxes = np.concatenate([shard["boxes"].map_to_memory() for shard in cache.shard_arrays])
     for k, mention in enumerate(expected):
         row = cache.ids.tolist().index(mention.image.imgid)
         own = boxes[cache.offsets[row] : cache.offsets[row + 1]]
-        np.testing.assert_array_equal(found.boxes[found.candidates(k)], own)
+        np.testing.assert_array_equal(found.boxes[found.candidate_slice(k)], own)
         truth = mention.phrase.truth_box
         assert (tuple(found.truth[k].tolist()) == truth) if truth else np.isnan(found.truth[k]).all()
 
@@ -72,7 +72,7 @@ def test_sentences_are_scored_by_their_phrases(phrase_run: Path, scored: Path, c
         own = np.flatnonzero(phrases.caption_ids == sentid).tolist()
         assert found.n_phrases[column] == len(own)
         row = found.image_of_caption()[column]
-        best = [phrases.scores[phrases.candidates(k)].max() for k in own if phrases.offsets[k] < phrases.offsets[k + 1]]
+        best = [phrases.scores[phrases.candidate_slice(k)].max() for k in own if phrases.offsets[k] < phrases.offsets[k + 1]]
         if len(best):  # cosines of the caption's own image
             assert found.n_regions[row] == phrases.offsets[own[0] + 1] - phrases.offsets[own[0]]
             nearest = -np.sqrt(2 - 2 * np.asarray(best, np.float64).clip(max=1)).mean()
@@ -124,7 +124,7 @@ def own_words_run(caches: Caches, tmp_path_factory: pytest.TempPathFactory) -> P
     config = TfidfConfig(name="tfidf_phrases", min_count=1, of="phrases")
     extractor = CaptionExtractor(config, fit_encoder(cache.dataset_file, config, encoder_path(phrases)))
     extract_shards(cache.dataset_file, extractor, phrases, 1)
-    read = TrainInputs(caption_features=merge(cache.dataset_file, phrases, 1))
+    read = TrainInputs(caption_features=merge_feature(cache.dataset_file, phrases, 1))
     return train(caches.candidates, small("caption_feature=tfidf_phrases"), out=folder / "run", inputs=read)
 
 
@@ -138,7 +138,7 @@ def test_a_phrase_is_found_by_the_scores_of_the_file(
     photo, page = dataset.image_path(mention.image), tmp_path / "page.html"
     done(search_main, own_words_run, "--image", photo, mention.text.upper(), "-k", 3, "--html", page)
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    own = scored.candidates(number)
+    own = scored.candidate_slice(number)
     best = np.argsort(-scored.scores[own], kind="stable")[:3]
     assert [row[0] for row in rows] == ["1", "2", "3"][: len(best)]
     np.testing.assert_allclose([float(row[1]) for row in rows], scored.scores[own][best], atol=1e-4)

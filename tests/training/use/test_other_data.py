@@ -19,7 +19,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import load_cache_encoder
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -36,7 +36,7 @@ from vse.training.use.search import SearchRequest, search_run
 
 def extracted(data: Path, out: Path, **changes: object) -> Path:
     extract_shards(data, CnnExtractor(TINY_FEATURE.model_copy(update=changes)), out, 1)
-    return merge(data, out, 1)
+    return merge_feature(data, out, 1)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def leaking(demo: Path, tmp_path: Path) -> Path:
     file = tmp_path / "other" / "dataset.json"
     file.write_text(json.dumps({"dataset": "other", "images": taken}))
     extract_shards(file, CnnExtractor(TINY_FEATURE), tmp_path / "features" / "other_tiny.h5", 1)
-    return merge(file, tmp_path / "features" / "other_tiny.h5", 1)
+    return merge_feature(file, tmp_path / "features" / "other_tiny.h5", 1)
 
 
 def test_leaks_are_refused(own_run: Path, leaking: Path, demo: Path, fails: Fails, tmp_path: Path, capsys: Capture) -> None:

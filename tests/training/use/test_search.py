@@ -17,7 +17,7 @@ from tests.training.conftest import Capture, Edit, Fails, Log, done, experiment,
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.report.pages import thumbnail
 from vse.eval.search.index import metadata_file
-from vse.eval.search.top_k import CANDIDATES
+from vse.eval.search.top_k import N_RESCORED_CANDIDATES
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import read_json, sha256_file, write_json
 from vse.training.cli import embed_main, search_main
@@ -159,7 +159,7 @@ def test_an_index_of_something_else_is_one_line(
 def test_order_re_ranks_and_needs_exact_vectors(run: Path, tmp_path: Path, capsys: Capture, fails: Fails) -> None:
     order = RunFolder(run).read_settings(ExperimentConfig).model.similarity.name == "order"
     _, told = printed(capsys, run, "a disc")
-    assert (f"order scores are no inner products: by these FAISS finds {CANDIDATES} candidates" in told) == order
+    assert (f"order scores are no inner products: by these FAISS finds {N_RESCORED_CANDIDATES} candidates" in told) == order
     options = ("a disc", "--index", tmp_path / "x.faiss", "--index-type", "SQ8")
     if order:
         assert "FAISS finds 11 candidates" in printed(capsys, run, "a disc", "--rerank", 11)[1]

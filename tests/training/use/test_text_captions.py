@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from tests.conftest import TINY_FEATURE
 from tests.features.tiny_text import OTHERS, tiny_bert
 from tests.training.conftest import Capture, Fails, Patch, done, experiment, printed
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
 from vse.features.settings.texts import TextConfig
@@ -50,12 +50,12 @@ def trained(
         name = load_dataset_file(data).name
         made[name] = folder / f"{name}_bert.h5"
         extract_shards(data, encoder, made[name], 2)
-        merge(data, made[name], 2)
+        merge_feature(data, made[name], 2)
     changes = {"name": "positions", "positions": True} if pooling == "tokens" else {}
     grid = CnnExtractor(TINY_FEATURE.model_copy(update=changes))
     images = folder / f"shapes_{grid.config.name}.h5"
     extract_shards(shapes, grid, images, 1)
-    merge(shapes, images, 1)
+    merge_feature(shapes, images, 1)
     config = experiment("caption_feature=bert", "train.epochs=2", *sets, name=preset)
     trained_on = positions if pooling == "tokens" else cache
     run = train(trained_on, config, out=folder / "run", inputs=TrainInputs(caption_features=made["demo"]))

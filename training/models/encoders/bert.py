@@ -12,7 +12,13 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from vse.features.backbones.transformer import TINY, Transformer, find_layers, read_transformer, tiny_transformer
+from vse.features.backbones.transformer import (
+    TINY_MODEL_NAME,
+    Transformer,
+    build_tiny_transformer,
+    find_layers,
+    read_transformer,
+)
 from vse.pipeline.errors import UserError
 from vse.training.kinds import BatchVectors, InputKind, pad_sets
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
@@ -28,16 +34,16 @@ class BertSettings(EncoderSettings):
     input_kinds: ClassVar = (InputKind.TOKENS,)
     model: str = Field(
         "bert-large-uncased",
-        description="a model of the Hugging Face hub such as BERT, MiniLM or RoBERTa, or its local folder; tiny: 2 layers of "
-        "width 32 with random weights and the words of the training captions, for demos",
+        description="a model of the Hugging Face hub such as BERT, MiniLM or RoBERTa, or its local folder; tiny: 2 layers "
+        "of width 32 with random weights and the words of the training captions, for demos",
     )
     states: Literal["pooled", "all"] = Field(
         "pooled", description="representation of a caption: pooled, one vector; all, the set of the vectors of its tokens"
     )
     pooling: Literal["mean", "first", "gpo"] = Field(
         "mean",
-        description="pooling of the last layer's outputs: mean, over the tokens; first, the output of the first token; gpo, "
-        "generalised pooling of the mapped outputs (VSE-infinity)",
+        description="pooling of the last layer's outputs: mean, over the tokens; first, the output of the first token; "
+        "gpo, generalised pooling of the mapped outputs (VSE-infinity)",
     )
     size_augmentation: float = Field(
         0.0,
@@ -65,8 +71,8 @@ class BertSettings(EncoderSettings):
         return InputKind.SETS if self.states == "all" else InputKind.VECTORS
 
     def load_transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
-        if self.model == TINY:
-            return tiny_transformer(words(), self.max_length)
+        if self.model == TINY_MODEL_NAME:
+            return build_tiny_transformer(words(), self.max_length)
         return read_transformer(self.model, weights_dir, self.max_length)
 
     def build(self, spec: EncoderSpec) -> Encoder:

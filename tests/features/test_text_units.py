@@ -13,16 +13,16 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from tests.features.conftest import Edit, Fails, extracted_cache
 from tests.features.drawn_phrases import TEXTS, drawn_phrases, without_phrases
 from vse.features.cache.feature_cache import FeatureCache, open_cache
-from vse.features.cache.reader import FeatureReader, check_text_rows
-from vse.features.cache.rows import Item
+from vse.features.cache.reader import FeatureReader, check_text_unit
+from vse.features.cache.rows import ExtractorInput
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, verify_inputs
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder
-from vse.features.extractors.text import TextExtractor, load_text_item_encoder
+from vse.features.extractors.text import TextExtractor, load_text_input_encoder
 from vse.features.extractors.words import TfidfEncoder
 from vse.features.settings import load_feature
-from vse.features.settings.captions import phrase_words
+from vse.features.settings.captions import select_phrase_words
 from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
 from vse.pipeline.dataset.dataset import list_mentions, list_phrase_texts, load_dataset_file
 from vse.pipeline.errors import UserError
@@ -52,16 +52,16 @@ def test_a_row_is_a_different_text_in_any_number_of_shards(config: Any, few: Pat
     found = []
     for n_shards in (1, 3):
         cache = fitted_cache(few, config, tmp_path / str(n_shards) / f"demo_{config.name}.h5", n_shards)
-        assert (cache.kind, cache.row_kind, cache.text_rows) == ("text", "vectors", "phrases")
+        assert (cache.kind, cache.row_kind, cache.text_unit) == ("text", "vectors", "phrases")
         assert cache.ids.tolist() == list(range(len(texts)))
         assert cache.provenance["config"]["of"] == "phrases"
         assert cache.provenance["counts"] == {"phrases without a known word": 0}
         assert cache.describe().startswith(f"{len(texts)} phrase rows of ")
         assert verify_inputs(cache) == "unchanged"
-        found.append(FeatureReader(cache).rows(cache.ids))
+        found.append(FeatureReader(cache).read_rows(cache.ids))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    reader = load_text_item_encoder(cache)
-    (asked,) = reader.encode_items([Item(0, tokens=tuple(texts[7].upper().split()))])
+    reader = load_text_input_encoder(cache)
+    (asked,) = reader.encode_inputs([ExtractorInput(0, tokens=tuple(texts[7].upper().split()))])
     np.testing.assert_allclose(asked[0].numpy(), found[0][7], atol=1e-6)
 
 
@@ -71,7 +71,7 @@ def test_rarity_is_counted_over_all_phrases_of_the_training_captions(demo: Path,
     cache = fitted_cache(demo, TFIDF, tmp_path / "demo_tfidf_phrases.h5")
     texts = list_phrase_texts(load_dataset_file(demo))
     np.testing.assert_allclose(
-        FeatureReader(cache).rows(cache.ids), plain.transform([text.split() for text in texts]).toarray(), atol=1e-6
+        FeatureReader(cache).read_rows(cache.ids), plain.transform([text.split() for text in texts]).toarray(), atol=1e-6
     )
 
 
@@ -80,10 +80,10 @@ def test_principal_components_are_those_of_the_different_training_phrases(demo: 
     assert isinstance(encoder, HglmmEncoder)
     different = [list(phrase) for phrase in dict.fromkeys(map(tuple, training_phrases(demo)))]
     assert len(different) < len(training_phrases(demo))
-    (blocks,) = list(encoder.iter_fisher_vectors(encoder.parts[0].mixture, different, 10_000))
+    (blocks,) = list(encoder.iter_fisher_vectors(encoder.projected_mixtures[0].mixture, different, 10_000))
     slow = PCA(n_components=10, svd_solver="full").fit(blocks.double().numpy())
-    assert encoder.parts[0].pca_axes is not None
-    cosines = np.abs((encoder.parts[0].pca_axes.double().numpy() * slow.components_).sum(1))
+    assert encoder.projected_mixtures[0].pca_axes is not None
+    cosines = np.abs((encoder.projected_mixtures[0].pca_axes.double().numpy() * slow.components_).sum(1))
     assert (cosines[:5] > 0.999).all()
 
 
@@ -100,8 +100,8 @@ def test_stop_words_are_dropped_from_phrases_of_training_of_the_cache_and_of_a_s
     encoder = load_encoder(encoder_path(cache.path))
     assert isinstance(encoder, TfidfEncoder)
     assert encoder.words == ["balls", "beach", "empty", "man", "night", "two"]
-    (asked,) = load_text_item_encoder(cache).encode_items([Item(0, tokens=("The", "Man"))])
-    np.testing.assert_array_equal(asked[0].numpy(), FeatureReader(cache).rows(np.asarray([0]))[0])
+    (asked,) = load_text_input_encoder(cache).encode_inputs([ExtractorInput(0, tokens=("The", "Man"))])
+    np.testing.assert_array_equal(asked[0].numpy(), FeatureReader(cache).read_rows(np.asarray([0]))[0])
     assert cache.ids.tolist() == list(range(len(TEXTS)))
     with pytest.raises(UserError, match="config.stop_words: drop -> None"):
         fit_encoder(drawn, TFIDF, encoder_path(cache.path))
@@ -113,9 +113,9 @@ def test_a_text_encoder_reads_phrases_as_their_words(drawn: Path, bert: Path, tm
     cache = extracted_cache(drawn, extractor, tmp_path / "drawn_x.h5", 2)
     assert verify_inputs(cache) == "unchanged"
     read = TEXTS if stop_words == "keep" else ["man", "two balls", "night", "empty beach", "red hat"]
-    (expected,) = encoded_by(bert).encode_items([Item(0, raw=text) for text in read])
-    np.testing.assert_allclose(FeatureReader(cache).rows(cache.ids), expected, atol=1e-6)
-    (asked,) = load_text_item_encoder(cache).encode_items([Item(0, tokens=("A", "MAN"), raw="A MAN!")])
+    (expected,) = encoded_by(bert).encode_inputs([ExtractorInput(0, raw=text) for text in read])
+    np.testing.assert_allclose(FeatureReader(cache).read_rows(cache.ids), expected, atol=1e-6)
+    (asked,) = load_text_input_encoder(cache).encode_inputs([ExtractorInput(0, tokens=("A", "MAN"), raw="A MAN!")])
     np.testing.assert_allclose(asked, expected[:1], atol=1e-6)
 
 
@@ -145,14 +145,14 @@ def test_a_data_set_without_phrases_is_named(feature: str, tmp_path: Path, bert:
 def test_what_reads_captions_refuses_phrases_and_the_other_way_round(drawn: Path, cache: Path, tmp_path: Path) -> None:
     phrases = fitted_cache(drawn, TFIDF, tmp_path / "drawn_tfidf_phrases.h5")
     captions = fitted_cache(drawn, TFIDF.model_copy(update={"of": "captions"}), tmp_path / "drawn_tfidf.h5")
-    check_text_rows(phrases, "phrases")
-    check_text_rows(captions, "captions")
+    check_text_unit(phrases, "phrases")
+    check_text_unit(captions, "captions")
     with pytest.raises(UserError, match="5 phrase rows of 8 float32; features of captions are needed.* of: captions"):
-        check_text_rows(phrases, "captions")
+        check_text_unit(phrases, "captions")
     with pytest.raises(UserError, match="4 text rows of .* float32; features of phrases are needed.* of: phrases"):
-        check_text_rows(captions, "phrases")
+        check_text_unit(captions, "phrases")
     with pytest.raises(UserError, match="66 image rows .* features of phrases are needed"):
-        check_text_rows(open_cache(cache), "phrases")
+        check_text_unit(open_cache(cache), "phrases")
 
 
 def test_captions_keep_their_stop_words() -> None:
@@ -181,5 +181,5 @@ def test_a_preset_of_phrases_or_truths_differs_from_its_other_one_in_that_alone(
     ],
 )
 def test_a_phrase_is_read_in_lower_case_and_without_stop_words_if_it_has_others(phrase: str, kept: str, content: str) -> None:
-    assert " ".join(phrase_words(phrase.split())) == kept
-    assert " ".join(phrase_words(phrase.split(), drop_stop_words=True)) == content
+    assert " ".join(select_phrase_words(phrase.split())) == kept
+    assert " ".join(select_phrase_words(phrase.split(), drop_stop_words=True)) == content
