@@ -133,7 +133,7 @@ class FeatureReader:
 
     def read_rows(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
         """Return rows of a cache without regions: (len(indices), dim) or (len(indices), n_crops, dim)."""
-        assert self.cache.offsets is None, "regions are read by padded_regions()"
+        assert self.cache.offsets is None, "regions are read by read_padded_regions()"
         if len(self._bytes) == 1:
             in_memory: NDArray[np.generic] = self._memory[indices]
             return in_memory
