@@ -18,8 +18,8 @@ from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import COMPARISON_KIND, RESULT_KIND, UNSAVED_RESULT_PATH, Result, read_comparison
 from vse.eval.options import AllEvaluateOptions, EvaluateOptions
 from vse.eval.protocols.result_content import result_lines
-from vse.eval.tables.significance import build_significance, difference_lines, significance_cells
-from vse.eval.tables.summary import summarise_results, summary_cells
+from vse.eval.tables.significance import build_printed_significance, build_significance, difference_lines
+from vse.eval.tables.summary import build_printed_summary, summarise_results
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
 from vse.pipeline.option_types import AllowedValues, NonNegativeInteger, PositiveInteger, Share, Text
@@ -226,7 +226,7 @@ class Evaluation(SavableResult):
         return "\n".join(result_lines(self._result))
 
     def _repr_html_(self) -> str:
-        return table_html(summary_cells(self.frame))
+        return table_html(build_printed_summary(self.frame))
 
 
 class ModelComparison(SavableResult):
@@ -255,7 +255,7 @@ class ModelComparison(SavableResult):
         return "\n".join(self._difference_lines)
 
     def _repr_html_(self) -> str:
-        return table_html(significance_cells(self.frame))
+        return table_html(build_printed_significance(self.frame))
 
 
 @public_api

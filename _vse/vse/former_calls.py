@@ -30,7 +30,7 @@ def _map_arguments_to_call(new_call: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), new_call)
 
 
-_ARRAYS_CALL = "vse.evaluate(vse.embeddings(images, captions, image_of_caption))"
+_CALL_WITH_ARRAYS = "vse.evaluate(vse.embeddings(images, captions, image_of_caption))"
 NEW_CALLS_BY_ARGUMENT = {
     "extract": _map_arguments_to_options(
         "extract", "options=vse.ExtractOptions({})", "skip_bad weights_dir words device threads force"
@@ -55,7 +55,7 @@ NEW_CALLS_BY_ARGUMENT = {
     },
     "evaluate": {
         **_map_arguments_to_call(
-            _ARRAYS_CALL, "images captions image_ids caption_ids caption_image_ids similarity name dataset split"
+            _CALL_WITH_ARRAYS, "images captions image_ids caption_ids caption_image_ids similarity name dataset split"
         ),
         **_map_arguments_to_call("vse.evaluate(vse.pair_scores(scores, image_of_caption))", "scores"),
         **_map_arguments_to_call("vse.evaluate(files)", "files"),

@@ -17,7 +17,7 @@ from vse.eval.cli import TableCommand
 from vse.eval.defaults import N_REPORT_QUERIES
 from vse.eval.files.results import hash_file_content
 from vse.eval.options import TableRequest
-from vse.eval.report.pages import thumbnail
+from vse.eval.report.pages import thumbnail_data_uri
 from vse.eval.search.top_k import PhraseCandidates, SearchHit
 from vse.eval.tables.table import BuiltTable, PrintedTable, format_latex_table, format_text_table
 from vse.pipeline.files.images import BadImage
@@ -270,6 +270,6 @@ def _frame_to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def _image_html(photo: str | Path | None) -> str:
     """Return a thumbnail as HTML; an empty text if the photo is None or unreadable."""
     try:
-        return "" if photo is None else f'<img src="{thumbnail(Path(photo), _THUMBNAIL_SIDE)}" alt="">'
+        return "" if photo is None else f'<img src="{thumbnail_data_uri(Path(photo), _THUMBNAIL_SIDE)}" alt="">'
     except BadImage:
         return ""

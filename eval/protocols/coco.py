@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from vse.eval.defaults import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers, unit_rows
-from vse.eval.ranking.metrics import FoldQueries, MeasuredQueries, position_metrics
+from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, position_metrics
 from vse.eval.ranking.ranks import Ints, ScoreBlocks, blocks_from_embeddings, check_finite, iter_caption_scores, shared_tensor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
@@ -88,7 +88,7 @@ def _read_right_pairs(file: InputFile, columns: tuple[str, str], threshold: floa
     return np.array(pairs, np.int64).reshape(-1, 2)
 
 
-def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs, ks: Sequence[int]) -> FoldQueries:
+def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs, ks: Sequence[int]) -> QueriesByDirection:
     """Return the queries of image-to-image (``i2i``) and text-to-text (``t2t``) retrieval, with their best answers.
 
     Queries and answers are rows of ``run``. Ties count against the model. ``coco_ids`` (n_images,) are the COCO ids of the
@@ -166,7 +166,7 @@ def rank_coco_queries(
     i2t_blocks: ScoreBlocks,
     t2i_blocks: ScoreBlocks | None = None,
     ks: Sequence[int] = DEFAULT_KS,
-) -> FoldQueries:
+) -> QueriesByDirection:
     """Return the queries of ``cxc`` or ``eccv`` in both directions, with their best answers. Ties count against the model.
 
     Parameters

@@ -59,7 +59,7 @@ from vse.eval.protocols.protocols import (
 )
 from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
 from vse.eval.ranking.bootstrap import compute_intervals
-from vse.eval.ranking.metrics import FoldQueries, average_metrics, fold_metrics
+from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, fold_metrics
 from vse.eval.search.approximate import measure_index_recalls, measure_reranked_search
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
@@ -276,7 +276,7 @@ def _measure_approximate_searches(path: Path, run: Embeddings, options: AllEvalu
     return measured
 
 
-def _compute_protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[FoldQueries]) -> dict[str, Any]:
+def _compute_protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[QueriesByDirection]) -> dict[str, Any]:
     """Return the metrics of one seed: the mean over folds and, if there are several folds, the metrics of each fold."""
     per_fold = [fold_metrics(fold) for fold in folds]
     n_queries = sum(len(fold["s2s"].image_rows) for fold in folds) if protocol.startswith("sentence") else None

@@ -17,7 +17,7 @@ from vse.eval.protocols.protocols import unify_seeds
 from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
 from vse.eval.ranking.bootstrap import compute_differences, compute_intervals
 from vse.eval.ranking.localisation import phrase_ranks
-from vse.eval.ranking.metrics import FoldQueries, fold_metrics
+from vse.eval.ranking.metrics import QueriesByDirection, fold_metrics
 from vse.pipeline.errors import UserError
 
 _TYPE_PREFIX = "type "  # marks the name of a type among the keys of a fold
@@ -97,7 +97,7 @@ def read_seed_phrase_scores(files: Sequence[Path]) -> list[PhraseScores]:
     return unify_seeds(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
 
 
-def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[FoldQueries]:
+def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[QueriesByDirection]:
     """Return for each seed the phrases with a true box, as ranked queries.
 
     Each item has all phrases under the key ``phrase``, and the phrases of a type under ``type <name>``. Raises UserError if no
@@ -105,7 +105,7 @@ def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float
     """
     if not 0 < iou <= 1:
         raise UserError(f"--iou {iou:g}: a threshold must be above 0 and at most 1")
-    folds: list[FoldQueries] = []
+    folds: list[QueriesByDirection] = []
     for path, run in zip(files, runs, strict=True):
         if not run.has_box_mask.any():
             raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")
@@ -138,7 +138,7 @@ def count_phrases(runs: Sequence[PhraseScores]) -> dict[str, int]:
     }
 
 
-def _combine_seed_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: FoldQueries) -> dict[str, Any]:
+def _combine_seed_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: QueriesByDirection) -> dict[str, Any]:
     combined = {name: mean_and_std_over_seeds([dict(of_seed[name]) for of_seed in metrics]) for name in metrics[0]}
     nested = _nest_types(combined)
     for name, of_type in nested.get("per_type", {}).items():

@@ -22,7 +22,7 @@ from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_n
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
 from vse.eval.ranking.answers import find_best_answers, find_sentence_answers
-from vse.eval.ranking.metrics import FoldQueries, MeasuredQueries, build_fold
+from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
 from vse.eval.search.cross_check import (
     EXACT_SEARCH_TEXT,
@@ -67,7 +67,7 @@ class ProtocolQueries(NamedTuple):
     ``no_comparison_reason`` says why the ranks were not compared; blank if they were.
     """
 
-    folds: list[FoldQueries]
+    folds: list[QueriesByDirection]
     agreements: list[Agreement]
     no_comparison_reason: str = ""
 
@@ -219,7 +219,7 @@ def _split_into_folds(embeddings: Embeddings) -> Iterator[Embeddings]:
 
 def _rank_sentences(
     embeddings: Embeddings, max_compared: int | None, ks: Sequence[int]
-) -> tuple[FoldQueries, Agreement | None]:
+) -> tuple[QueriesByDirection, Agreement | None]:
     assert embeddings.captions is not None
     image_of_caption = embeddings.image_of_caption()
     exact = find_sentence_answers(shared_tensor(embeddings.captions), torch.from_numpy(image_of_caption))
@@ -232,7 +232,7 @@ def _rank_sentences(
 
 def _rank_pairs(
     embeddings: Embeddings, max_compared: int | None, ks: Sequence[int], find_answers: bool
-) -> tuple[FoldQueries, Agreement | None]:
+) -> tuple[QueriesByDirection, Agreement | None]:
     image_of_caption = embeddings.image_of_caption()
     ranks = ranks_from_blocks(*embeddings.score_blocks(), caption_ranks=True)
     fold, vectors = build_fold(ranks, image_of_caption, ks), embeddings.vectors
@@ -248,7 +248,7 @@ def _rank_pairs(
     return fold, check_against_candidates(*vectors, image_of_caption, ranks, DEFAULT_KS, embeddings.similarity, max_compared)
 
 
-def _replace_rows_by_ids(embeddings: Embeddings, fold: FoldQueries) -> FoldQueries:
+def _replace_rows_by_ids(embeddings: Embeddings, fold: QueriesByDirection) -> QueriesByDirection:
     """Return the fold with the rows in its answers replaced by image and caption ids."""
     ids = {"i": embeddings.image_ids, "t": embeddings.caption_ids, "s": embeddings.caption_ids}
     return {

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from vse.eval.defaults import N_BOOTSTRAP_SAMPLES
-from vse.eval.ranking.metrics import Floats, FoldQueries, average_metrics, fold_metrics, resample_metrics
+from vse.eval.ranking.metrics import Floats, QueriesByDirection, average_metrics, fold_metrics, resample_metrics
 
 CONFIDENCE_LEVEL = 0.95
 SIGNIFICANCE_LEVEL = 0.05  # a difference with a p-value below is called significant
 _MAX_WEIGHTS = 2**21  # numbers in a matrix of weights (samples, images)
 
-SeedQueries = Sequence[FoldQueries]  # the queries of one seed, fold by fold
+SeedQueries = Sequence[QueriesByDirection]  # the queries of one seed, fold by fold
 
 
 def compute_intervals(
@@ -124,7 +124,7 @@ def _renumber_images(seed_queries: Sequence[SeedQueries]) -> tuple[list[SeedQuer
     ], len(images)
 
 
-def _merge_folds(first: FoldQueries, second: FoldQueries, n_images: int) -> FoldQueries:
+def _merge_folds(first: QueriesByDirection, second: QueriesByDirection, n_images: int) -> QueriesByDirection:
     """Merge the queries of two models into one fold; ``n_images`` is added to the image indices of the second model."""
     both = {}
     for direction, a in first.items():

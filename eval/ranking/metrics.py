@@ -206,10 +206,10 @@ class MeasuredQueries:
 
 
 # The queries of a fold (a set of images with all their captions), by the name of their direction.
-FoldQueries = Mapping[str, MeasuredQueries]
+QueriesByDirection = Mapping[str, MeasuredQueries]
 
 
-def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT_KS) -> FoldQueries:
+def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT_KS) -> QueriesByDirection:
     """Build the queries of a fold in both directions. ``image_of_caption`` (n_captions,) has the row of each caption's image.
 
     :data:`POSITION_METRICS` are included if :attr:`vse.eval.ranking.ranks.Ranks.by_caption` is known.
@@ -226,7 +226,7 @@ def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT
     }
 
 
-def fold_metrics(fold: FoldQueries) -> dict[str, Any]:
+def fold_metrics(fold: QueriesByDirection) -> dict[str, Any]:
     """Return the metrics of each direction; also ``rsum`` and ``mean_recall`` if both directions have R@1, R@5 and R@10."""
     directions: dict[str, Any] = {direction: _mean_metrics(queries) for direction, queries in fold.items()}
     return {**directions, **_recall_sums(directions)}
@@ -252,7 +252,7 @@ def average_metrics(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def resample_metrics(folds: Sequence[FoldQueries], weights: Floats) -> dict[str, Any]:
+def resample_metrics(folds: Sequence[QueriesByDirection], weights: Floats) -> dict[str, Any]:
     """Return every metric of :func:`fold_metrics`, averaged over folds, for each bootstrap sample of the images.
 
     ``weights`` (n_samples, n_images) is the number of times that a sample contains each image. Each metric is an array

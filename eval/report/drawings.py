@@ -107,13 +107,13 @@ class DrawnWord:
 
     Attributes
     ----------
-    number : index of the word among all words that are drawn on the photo
+    index_on_photo : index of the word among all words that are drawn on the photo
     text : the word
     highest_weight : highest weight of the word in percent
     region_opacities : index and opacity of each region, in ascending order of opacity
     """
 
-    number: int
+    index_on_photo: int
     text: str
     highest_weight: str
     region_opacities: Sequence[tuple[int, str]]

@@ -64,13 +64,13 @@ def _generator_name(template: str) -> str:
     return f"vse {template.removesuffix('.html')}"
 
 
-def thumbnail(photo: Path, side: int = THUMBNAIL_SIDE) -> str:
+def thumbnail_data_uri(photo: Path, side: int = THUMBNAIL_SIDE) -> str:
     """Return a small JPEG of an image file as the ``src`` of an ``img``. Raises BadImage if the file cannot be read."""
-    return thumbnail_and_size(photo, side)[0]
+    return thumbnail_uri_and_size(photo, side)[0]
 
 
-def thumbnail_and_size(photo: Path, side: int = THUMBNAIL_SIDE) -> tuple[str, tuple[int, int]]:
-    """Return the thumbnail of a photo (see :func:`thumbnail`), and the width and height of the original."""
+def thumbnail_uri_and_size(photo: Path, side: int = THUMBNAIL_SIDE) -> tuple[str, tuple[int, int]]:
+    """Return the thumbnail of a photo (see :func:`thumbnail_data_uri`), and the width and height of the original."""
     original = decode_image(photo)
     return jpeg_source(small_jpeg(original, side)), original.size
 
@@ -145,7 +145,7 @@ class DatasetPhotos:
         if not self.dataset.has_image_files:
             return None
         try:
-            return thumbnail(self.dataset.image_path(image), _GALLERY_SIDE)
+            return thumbnail_data_uri(self.dataset.image_path(image), _GALLERY_SIDE)
         except BadImage as error:
             log.warning("%s", error)
             self.unreadable_files.add(image.file)
@@ -193,7 +193,7 @@ def _readable_thumbnail(photo: Path | None) -> str | None:
     if photo is None:
         return None
     try:
-        return thumbnail(photo)
+        return thumbnail_data_uri(photo)
     except BadImage as error:
         log.warning("%s", error)
         return None
@@ -210,7 +210,7 @@ def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseCandidates], 
 
     Raises BadImage if the photo cannot be read.
     """
-    source, size = thumbnail_and_size(photo, _PHRASE_PHOTO_SIDE)
+    source, size = thumbnail_uri_and_size(photo, _PHRASE_PHOTO_SIDE)
     boxes = [phrase_box(hit.boxes[0], number) for number, hit in enumerate(hits, 1) if len(hit.boxes)]
     phrases = [
         {

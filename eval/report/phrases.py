@@ -22,7 +22,7 @@ from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
 from vse.eval.report.gallery import take_queries_of_new_images
 from vse.eval.report.metrics_section import ReportDifference, ReportMetric, format_difference
-from vse.eval.report.pages import thumbnail_and_size
+from vse.eval.report.pages import thumbnail_uri_and_size
 from vse.eval.report.report_inputs import ReportInput
 from vse.pipeline.dataset.dataset import Caption, Dataset, Mention, list_mentions
 from vse.pipeline.dataset.identity import check_recorded_data
@@ -226,7 +226,7 @@ def _read_photo(mention: Mention, dataset: Dataset) -> tuple[str | None, tuple[i
     if not dataset.has_image_files:
         return None, None
     try:
-        return thumbnail_and_size(dataset.image_path(mention.image), _PHOTO_SIDE)
+        return thumbnail_uri_and_size(dataset.image_path(mention.image), _PHOTO_SIDE)
     except BadImage as error:
         log.warning("%s", error)
         return None, None

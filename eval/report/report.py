@@ -244,7 +244,7 @@ def _main_settings(report_input: ReportInput) -> list[str]:
 
 def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     record = report_input.run_record
-    features = _mapping_or_empty(report_input.provenance.get("features"))
+    features = _mapping_or_empty(report_input.result_provenance.get("features"))
     if features:
         yield "Features", ", ".join(f"{name} ({str(key)[:12]})" for name, key in features.items())
     if "best_epoch" in record:
@@ -252,11 +252,11 @@ def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
         parts += [f"{record[key]:,.0f} {unit}" for key, unit in _COST_UNITS if isinstance(record.get(key), int | float)]
         parts += [f"on {record['device']}"] if "device" in record else []
         yield "Training", ", ".join(parts)
-    versions = _mapping_or_empty(report_input.provenance.get("versions"))
+    versions = _mapping_or_empty(report_input.result_provenance.get("versions"))
     if versions:
         yield "Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
     for title, name in (("Trained by", "trained"), ("Evaluated by", "made")):
-        origin = _mapping_or_empty(report_input.provenance.get(name))
+        origin = _mapping_or_empty(report_input.result_provenance.get(name))
         known = [part for part in (format_code_version(origin.get("code")), origin.get("date"), origin.get("command")) if part]
         if known:
             yield title, ", ".join(map(str, known))

@@ -51,7 +51,7 @@ class ReportInput:
     readable_files: tuple[Path, ...] = ()
 
     @property
-    def provenance(self) -> Mapping[str, Any]:
+    def result_provenance(self) -> Mapping[str, Any]:
         return self.result.provenance
 
     @property
@@ -83,7 +83,7 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
 
 
 def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
-    entries = report_input.provenance.get("embeddings")
+    entries = report_input.result_provenance.get("embeddings")
     entries = entries if isinstance(entries, list) else []
     if not all(isinstance(entry, Mapping) and {"file", "sha256"} <= entry.keys() for entry in entries):
         raise UserError(f"{report_input.path}: its provenance names embeddings without 'file' and 'sha256'; evaluate again")

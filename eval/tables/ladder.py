@@ -83,7 +83,7 @@ class LadderTable(TableKind):
         return build_ladder(request.results, request.cost or "total_s")
 
     def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
-        return ladder_cells(frame, request.cost or "total_s")
+        return build_printed_ladder(frame, request.cost or "total_s")
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         if out.suffix in (".svg", ".png"):
@@ -91,7 +91,7 @@ class LadderTable(TableKind):
         return super().write(frame, out, request)
 
 
-def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> PrintedTable:
+def build_printed_ladder(table: pd.DataFrame, cost: str = "total_s") -> PrintedTable:
     """Return the printed columns of the table ``ladder`` (see :func:`build_ladder`), with a star for the best trade-offs."""
     texts = ["method", "captions", "images", *(name for name in _GROUP_COLUMNS if table[name].nunique() > 1)]
     lines = []

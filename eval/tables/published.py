@@ -108,7 +108,7 @@ class PublishedTable(TableKind):
         return compare_published(self.name, request.results, request.dataset)
 
     def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
-        return published_cells(frame)
+        return build_printed_published_table(frame)
 
 
 def _match_results(
@@ -229,7 +229,7 @@ def _describe_significance(published: float, low: float, high: float) -> str:
     return "no" if low <= published <= high else "yes"
 
 
-def published_cells(table: pd.DataFrame) -> PrintedTable:
+def build_printed_published_table(table: pd.DataFrame) -> PrintedTable:
     """Return the table of :func:`compare_published` as cells for the terminal and LaTeX.
 
     Each published row is followed by ours, if it was measured, and by the differences, if they can be compared. A difference

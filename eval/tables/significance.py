@@ -153,7 +153,7 @@ class SignificanceTable(TableKind):
         return build_significance(request.results)
 
     def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
-        return significance_cells(frame)
+        return build_printed_significance(frame)
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         """Write the table and return ``out``. Raises UserError if LaTeX is requested for several pairs of models."""
@@ -164,7 +164,7 @@ class SignificanceTable(TableKind):
         return super().write(frame, out, request)
 
 
-def significance_cells(table: pd.DataFrame) -> PrintedTable:
+def build_printed_significance(table: pd.DataFrame) -> PrintedTable:
     """Return the printed columns of :func:`build_significance`; if there are several pairs, each line names its models."""
     models = table[["dataset", "a", "b"]].drop_duplicates()
     several = len(models) > 1

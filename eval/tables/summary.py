@@ -136,10 +136,10 @@ class SummaryTable(TableKind):
         return build_summary(request.results)
 
     def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
-        return summary_cells(frame)
+        return build_printed_summary(frame)
 
 
-def summary_cells(table: pd.DataFrame) -> PrintedTable:
+def build_printed_summary(table: pd.DataFrame) -> PrintedTable:
     """Return the printed columns of a summary, without intervals, mean ranks, nDCG@10, MRR and mAP."""
     described = (*_RESULT_COLUMNS, *_PHRASE_COLUMNS)
     metrics = [

@@ -149,7 +149,7 @@ class FeatureReader:
             return self.read_padded_regions(indices, min_regions=1)
         return PaddedSets(self.read_rows(indices), np.ones((len(indices), self.cache.row_shape[0]), bool))
 
-    def read_vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
+    def read_region_vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
         """Return the vectors (len(indices), dim) of regions, given their 0-based indices among all regions of the cache."""
         assert self.cache.offsets is not None, "not a cache of regions"
         return self._read_vector_ranges(indices, indices + 1)

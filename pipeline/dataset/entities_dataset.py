@@ -99,7 +99,7 @@ def mark_entities_phrases(
         n_captions += len(sentences)
         if number is not None and reader.sentences_file(number).is_file():
             photo = reader.read_photo(number, str(Path(entry.get("filepath") or "", entry["filename"])))
-            _mark_sentences(sentences, photo, reader, min_similarity, tokenise)
+            _add_phrases_to_sentences(sentences, photo, reader, min_similarity, tokenise)
         entries.append({**entry, "sentences": sentences})
     n_images, n_joined = reader.counts["images"], reader.counts["joined"]
     if not n_images:
@@ -115,7 +115,7 @@ def mark_entities_phrases(
     return {**content, "images": entries}
 
 
-def _mark_sentences(
+def _add_phrases_to_sentences(
     sentences: list[dict[str, Any]],
     photo: _AnnotatedPhoto,
     reader: _EntitiesReader,

@@ -28,7 +28,7 @@ from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
 PHOTO_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
-KEY_ENDS = ("first-dot", "last-dot")
+KEY_END_RULES = ("first-dot", "last-dot")
 _CAPTION_EXTENSIONS = ("txt", "json")
 _USED_EXTENSIONS = (*PHOTO_EXTENSIONS, *_CAPTION_EXTENSIONS)
 _MAX_TEXT_BYTES = 1_000_000
@@ -177,8 +177,8 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
     member whose path leads out of the archive, are bad rows. Unread members are counted.
     """
     check_dataset_name(settings.name)
-    if key_until not in KEY_ENDS:
-        raise UserError(f"--key-until {key_until}: unknown{did_you_mean(key_until, KEY_ENDS)}")
+    if key_until not in KEY_END_RULES:
+        raise UserError(f"--key-until {key_until}: unknown{did_you_mean(key_until, KEY_END_RULES)}")
     archives = [(source, path) for source in sources for path in find_archives(source)]
     if not archives:
         raise UserError(f"{sources[0]}: has no archive with a name in {', '.join(ARCHIVE_SUFFIXES)}")

@@ -51,7 +51,7 @@ class BoxFeatures(CachedFeatures):
     def __len__(self) -> int:
         return len(self.image_indices)
 
-    def read_vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
+    def read_region_vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
         """Return the vectors of some regions. A read from the cache reads each image once."""
         if self._vectors_in_memory is not None:
             return self._vectors_in_memory.index_select(0, torch.from_numpy(regions).to(self._device)).float()
@@ -99,9 +99,11 @@ class RegionInputs:
 
     def _read_from(self, source: BoxFeatures, regions: Indices) -> Tensor:
         if self._coordinates == "none":
-            return source.read_vectors(regions)
+            return source.read_region_vectors(regions)
         coordinates = move_tensor(torch.from_numpy(source.compute_coordinates(regions)).float(), self._device)
-        return coordinates if self._coordinates == "alone" else torch.cat([source.read_vectors(regions), coordinates], 1)
+        return (
+            coordinates if self._coordinates == "alone" else torch.cat([source.read_region_vectors(regions), coordinates], 1)
+        )
 
 
 def region_input_dim(dim: int, coordinates: CoordinateUse) -> int:

@@ -87,8 +87,8 @@ class PairScores:
         self._model, self._images, self._captions = model.eval(), images, captions
         self._precision = precision
         self._device = next(model.parameters(), torch.empty(0)).device
-        self._image_width = int(_count_vectors(images).max())
-        self._caption_widths = -(-_count_vectors(captions) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+        self._image_width = int(_count_vectors_per_item(images).max())
+        self._caption_widths = -(-_count_vectors_per_item(captions) // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
         self._images_per_tile = min(MAX_TILE_IMAGES, _next_power_of_two(len(images)))
         self._captions_per_tile_by_width = {
             width: self._count_captions_per_tile(width, count)
@@ -173,5 +173,5 @@ def _next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _count_vectors(side: PackedEmbeddings) -> Int[Tensor, " n"]:
+def _count_vectors_per_item(side: PackedEmbeddings) -> Int[Tensor, " n"]:
     return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths

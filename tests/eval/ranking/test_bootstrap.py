@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from vse.eval.defaults import DEFAULT_KS
 from vse.eval.ranking.bootstrap import compute_differences, compute_intervals
-from vse.eval.ranking.metrics import FoldQueries, MeasuredQueries, direction_metrics, fold_metrics, resample_metrics
+from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, direction_metrics, fold_metrics, resample_metrics
 
 
-def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> FoldQueries:
+def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> QueriesByDirection:
     """Ranks drawn at random; image k has 1, 2 or 3 captions."""
     rng = np.random.default_rng(seed)
     images = first + np.arange(n_images)
@@ -24,7 +24,7 @@ def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fo
     }
 
 
-def slow_resampled(fold: FoldQueries, drawn: list[int]) -> dict[str, Any]:
+def slow_resampled(fold: QueriesByDirection, drawn: list[int]) -> dict[str, Any]:
     """Return the metrics of a sample: each query is repeated as often as its image was drawn."""
     found: dict[str, Any] = {}
     for direction, queries in fold.items():
@@ -81,7 +81,9 @@ def test_samples_depend_on_the_seed_alone_and_models_are_averaged_in_each() -> N
     assert low < (fold_metrics(one)["rsum"] + fold_metrics(other)["rsum"]) / 2 < high
 
 
-def slow_differences(first: FoldQueries, second: FoldQueries, n_images: int) -> dict[tuple[str, str], tuple[float, float]]:
+def slow_differences(
+    first: QueriesByDirection, second: QueriesByDirection, n_images: int
+) -> dict[tuple[str, str], tuple[float, float]]:
     """Return the difference of each metric, and the share of all 2^n swaps whose difference is at least as large."""
     found = {}
     swaps = []

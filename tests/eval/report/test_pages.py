@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.drawn import drawings
 from vse.eval.report.drawings import PHRASE_COLOURS, draw_attention
-from vse.eval.report.pages import thumbnail, write_page, write_phrase_page, write_search_page
+from vse.eval.report.pages import thumbnail_data_uri, write_page, write_phrase_page, write_search_page
 from vse.eval.search.top_k import Attention, PhraseCandidates, SearchHit
 from vse.pipeline.files.images import BadImage
 
@@ -26,7 +26,7 @@ def test_a_thumbnail_keeps_its_shape_and_colour_and_is_never_enlarged(
     tmp_path: Path, size: tuple[int, int], expected: tuple[int, int]
 ) -> None:
     Image.new("RGB", size, (200, 40, 90)).save(tmp_path / "a.png")
-    kind, _, content = thumbnail(tmp_path / "a.png", 100).partition(",")
+    kind, _, content = thumbnail_data_uri(tmp_path / "a.png", 100).partition(",")
     assert kind == "data:image/jpeg;base64"
     with Image.open(BytesIO(base64.b64decode(content))) as image:
         assert image.size == expected
@@ -36,7 +36,7 @@ def test_a_thumbnail_keeps_its_shape_and_colour_and_is_never_enlarged(
 def test_what_is_no_picture_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("<svg/>")
     with pytest.raises(BadImage, match=r"a.png: not a readable image"):
-        thumbnail(tmp_path / "a.png")
+        thumbnail_data_uri(tmp_path / "a.png")
     with pytest.raises(BadImage, match="no such image file"):
         write_phrase_page(tmp_path / "p.html", tmp_path / "it.png", [HATS], "")
 

@@ -18,7 +18,7 @@ from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.options import AllEvaluateOptions
 from vse.eval.tables.published import PublishedTable, compare_published
 from vse.eval.tables.significance import SignificanceTable, build_significance, compare_files
-from vse.eval.tables.summary import SummaryTable, build_summary, summary_cells
+from vse.eval.tables.summary import SummaryTable, build_printed_summary, build_summary
 from vse.eval.tables.table import format_text_table
 from vse.pipeline.files.writing import sha256_json
 
@@ -53,7 +53,7 @@ def test_a_summary_has_the_metrics_of_phrases_and_nothing_of_retrieval(tmp_path:
 def test_people_see_the_metrics_of_all_phrases(tmp_path: Path) -> None:
     seeds = [some_phrases(30, seed=seed) for seed in (0, 1)]
     table = build_summary([result(tmp_path, *seeds), result(tmp_path, some_phrases(30, experiment="other"))])
-    cells = summary_cells(table)
+    cells = build_printed_summary(table)
     assert cells.column_titles[-5:] == [
         ("phrase to region", name) for name in ("R@1", "R@5", "R@10", "upper bound", "mean IoU")
     ]

@@ -240,8 +240,8 @@ def test_regions_are_those_of_the_images_in_their_order(caches: Caches, memory_g
     np.testing.assert_array_equal(found.boxes, np.concatenate([boxes[image] for image in ids.tolist()]))
     some = np.random.default_rng(0).permutation(len(found))[:9]
     expected = np.concatenate([vectors[image] for image in ids.tolist()])[some]
-    np.testing.assert_allclose(found.read_vectors(some), expected, rtol=1e-6)
-    assert found.read_vectors(some[:0]).shape == (0, DIM)
+    np.testing.assert_allclose(found.read_region_vectors(some), expected, rtol=1e-6)
+    assert found.read_region_vectors(some[:0]).shape == (0, DIM)
 
 
 @pytest.mark.parametrize("coordinates", ["none", "appended", "alone"])
@@ -255,7 +255,7 @@ def test_truths_stand_behind_the_candidates(caches: Caches, coordinates: str) ->
         width, height = sides[side].image_sizes[sides[side].image_indices[region]]
         x1, y1, x2, y2 = sides[side].boxes[region].tolist()
         place = [x1 / width, y1 / height, x2 / width, y2 / height, (x2 - x1) * (y2 - y1) / (width * height)]
-        vector = sides[side].read_vectors(np.asarray([region]))[0].tolist()
+        vector = sides[side].read_region_vectors(np.asarray([region]))[0].tolist()
         expected = {"none": vector, "appended": [*vector, *place], "alone": place}[coordinates]
         assert found[row].tolist() == pytest.approx(expected, rel=1e-5)
 
@@ -269,5 +269,5 @@ def test_missing_boxes_and_vectors_that_are_not_finite_are_named(caches: Caches,
     cache = open_cache(own.candidates)
     found = BoxFeatures(cache, cache.ids, CPU)
     with pytest.raises(UserError, match=f"the features of id {cache.ids[2]} are not finite"):
-        found.read_vectors(np.arange(len(found)))
-    assert torch.isfinite(found.read_vectors(np.asarray([0]))).all()
+        found.read_region_vectors(np.arange(len(found)))
+    assert torch.isfinite(found.read_region_vectors(np.asarray([0]))).all()

@@ -89,7 +89,7 @@ def test_constraints_start_from_the_run_without_them(caches: Caches, tmp_path: P
 
 
 def test_coordinates_alone_read_no_vector(caches: Caches, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(BoxFeatures, "read_vectors", lambda *_: pytest.fail("a vector was read"))
+    monkeypatch.setattr(BoxFeatures, "read_region_vectors", lambda *_: pytest.fail("a vector was read"))
     run = train(caches.candidates, small("solver.coordinates=alone"), out=tmp_path / "run")
     assert weights(run)["image_encoder.linears.0.weight"].shape[1] == 5
 

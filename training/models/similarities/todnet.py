@@ -29,7 +29,7 @@ _CONDITION_SIDES = {  # the side of the condition, in the directions i2t and t2i
 }
 
 # The scale as a function of a network's output s, and the value of s for which the scale is (nearly) 1.
-SCALE_FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+SCALES_WITH_IDENTITY_INPUT: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "exp": (torch.exp, 0.0),
     "exp_tanh": (lambda s: s.tanh().exp(), 0.0),
     "sigmoid": (lambda s: logsigmoid(s + 2).exp(), 0.0),  # starts as 0.88, not 1
@@ -105,7 +105,7 @@ class ConditionalFlow(nn.Module):
     ``condition_dim`` : length of a condition; 0: no condition.
     ``layers`` : number of coupling layers.
     ``widths`` : widths of the hidden layers of each network.
-    ``scale`` : a key of :data:`SCALE_FUNCTIONS`.
+    ``scale`` : a key of :data:`SCALES_WITH_IDENTITY_INPUT`.
     ``identity`` : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0.
     ``kept`` : the half that the first layer keeps, 0 or 1.
     """
@@ -119,7 +119,7 @@ class ConditionalFlow(nn.Module):
         self.networks = nn.ModuleList(
             ConditionalNetwork(dim // 2, condition_dim, widths, dim, identity) for _ in range(layers)
         )
-        self._scale, at_identity = SCALE_FUNCTIONS[scale]
+        self._scale, at_identity = SCALES_WITH_IDENTITY_INPUT[scale]
         self._first_kept_half = kept
         if identity:
             for network in self.networks:
