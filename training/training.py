@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, choose_precision, use_threads, wrap_memory_errors
+from vse.features.backbones.device import (
+    OUT_OF_MEMORY_ADVICE,
+    choose_precision,
+    describe_processor,
+    use_threads,
+    wrap_memory_errors,
+)
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import TextUnit
 from vse.features.exchange.embeddings import read_backbone
@@ -257,6 +263,7 @@ def _build_run_record(
         "threads": torch.get_num_threads(),
         "processes": solver.processes.size,
         "device": str(solver.device),
+        "processor": describe_processor(solver.device),
         "precision": experiment.train.precision,
         "made": current_provenance(),
     }

@@ -162,6 +162,14 @@ class Result(BaseModel):
         return display_name(self.experiment, self.provenance)
 
 
+class DifferingFact(BaseModel):
+    """A fact in which two models differ: its ``name``, such as ``train.epochs``, and its value for each model."""
+
+    name: str
+    a: str
+    b: str
+
+
 class ComparedMetric(BaseModel):
     """A metric of two models on the same queries, with the interval and p-value of the difference."""
 
@@ -173,15 +181,23 @@ class ComparedMetric(BaseModel):
 
 
 class ComparedModel(BaseModel):
-    """One of two compared models. Tables display ``name`` or, if ``name`` is empty, ``experiment``."""
+    """One of two compared models. Tables display ``name`` or, if ``name`` is empty, ``experiment``.
+
+    ``embeddings`` has the path (``file``) and the SHA-256 of the file of each seed.
+    """
 
     experiment: str
     name: str = ""
     seeds: list[StrictInt | None]
+    embeddings: list[dict[str, str]] = []
 
 
 class Comparison(BaseModel):
-    """A comparison file; ``comparisons`` maps each protocol to its compared metrics, nested like the metrics of a result."""
+    """A comparison file; ``comparisons`` maps each protocol to its compared metrics, nested like the metrics of a result.
+
+    ``differing_facts`` lists what differs between the models (see :func:`vse.eval.files.cards.list_differing_facts`). It is
+    None in files of earlier versions.
+    """
 
     model_config = ConfigDict(extra="allow")
     dataset: str
@@ -191,6 +207,8 @@ class Comparison(BaseModel):
     a: ComparedModel
     b: ComparedModel
     comparisons: dict[str, dict[str, ComparedMetric | dict[str, ComparedMetric]]]
+    differing_facts: list[DifferingFact] | None = None
+    provenance: dict[str, Any] = {}
     sha256: str
 
 

@@ -20,6 +20,7 @@ TABLE_CLASS_PATHS = {
     "summary": "vse.eval.tables.summary:SummaryTable",
     "significance": "vse.eval.tables.significance:SignificanceTable",
     "ladder": "vse.eval.tables.ladder:LadderTable",
+    "cards": "vse.eval.tables.cards:CardsTable",
 }
 _PUBLISHED_CLASS_PATH = "vse.eval.tables.published:PublishedTable"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
+from vse.eval.files.cards import list_differing_facts
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
@@ -34,7 +36,7 @@ from vse.eval.protocols.result_content import unfinished_runs
 from vse.eval.ranking.bootstrap import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.ranking.metrics import metric_title
 from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, metric_cell
-from vse.pipeline.command import current_provenance
+from vse.pipeline.command import current_provenance, format_code_version
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
@@ -117,6 +119,7 @@ def _write_comparison(
         "b": _model_entry(runs[1], out),
         "samples": samples,
         "comparisons": compared,
+        "differing_facts": [fact.model_dump() for fact in list_differing_facts(*(parse_provenance(one[0]) for one in runs))],
         **({"unfinished": unfinished} if unfinished else {}),
         "provenance": {"made": current_provenance()},
     }
@@ -124,11 +127,16 @@ def _write_comparison(
 
 
 def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
-    """Return a row per comparison, protocol and metric: both values, their difference, its 95% interval and p-value."""
+    """Return a row per comparison, protocol and metric: both values, their difference, its 95% interval and p-value.
+
+    The last columns have the name of the comparison file, the seeds and files of both models, the facts in which the models
+    differ, and the version and commit of the program.
+    """
     rows = []
     contents = [(path, read_comparison(path)) for path in comparisons]
     check_consistent_data(contents)
-    for _, comparison in contents:
+    for path, comparison in contents:
+        origin = _describe_origin(path, comparison)
         models = dict(zip("ab", _label_models(comparison), strict=True))
         for protocol, metrics in drop_repeated_protocols(comparison.comparisons, comparison.n_images).items():
             for direction, name, metric in _flatten_metrics(metrics):
@@ -140,8 +148,24 @@ def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
                 }
                 row |= {"direction": direction, "metric": name, "a_value": metric.a, "b_value": metric.b}
                 row |= {"difference": metric.difference, "low": metric.ci95[0], "high": metric.ci95[1], "p": metric.p}
-                rows.append(row | {"significant": "yes" if metric.p < SIGNIFICANCE_LEVEL else "no"})
+                rows.append(row | {"significant": "yes" if metric.p < SIGNIFICANCE_LEVEL else "no", **origin})
     return pd.DataFrame(rows)
+
+
+def _describe_origin(path: Path, comparison: Comparison) -> dict[str, str]:
+    made = comparison.provenance.get("made")
+    code = made.get("code") if isinstance(made, Mapping) else None
+    origin = {"comparison": path.stem}
+    for side, model in (("a", comparison.a), ("b", comparison.b)):
+        origin[f"{side}_seeds"] = " ".join(map(str, model.seeds))
+        origin[f"{side}_files"] = " ".join(os.path.normpath(path.parent / one["file"]) for one in model.embeddings)
+    return {**origin, "differing": _describe_differing_facts(comparison), "code": format_code_version(code) or ""}
+
+
+def _describe_differing_facts(comparison: Comparison) -> str:
+    if comparison.differing_facts is None:
+        return "not recorded"
+    return "; ".join(f"{fact.name}: {fact.a} | {fact.b}" for fact in comparison.differing_facts)
 
 
 class SignificanceTable(TableKind):
@@ -190,7 +214,10 @@ def build_printed_significance(table: pd.DataFrame) -> PrintedTable:
 
 
 def difference_lines(comparison: Comparison) -> list[str]:
-    """Return a printable line per protocol: the differences of R@1 and rsum with their intervals and p-values."""
+    """Return printable lines: the differences of R@1 and rsum for each protocol, and the facts in which the models differ.
+
+    Each difference has its interval and p-value.
+    """
     title = " - ".join(_label_models(comparison))
     lines = []
     for protocol, metrics in drop_repeated_protocols(comparison.comparisons, comparison.n_images).items():
@@ -201,6 +228,8 @@ def difference_lines(comparison: Comparison) -> list[str]:
             if name in ("R@1", "rsum", "mAP@R")
         ]
         lines.append(f"{comparison.dataset} {title} {protocol}: {', '.join(parts)}")
+    if comparison.differing_facts is not None:
+        lines.append(f"{title} differ in: {_describe_differing_facts(comparison) or 'no recorded setting'}")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -244,6 +245,16 @@ def parse_instruction_sets(cpuinfo: str) -> set[str]:
     """Return the names of the instruction sets in the text of Linux's ``/proc/cpuinfo``."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}
+
+
+def describe_processor(device: torch.device) -> str:
+    """Return the name of the GPU, or of the processor with the instructions that PyTorch uses, e.g. ``AVX512``."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = (line.partition(":") for line in cpuinfo.read_text().splitlines()) if cpuinfo.is_file() else ()
+    names = [value.strip() for key, _, value in lines if key.strip() == "model name"]
+    return f"{names[0] if names else platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def _device_noun(device: torch.device) -> str:

@@ -1,0 +1,90 @@
+"""Cards: the facts that a reader needs to compare two results, and the facts in which two results differ.
+
+A card is made from the provenance of a result, which comes from ``run.json``. Embeddings of other programs have no settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vse.eval.files.results import DifferingFact, changed_settings
+
+# Settings that name or list an experiment, and settings that affect speed or memory only.
+_IGNORED_SETTINGS = {
+    *("name", "about", "title", "label", "rows", "seeds", "protocols", "ensemble_of", "images.workers"),
+    *("train.precision", "train.features_in_memory", "train.memory_gb", "train.save_minutes"),
+}
+_UNKNOWN = "unknown"
+_N_KEY_CHARACTERS = 8
+
+
+def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
+    """Return the features, epochs, selection, seconds, processor, precision and changed settings of a run, as texts.
+
+    A fact that is not recorded is ``unknown``.
+    """
+    training = _mapping(provenance, "training")
+    train = _mapping(_mapping(provenance, "config"), "train")
+    epochs, best = train.get("epochs"), provenance.get("best_epoch")
+    of_best = "" if best is None else f"; the best is {best}"
+    return {
+        "features": ", ".join(f"{name} {key}" for name, key in _features(provenance).items()) or _UNKNOWN,
+        "epochs": _UNKNOWN if epochs is None else f"{epochs}{of_best}",
+        "selection": _describe_selection(train),
+        "training_s": _text(_mapping(provenance, "cost").get("train_s")),
+        "processor": _text(training.get("processor")),
+        "precision": _text(training.get("precision", train.get("precision"))),
+        "changes": "; ".join(changed_settings(provenance)),
+    }
+
+
+def list_differing_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[DifferingFact]:
+    """Return the settings, features, processor and precision in which the provenance of two models differs.
+
+    Names of experiments and settings that affect only speed or memory are left out. A fact that one model lacks is ``-``.
+    """
+    first, second = (dict(_list_facts(provenance)) for provenance in (a, b))
+    names = [*first, *(name for name in second if name not in first)]
+    facts = (DifferingFact(name=name, a=first.get(name, "-"), b=second.get(name, "-")) for name in names)
+    return [fact for fact in facts if fact.a != fact.b]
+
+
+def _list_facts(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    config = provenance.get("config")
+    if not isinstance(config, Mapping) or not config:
+        yield "settings", _UNKNOWN
+        return
+    for name, key in _features(provenance).items():
+        yield f"features.{name}", key
+    training = _mapping(provenance, "training")
+    yield from ((name, _text(training[name])) for name in ("processor", "precision") if name in training)
+    yield from ((name, value) for name, value in _flatten(config) if name not in _IGNORED_SETTINGS)
+
+
+def _features(provenance: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(key)[:_N_KEY_CHARACTERS] for name, key in _mapping(provenance, "features").items()}
+
+
+def _describe_selection(train: Mapping[str, Any]) -> str:
+    if not train:
+        return _UNKNOWN
+    images = train.get("validate_images")
+    return "highest rsum on the validation split" + (f", {images} images" if images else "")
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _text(value)
+
+
+def _mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = content.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return _UNKNOWN if value is None else str(value)
