@@ -88,6 +88,7 @@ def serve(path: str, targets: list[str]) -> None:
     mains: dict[str, Callable[[], Any]] = {}
 
     def load(*_: object) -> None:
+        gc.disable()  # it would go over millions of objects again and again while modules are imported
         _forget("vse")
         _import_all("vse")  # the commands import what they run when they run
         for kind in ("datasets", "features", "experiments", "ladders"):
@@ -100,6 +101,7 @@ def serve(path: str, targets: list[str]) -> None:
             name, _, target = item.partition("=")
             module, _, function = target.partition(":")
             mains[name] = getattr(importlib.import_module(module), function)
+        gc.enable()
         gc.collect()
         gc.freeze()  # a collection in a fork would write to all that it shares with this process, and so copy it
         print("ready", flush=True)

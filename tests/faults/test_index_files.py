@@ -93,6 +93,7 @@ def test_a_damaged_index_is_refused(suite_of_faults: StartSuite, tmp_path: Path)
             suite.record("harmless" if same else "silent", detail)
 
 
+@pytest.mark.nightly
 def test_an_index_with_hostile_sizes_is_refused(suite_of_faults: StartSuite, tmp_path: Path) -> None:
     """Write a size that the file does not hold over eight bytes near its start, with a note that vouches for it.
 

@@ -130,7 +130,7 @@ def fault_of(code: int, moment: str, number: signal.Signals, answers: list[Answe
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_that_ends_at_any_moment_leaves_nothing_and_starts_again(
     servers: Servers, run: Path, suite_of_faults: StartSuite
 ) -> None:

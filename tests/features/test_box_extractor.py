@@ -26,8 +26,8 @@ from vse.features.settings.images import BoxesConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
-VGG = BoxesConfig(
-    name="vgg", model="vgg11", weights="random", map="features.19", layer="classifier.4", shorter=224, longer=224,
+RESNET = BoxesConfig(
+    name="resnet", model="resnet18", weights="random", map="layer1", layer="avgpool", pool=16, shorter=64, longer=64,
     normalize=False, dtype="float32", n_boxes=6,
 )  # fmt: skip
 TINY = BoxesConfig(
@@ -68,14 +68,14 @@ def test_without_opencv_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_whole_picture_as_a_box_gives_what_the_network_gives(tmp_path: Path) -> None:
-    """VGG's fc7 of a picture of the network's own size: 14 x 14 positions, pooled to 14 x 14, are themselves."""
-    config = given(tmp_path, {"0": [[0, 0, 224, 224]]}, VGG)
+    """At a map of 16 x 16 cells, a box that is the whole picture and is pooled to 16 x 16 cells is the map itself."""
+    config = given(tmp_path, {"0": [[0, 0, 64, 64]]}, RESNET)
     extractor = BoxesExtractor(config)
-    image = picture(224, 224)
+    image = picture(64, 64)
     found = extractor.compute_vectors([extractor.prepare(image, 0)])[0]
     with torch.inference_mode():
-        plain = LayerOutput(load_backbone(config), "classifier.4")(normalized(image, config))
-    assert found.features.shape == (1, 4096)
+        plain = LayerOutput(load_backbone(config), "avgpool")(normalized(image, config))
+    assert found.features.shape == (1, 512)
     np.testing.assert_allclose(found.features, plain, rtol=1e-3, atol=1e-4)
 
 
@@ -101,7 +101,7 @@ LEVELS = TINY.model_copy(update={"map": None, "layers": ("features.1", "features
 def test_a_vector_joins_the_means_of_a_box_on_several_layers(tmp_path: Path) -> None:
     boxes = [[3, 2, 30.5, 39], [10, 10, 20, 20], [0, 0, 60, 40]]
     extractor = BoxesExtractor(given(tmp_path, {"5": boxes}, LEVELS))
-    found = extractor.compute([extractor.prepare(picture(), 5)])[0]
+    found = extractor.compute_vectors([extractor.prepare(picture(), 5)])[0]
     model: Any = load_backbone(LEVELS)
     with torch.inference_mode():
         fine = model.features[:2](normalized(picture().resize((48, 32), Image.Resampling.BILINEAR), LEVELS))

@@ -130,7 +130,7 @@ def test_a_signal_saves_and_ends_with_one_line(number: signal.Signals, code: int
     assert RunFolder(run).read_record()["state"] == "running"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kills_do_not_change_the_last_checkpoint(cache: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """SIGKILL at random moments of the training, each time resumed; the last checkpoint must not show it."""
     rng, log = random.Random(1), tmp_path / "log.txt"

@@ -185,7 +185,7 @@ def check_cross_modal_rows(run: Embeddings, queries: pd.DataFrame, protocols: di
             assert some[f"{which}_score"].to_numpy() == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_are_those_of_full_sorts(tmp_path: Path) -> None:
     run, rng = coco(), np.random.default_rng(3)
     near = (run.images[:400] @ run.images[:400].T).argsort(1)[:, -6:]
