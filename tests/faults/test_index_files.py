@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.faults.suite import StartSuite
 from tests.pipeline.import_files import photo_bytes
