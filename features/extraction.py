@@ -55,7 +55,7 @@ from vse.pipeline.files.writing import lock_for_writing
 
 log = logging.getLogger(__name__)
 
-MIN_COVERING_IOU = 0.5
+MIN_RIGHT_BOX_IOU = 0.5
 """Minimum IoU of a correct box, as in the evaluation of Flickr30K Entities."""
 
 
@@ -65,7 +65,7 @@ def count_covered_phrases(
     offsets: Ids,
     boxes: Float[np.ndarray, "n_boxes 4"],
     image_ids: Collection[int] | None = None,
-    threshold: float = MIN_COVERING_IOU,
+    threshold: float = MIN_RIGHT_BOX_IOU,
 ) -> dict[str, dict[str, int]]:
     """Return the number of phrases with a ground-truth box in each split, and of those that a candidate box covers.
 
@@ -104,7 +104,7 @@ def _build_upper_bound_entry(
         dataset, np.concatenate(ids), concatenate_offsets(offsets), np.concatenate(boxes), image_ids
     )
     shares = {name: {**counts, "share": counts["covered"] / counts["phrases"]} for name, counts in splits.items()}
-    return {"upper_bound": {"iou": MIN_COVERING_IOU, "splits": shares}} if splits else {}
+    return {"upper_bound": {"iou": MIN_RIGHT_BOX_IOU, "splits": shares}} if splits else {}
 
 
 def _describe_coverage(bound: Mapping[str, Any]) -> str:

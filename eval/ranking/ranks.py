@@ -34,7 +34,7 @@ _MAX_ORDER_DIFFERENCES = 2**18
 ScoreFunction = Callable[[slice, slice | Tensor | None], Tensor]
 
 
-class RankingSimilarity(NamedTuple):
+class TiledSimilarity(NamedTuple):
     """A similarity and its tile size, the numbers of images and captions that one call scores fastest.
 
     The function ``score(images, captions, out)`` writes the scores of ``images`` (n_images, dim) with ``captions``
@@ -75,12 +75,12 @@ def order_scores(
 
 # Ranking first scores all images of a tile with all captions of these images; if a pair is expensive, tiles have few images.
 SIMILARITIES = {
-    "cosine": RankingSimilarity(cosine_scores, tile_images=512, tile_captions=2560),
-    "order": RankingSimilarity(order_scores, tile_images=64, tile_captions=32),
+    "cosine": TiledSimilarity(cosine_scores, tile_images=512, tile_captions=2560),
+    "order": TiledSimilarity(order_scores, tile_images=64, tile_captions=32),
 }
 
 
-def find_similarity(name: str) -> RankingSimilarity:
+def find_similarity(name: str) -> TiledSimilarity:
     """Return the similarity called ``name``, e.g. ``cosine``. Raises UserError if it is unknown."""
     if name not in SIMILARITIES:
         raise UserError(f"unknown similarity {name!r}{did_you_mean(name, SIMILARITIES)}")
@@ -246,7 +246,7 @@ def blocks_from_embeddings(
 ) -> ScoreBlocks:
     """Return the scores of embeddings in blocks of a few images; each block is overwritten by the next.
 
-    ``similarity`` is a name in :data:`SIMILARITIES` and sets the size of a block (:class:`RankingSimilarity`). The embeddings
+    ``similarity`` is a name in :data:`SIMILARITIES` and sets the size of a block (:class:`TiledSimilarity`). The embeddings
     may be memory maps of files larger than memory. Raises UserError if a row is not finite.
     """
     score, tile_images, tile_captions = find_similarity(similarity)

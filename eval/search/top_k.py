@@ -14,7 +14,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, Direction
-from vse.eval.ranking.ranks import RankingSimilarity, check_finite, find_similarity, shared_tensor
+from vse.eval.ranking.ranks import TiledSimilarity, check_finite, find_similarity, shared_tensor
 from vse.eval.search.gpu import GPU_SEARCH_LIMIT, current_gpu, fall_back_to_cpu
 from vse.pipeline.errors import UserError
 
@@ -266,7 +266,7 @@ def _search_faiss(queries: Vectors, rows: Vectors, k: int) -> TopK:
     return TopK(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
 
 
-def _search_tiles(scorer: RankingSimilarity, queries: Vectors, rows: Vectors, k: int, direction: str | None) -> TopK:
+def _search_tiles(scorer: TiledSimilarity, queries: Vectors, rows: Vectors, k: int, direction: str | None) -> TopK:
     """Return the ``k`` highest scores of each query under any similarity, computed in tiles by ``scorer``."""
     all_queries, entries = shared_tensor(queries), shared_tensor(rows)
     n_queries, n_entries = scorer.tile_images, scorer.tile_captions

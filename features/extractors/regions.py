@@ -151,7 +151,7 @@ def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[
         return features
 
     if len(proposals) == 0:
-        return _box_around_image(size, proposals, vectors), size
+        return _whole_image_box(size, proposals, vectors), size
     features = vectors(proposals)
     logits, deltas = heads.box_predictor(features)
     scores = logits.float().softmax(-1)[:, 1:]  # without the background
@@ -164,7 +164,7 @@ def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[
         boxes, best = _suppress_boxes_by_class(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
         order = _find_best_boxes(best, config)
         selected = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
-    return (selected if len(order) else _box_around_image(size, proposals, vectors)), size
+    return (selected if len(order) else _whole_image_box(size, proposals, vectors)), size
 
 
 def _compute_scores_after_nms(
@@ -205,6 +205,6 @@ def _find_best_boxes(scores: Tensor, config: RegionsConfig) -> Tensor:
     return order[: min(max(above, config.min_boxes), config.max_boxes)]
 
 
-def _box_around_image(size: tuple[int, int], like: Tensor, vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
+def _whole_image_box(size: tuple[int, int], like: Tensor, vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
     box = like.new_tensor([[0, 0, size[1], size[0]]])
     return ScoredBoxes(box, like.new_zeros(1), vectors(box))

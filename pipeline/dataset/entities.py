@@ -99,7 +99,7 @@ class MarkedCaption(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BoxAnnotation:
+class ImageBoxAnnotations:
     """The content of ``Annotations/<number>.xml``: the size of the image in pixels, and the boxes of each coreference chain.
 
     Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, inside the image. The file counts pixels from 1 and includes xmax and
@@ -168,7 +168,7 @@ def _parse_mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
     return match[1], tuple(match[2][1:].split("/"))
 
 
-def read_annotation(path: Path) -> BoxAnnotation:
+def read_annotation(path: Path) -> ImageBoxAnnotations:
     """Read the size and the boxes of a file in ``Annotations``, clipped to the image.
 
     Raises UserError, which names the file and line, if an element is missing or has an impossible value.
@@ -195,7 +195,7 @@ def read_annotation(path: Path) -> BoxAnnotation:
                 boxes.setdefault(chain, []).append(box)
         if not rectangles:
             chains_without_box.update(chains)
-    return BoxAnnotation(
+    return ImageBoxAnnotations(
         width, height, {chain: tuple(some) for chain, some in boxes.items()}, frozenset(chains_without_box), n_boxes, n_clipped
     )
 

@@ -20,7 +20,7 @@ from vse.pipeline.dataset.captions import (
 )
 from vse.pipeline.dataset.entities import (
     NOT_VISUAL_CHAIN,
-    BoxAnnotation,
+    ImageBoxAnnotations,
     MarkedCaption,
     read_annotation,
     read_marked_captions,
@@ -180,7 +180,7 @@ class _EntitiesReader:
                 captions[index] = captions[index]._replace(phrases=())
         return _AnnotatedPhoto(tuple(captions), self._scale_boxes(annotation, file), annotation.chains_without_box)
 
-    def _scale_boxes(self, annotation: BoxAnnotation, file: str) -> Mapping[str, Sequence[Box]]:
+    def _scale_boxes(self, annotation: ImageBoxAnnotations, file: str) -> Mapping[str, Sequence[Box]]:
         """Return the boxes, scaled from the size of the annotated photo to the size of ``file``."""
         size = annotation.width, annotation.height
         actual_size = size if self.images_folder is None else read_image_size(self.images_folder / file)

@@ -12,7 +12,7 @@ from tests.pipeline.entities_files import annotation, thing
 from vse.pipeline.dataset.entities import (
     MAX_XML_BYTES,
     MAX_XML_DEPTH,
-    BoxAnnotation,
+    ImageBoxAnnotations,
     MarkedCaption,
     MarkedPhrase,
     XmlElement,
@@ -30,7 +30,7 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-def annotated(folder: Path, *things: str) -> BoxAnnotation:
+def annotated(folder: Path, *things: str) -> ImageBoxAnnotations:
     return read_annotation(written(folder / "1.xml", annotation(things)))
 
 
