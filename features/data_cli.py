@@ -100,7 +100,7 @@ class ArrayImportRequest(Options):
 
 @command("import-npy", group=data_group)
 def import_npy_command(request: ArrayImportRequest) -> None:
-    """Import features from a .npy file with a file of ids, or from a .npz file with the arrays features and ids."""
+    """Import features from a .npy file with a file of ids, or from a .npz file whose arrays are named features and ids."""
     from vse.features.exchange.arrays import import_arrays
 
     click.echo(import_arrays(request.features, request.ids, request.dataset, request.out_features, request.kind))

@@ -164,8 +164,8 @@ class AuditRequest(Options):
 def audit_command(request: AuditRequest) -> None:
     """Count leaks between splits: equal captions, photos that look the same, and images of known test sets.
 
-    Two images are the same if the number on Flickr or in MS-COCO is the same, or if the files have the same bytes. The
-    known test sets are those of published data sets with a file data/NAME/dataset.json.
+    The known test sets are those of published data sets with a file data/NAME/dataset.json. An image belongs to a test set
+    if its number on Flickr or in MS-COCO is in that set, or if its file has the same bytes as an image of the set.
     """
     from vse.pipeline.dataset.duplicates import audit_dataset
 

@@ -18,7 +18,7 @@ from vse.training.models.encoders.linear import IdentitySettings
 
 
 def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """Raise :class:`UserError` if a model without encoders would compare cached vectors of different models."""
+    """Raise :class:`UserError` if a model without encoders would compare vectors of different pretrained networks."""
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
         return

@@ -45,7 +45,7 @@ _Parameters = ParamSpec("_Parameters")
 _Returned = TypeVar("_Returned")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DESCRIBED_ARGUMENT_PATTERN = re.compile(r"^    (\w+): .*(?:\n     .*)*", re.M)
-_ARGUMENTS_END_PATTERN = re.compile(r"\n(?=(Returns|Raises|Examples):\n)|\Z")
+_ARGUMENTS_SECTION_END_PATTERN = re.compile(r"\n(?=(Returns|Raises|Examples):\n)|\Z")
 _OPTION_NAME_PATTERN = re.compile(r"(?<![\w/.-])--([a-z][a-z-]*)")
 _ARGUMENT_BY_OPTION = {
     "set": "sets",
@@ -200,7 +200,7 @@ def describe_arguments(*models: type[Options]) -> Callable[[_Function], _Functio
     def decorate(function: _Function) -> _Function:
         text = inspect.cleandoc(function.__doc__ or "")
         if "\nArgs:\n" not in text:
-            text = _ARGUMENTS_END_PATTERN.sub("\nArgs:\n\n\\g<0>", f"{text}\n", count=1)
+            text = _ARGUMENTS_SECTION_END_PATTERN.sub("\nArgs:\n\n\\g<0>", f"{text}\n", count=1)
         before, _, rest = text.partition("\nArgs:\n")
         written, _, after = rest.partition("\n\n")
         entries = {entry[1]: entry[0] for entry in _DESCRIBED_ARGUMENT_PATTERN.finditer(written)}

@@ -19,9 +19,9 @@ NEW_CALLS_BY_FUNCTION = {
 
 
 def _map_arguments_to_options(function: str, options: str, names: str) -> dict[str, str]:
-    """Map each argument in ``names`` to a call of ``function`` that passes this argument in an object of options.
+    """Return the text of a call of ``function`` for each argument in ``names``, which are separated by blanks.
 
-    ``options`` is a format string, such as ``options=vse.ExtractOptions({})``.
+    The call passes the argument by ``options``, a format string such as ``options=vse.ExtractOptions({})``.
     """
     return {name: f"vse.{function}(..., {options.format(f'{name}=...')})" for name in names.split()}
 

@@ -1,7 +1,7 @@
 """The protocols for embeddings and scores of pairs: the queries of each protocol, and the ranks of their right answers.
 
-``full`` searches the complete split, ``1k`` folds of 1,000 images. In ``sentence`` and ``sentence-1k`` captions query
-captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`.
+``full`` searches the complete split, and ``1k`` searches each fold of 1,000 images. In ``sentence`` and
+``sentence-1k`` captions query captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FAISS indexes for approximate search, in memory and in files.
 
-The metadata of the index ``x.faiss`` are in ``x.faiss.json``. The metadata record the source of the index, and
-:func:`read_index` rejects an index of other vectors.
+The metadata of the index ``x.faiss`` are in ``x.faiss.json``. They name the vectors from which the index was
+built, and :func:`read_index` rejects an index of other vectors.
 """
 
 from __future__ import annotations
@@ -275,8 +275,9 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 def index_exists(path: Path, source: IndexSource) -> bool:
     """Return whether there is an index file to read; otherwise it must be built.
 
-    Without metadata, an index with the expected number of rows and dimensions counts as absent and is built again. Any other
-    file without metadata may belong to somebody else: the file counts as present, and :func:`read_index` rejects the file.
+    An index without metadata was left by an interrupted command if it has the expected number of rows and dimensions. It
+    counts as absent, and is built again. Any other file without metadata may belong to somebody else. It counts as present,
+    and :func:`read_index` rejects it.
     """
     if may_replace_other_kinds() and not INDEX_KIND.is_at(path):
         return False

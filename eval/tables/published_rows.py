@@ -22,7 +22,7 @@ _ROW_COLUMNS = ("row", "system", "setting", "dataset", "protocol", "images", "sp
 class PublishedRow:
     """A row of a published table. ``row_number`` is the number of table and row, such as 1.6.
 
-    ``n_images`` is the number of test images among which a query is ranked, None if unknown. ``split`` is the name of the test
+    ``n_images`` is the number of test images that are searched together, None if unknown. ``split`` is the name of the test
     split (``config/published/splits.yaml``), blank if unknown, and ``random`` if the paper did not publish the split.
     """
 

@@ -234,7 +234,7 @@ def difference_lines(comparison: Comparison) -> list[str]:
 
 
 def _label_models(comparison: Comparison) -> tuple[str, str]:
-    """Return a name for each model. Two models with the same name get their seeds or the letters A and B."""
+    """Return a name for each model. Equal names are followed by the seeds or, if these are equal or unknown, by A and B."""
     a, b = (model.name or model.experiment for model in (comparison.a, comparison.b))
     seeds = comparison.a.seeds, comparison.b.seeds
     if a != b:

@@ -140,7 +140,7 @@ class FeatureReader:
         return self._read_vector_ranges(indices, indices + 1)
 
     def read_sets(self, indices: NDArray[np.int64]) -> PaddedSets:
-        """Return the set of vectors of each row of a cache of sets, with its mask.
+        """Return the vectors of each row, padded to the longest row, and a mask of the vectors. The cache must hold sets.
 
         Sets are padded to at least one vector, so that a maximum over a set exists even if all images lack regions.
         """

@@ -90,8 +90,10 @@ class HglmmEncoder(CaptionEncoder):
     def fit_to_corpus(cls, config: HglmmConfig, corpus: CaptionCorpus, word_file: Path | None, device: str) -> HglmmEncoder:
         """Fit independent components and mixtures to a sample of words, then principal components to the training captions.
 
-        Each distinct phrase counts once for the principal components. Otherwise the components would describe the few phrases
-        that many captions share, such as *a man*. Raises UserError if there are too few words for a mixture.
+        If the rows are phrases, each distinct phrase counts once for the principal components. Otherwise the components would
+        describe the few phrases that occur in many captions, such as *a man*.
+
+        Raises UserError if there are too few words for a mixture.
         """
         kept, sample = prepare_word_vectors(corpus, config, word_file, config.ica_words)
         n_sampled, dim = sample.vectors.shape

@@ -51,7 +51,7 @@ TokenLists = Sequence[Sequence[str]]
 class CaptionCorpus:
     """The texts that a caption encoder is fitted to.
 
-    fit_texts : words of each text that the encoder is fitted to, a training caption or a phrase in one
+    fit_texts : words of each text that the encoder is fitted to: the training captions, or the phrases in them
     vocabulary : all words of the data set's captions or phrases
     sentences : words of each training caption, for the training of word vectors
     """

@@ -219,7 +219,8 @@ class InputFile:
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
     """Return the bytes and SHA-256 of a file in the folder of a training run.
 
-    ``record`` is the content of the ``run.json`` in this folder. Raises UserError if ``record`` has another SHA-256.
+    ``record`` is the content of the ``run.json`` in this folder. Raises UserError if ``record`` lists a
+    different SHA-256 for this file.
     """
     source = InputFile(file)
     content = source.read()

@@ -32,7 +32,7 @@ class CodeNotAllowed(UserError):
 
 
 @dataclass(frozen=True)
-class OwnCode:
+class UserCode:
     """A class or function that a user wrote, and the file that defines it.
 
     name : the name in settings, e.g. ``my_loss.py:MyLoss``
@@ -69,7 +69,7 @@ class _CodeRules:
 
 _NOTHING_ALLOWED = _CodeRules()
 _CODE_RULES = ContextVar("_CODE_RULES", default=_NOTHING_ALLOWED)
-_LOADED_CODE: dict[tuple[str, str], OwnCode] = {}  # code that this process has run, by name and SHA-256
+_LOADED_CODE: dict[tuple[str, str], UserCode] = {}  # code that this process has run, by name and SHA-256
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def hash_code_files(settings: object) -> dict[str, str]:
     return {name: InputFile(file).sha256 for name, file in files.items()}
 
 
-def load_code(name: str, sha256: str | None = None) -> OwnCode:
+def load_code(name: str, sha256: str | None = None) -> UserCode:
     """Run the file or module in ``name``, once in a process, and return the class or function in ``name``.
 
     The path of a file is relative to the working folder. A module is found on Python's search path. In
@@ -145,7 +145,7 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
         module = _execute_source(file, source, code_file.sha256, location) if is_file else _import_module(name, location)
         if not hasattr(module, member):
             raise UserError(f"{file}: has no class or function {member!r}")
-        _LOADED_CODE[key] = OwnCode(name, getattr(module, member), file, source, code_file.sha256)
+        _LOADED_CODE[key] = UserCode(name, getattr(module, member), file, source, code_file.sha256)
     return _LOADED_CODE[key]
 
 

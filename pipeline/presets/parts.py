@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, create_model
 from pydantic_core import PydanticUndefined
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets.own_code import OwnCode, is_code_name, load_code
+from vse.pipeline.presets.own_code import UserCode, is_code_name, load_code
 from vse.pipeline.presets.schema import Settings
 
 _Part = TypeVar("_Part", bound=Settings)
@@ -111,7 +111,7 @@ class Registry(Generic[_Part]):
         name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
-    def _build_own_part(self, base: type[_Part], code: OwnCode) -> type[_Part]:
+    def _build_own_part(self, base: type[_Part], code: UserCode) -> type[_Part]:
         if (code.name, code.sha256) not in self._own_parts:
             part = code.class_or_function
             if not isinstance(part, type) and callable(part) and self._from_function is not None:
@@ -163,15 +163,15 @@ def find_default_part(schema: type[BaseModel], field: str) -> Any:
     return None if default is PydanticUndefined else default
 
 
-def find_own_code(settings: BaseModel) -> list[OwnCode]:
+def find_own_code(settings: BaseModel) -> list[UserCode]:
     """Return the user's own code that settings use, once for each file."""
-    codes: dict[str, OwnCode] = {}
+    codes: dict[str, UserCode] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
             codes |= {code.copy_name: code for code in find_own_code(value)}
     code = type(settings).__dict__.get("own_code")
-    return [*codes.values(), *([code] if isinstance(code, OwnCode) and code.copy_name not in codes else [])]
+    return [*codes.values(), *([code] if isinstance(code, UserCode) and code.copy_name not in codes else [])]
 
 
 def _annotation_metadata(annotation: Any) -> Iterator[Any]:

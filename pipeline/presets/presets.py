@@ -1,7 +1,7 @@
 """Load presets: merge their layers of settings and validate the result against a schema.
 
-The layers of an experiment are the presets that it extends, its own preset, the changes in the preset of the data set, and the
-option ``--set``. Later layers replace settings of earlier layers.
+The layers of an experiment are the presets that it extends, its own preset, the changes that the preset of the data set lists
+for it, and the option ``--set``. Later layers replace settings of earlier layers.
 """
 
 from __future__ import annotations

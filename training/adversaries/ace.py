@@ -151,7 +151,9 @@ class AceAdversary(Adversary):
     def _compute_direction_losses(
         self, batch: Batch, model: Model, side: _CandidateSide, query_scores: QueryScores, batch_indices: Indices
     ) -> DirectionLosses:
-        """Return the losses for negatives of ``side`` (images or captions) and the batch's items of the other side as queries.
+        """Return the losses for one direction.
+
+        The negatives are items of ``side``, images or captions. The queries are the batch's items of the other side.
 
         ``query_scores`` holds the scores of these queries within the batch. ``batch_indices`` are the indices of the batch's
         items of ``side``.

@@ -50,9 +50,8 @@ class AdversarialLosses(NamedTuple):
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    A subclass that adds candidates overrides :meth:`add_candidates`. It also overrides
-    :meth:`compute_adversary_loss`, unless the adversary maximises the model's cost. Any other subclass overrides
-    :meth:`compute_losses`.
+    A subclass that adds candidates overrides :meth:`add_candidates`; if its objective is not the model's cost, it also
+    overrides :meth:`compute_adversary_loss`. A subclass that does not add candidates overrides :meth:`compute_losses`.
     """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:

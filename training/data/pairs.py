@@ -43,7 +43,7 @@ class CaptionInputs(Protocol):
         """Return the captions with these indices, as tensors of the captions' :class:`vse.training.kinds.InputKind`."""
 
 
-class CaptionsOnDemand:
+class CaptionsLoadedAtFirstRead:
     """Captions that are all loaded when the first caption is read."""
 
     def __init__(self, kind: InputKind, read: Callable[[], CaptionInputs]) -> None:

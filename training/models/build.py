@@ -132,7 +132,7 @@ class Model(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Model:
-        """Set the mode of all parts that are trained. Frozen parts and modules stay in evaluation mode."""
+        """Set the mode of the model. Frozen encoders, and frozen modules of an encoder, stay in evaluation mode."""
         super().train(mode)
         for name in (*self._frozen_parts, *self._frozen_modules):
             self.get_submodule(name).train(False)

@@ -1,8 +1,8 @@
 """Several processes that train as one: each encodes its share of a batch and receives the embeddings of all.
 
 Every process computes the loss of the complete batch from the gathered embeddings, so negatives are global, and
-back-propagates through its own share only. Summed over processes, these are the gradients of one process with the complete
-batch. ``torchrun`` starts the processes; without it there is a single process.
+back-propagates through its own share only. The sum of the gradients over all processes is the gradient of one process with
+the complete batch. ``torchrun`` starts the processes; without it there is a single process.
 
 Ctrl-C and SIGTERM end a training after the current step and a checkpoint.
 """

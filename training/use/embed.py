@@ -35,7 +35,7 @@ from vse.pipeline.dataset.identity import build_identity, check_recorded_data, d
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
-from vse.training.data.pairs import CaptionsOnDemand, TokenIndices, select_images_with_features
+from vse.training.data.pairs import CaptionsLoadedAtFirstRead, TokenIndices, select_images_with_features
 from vse.training.kinds import InputKind
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
@@ -91,7 +91,7 @@ def embed_split(
     images, captions = encode(trained.model, trained.split, trained.device)
     provenance = {**opened.build_provenance(out), **overlap}
     inputs = trained.split.caption_inputs
-    inputs = inputs.inputs if isinstance(inputs, CaptionsOnDemand) else inputs
+    inputs = inputs.inputs if isinstance(inputs, CaptionsLoadedAtFirstRead) else inputs
     if isinstance(inputs, TokenIndices):
         provenance["cut_captions"] = inputs.n_truncated_captions
     elif trained.caption_cache is None:

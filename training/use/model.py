@@ -19,7 +19,7 @@ from vse.training.data.images import CachedImageFeatures, EvaluationImages, buil
 from vse.training.data.pairs import (
     CaptionInputs,
     CaptionsEncodedOnRead,
-    CaptionsOnDemand,
+    CaptionsLoadedAtFirstRead,
     Pairs,
     RetrievalSplit,
     select_images_with_features,
@@ -86,7 +86,7 @@ def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions 
         captions = (
             read()
             if caption_cache is not None
-            else CaptionsOnDemand(InputKind.TOKENS if transformer else InputKind.WORDS, read)
+            else CaptionsLoadedAtFirstRead(InputKind.TOKENS if transformer else InputKind.WORDS, read)
         )
     model = build_model(experiment.model, *describe_model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
     weights_sha256 = load_best_weights(folder, model)

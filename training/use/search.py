@@ -93,8 +93,8 @@ class Searcher:
 
     Texts search images, and photos search captions. The first query of each kind, or :meth:`load`, embeds the items to search.
     For order embeddings, FAISS finds candidates and the exact scores re-rank the candidates, see
-    :func:`vse.eval.search.top_k.search`. A model that scores pairs scores all items or, with ``n_reranked``, only
-    candidates that FAISS finds by pooled vectors.
+    :func:`vse.eval.search.top_k.search`. A model that scores every pair, such as SCAN, scores all items. With
+    ``n_reranked`` it scores only candidates that FAISS finds by pooled vectors.
     """
 
     def __init__(
