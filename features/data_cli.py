@@ -120,9 +120,9 @@ class TsvImportRequest(Options):
 @command("import-tsv", group=data_group)
 def import_tsv_command(request: TsvImportRequest) -> None:
     """Import regions from bottom-up-attention TSV files."""
-    from vse.features.exchange.arrays import import_tsv
+    from vse.features.exchange.arrays import import_bottom_up_tsv
 
-    click.echo(import_tsv(request.files, request.dataset, request.out_features, request.match))
+    click.echo(import_bottom_up_tsv(request.files, request.dataset, request.out_features, request.match))
 
 
 class PackRequest(Options):

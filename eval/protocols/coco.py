@@ -298,7 +298,7 @@ def _read_annotations(name: str, queries: dict[int, int], kind: str, candidates:
     ``queries`` and ``candidates`` map ids to rows. ``kind`` names a query in errors, e.g. ``image``. A right answer that is
     not a candidate has row -1; ECCV Caption lists two such captions.
     """
-    content = {int(query): right for query, right in json.loads(_read_package_file(name)).items()}
+    content = {int(query): right for query, right in json.loads(_read_eccv_caption_file(name)).items()}
     rows = find_rows(queries, list(content), kind)
     answers = [np.array([candidates.get(int(answer), -1) for answer in right]) for right in content.values()]
     order = np.argsort(rows)
@@ -307,16 +307,16 @@ def _read_annotations(name: str, queries: dict[int, int], kind: str, candidates:
 
 def coco_test_caption_ids() -> Ints:
     """Return the COCO ids (25000,) of the test captions that the package eccv-caption ranks."""
-    ids: Ints = np.load(BytesIO(_read_package_file("coco_test_ids.npy")), allow_pickle=False)
+    ids: Ints = np.load(BytesIO(_read_eccv_caption_file("coco_test_ids.npy")), allow_pickle=False)
     return ids
 
 
 def coco_test_image_ids() -> Ints:
     """Return the COCO ids (5000,) of the test images that the package eccv-caption ranks, ascending."""
-    return np.array(sorted(int(image) for image in json.loads(_read_package_file("original_image_to_caption.json"))))
+    return np.array(sorted(int(image) for image in json.loads(_read_eccv_caption_file("original_image_to_caption.json"))))
 
 
-def _read_package_file(name: str) -> bytes:
+def _read_eccv_caption_file(name: str) -> bytes:
     if not find_spec("eccv_caption"):
         raise UserError("the protocols cxc and eccv need a package: pip install 'vse-pipeline[eccv]'")
     return (files("eccv_caption") / "data" / name).read_bytes()

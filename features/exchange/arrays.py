@@ -49,7 +49,7 @@ def import_arrays(
     return write_imported_cache(out, dataset, kind, {"layout": "arrays"}, files, wanted_ids, rows, array[:1].nbytes)
 
 
-def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str | None = None) -> Path:
+def import_bottom_up_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str | None = None) -> Path:
     """Import regions from TSV files of bottom-up attention into the cache ``out``; return ``out``.
 
     The fields of a line are image_id, image_w, image_h, num_boxes, boxes and features; boxes and features are base64 of

@@ -26,7 +26,7 @@ from vse.features.exchange.bundles import (
     BundleList,
     parse_bundle_list,
 )
-from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, request_size
+from vse.pipeline.dataset.downloads import download, download_unverified, fetch_file_size, open_url, read_url
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.archives import ARCHIVE_ERRORS, open_archive, unpack_member
 from vse.pipeline.files.inputs import check_input
@@ -231,7 +231,7 @@ def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
         archive = out / f".{name}"
         with lock_for_writing(archive):
             try:
-                yield _ArchiveSource(source, download_unverified(source, archive, request_size(source)))
+                yield _ArchiveSource(source, download_unverified(source, archive, fetch_file_size(source)))
             except DamagedBundle:
                 archive.unlink()
                 raise

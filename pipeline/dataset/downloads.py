@@ -131,13 +131,13 @@ def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
 
 def read_url(url: str, max_bytes: int) -> bytes:
     """Return the content of the file at ``url``. Raises UserError if the file has more than ``max_bytes``."""
-    if (n_bytes := request_size(url)) > max_bytes:
+    if (n_bytes := fetch_file_size(url)) > max_bytes:
         raise UserError(f"{url}: the file has {n_bytes} bytes; at most {max_bytes} are allowed")
     with TemporaryDirectory() as folder:
         return download_unverified(url, Path(folder, "content"), n_bytes).read_bytes()
 
 
-def request_size(url: str) -> int:
+def fetch_file_size(url: str) -> int:
     """Return the size in bytes of the file at ``url``. Raises UserError if the server is out of reach or reports no size."""
     with open_url(url) as stream:
         length = parse_length(stream.headers.get("Content-Length", ""))

@@ -12,7 +12,7 @@ from tests.features.conftest import Edit, Fails
 from vse.features.cache.feature_cache import verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.data_cli import main
-from vse.features.exchange.arrays import import_arrays, import_tsv
+from vse.features.exchange.arrays import import_arrays, import_bottom_up_tsv
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -104,7 +104,7 @@ def tsv(demo: Path, path: Path, name: Callable[[int], int] = lambda k: k) -> Pat
 
 
 def test_bottom_up_files_become_regions(demo: Path, tmp_path: Path) -> None:
-    cache = verify_cache(import_tsv([tsv(demo, tmp_path / "x.tsv")], demo, tmp_path / "f" / "demo_butd.h5"))
+    cache = verify_cache(import_bottom_up_tsv([tsv(demo, tmp_path / "x.tsv")], demo, tmp_path / "f" / "demo_butd.h5"))
     found = FeatureReader(cache).read_padded_regions(np.arange(66))
     for k in range(66):
         assert found.mask[k].sum() == 1 + k % 4
@@ -118,7 +118,7 @@ def test_several_files_and_rows_that_occur_twice_alike(demo: Path, tmp_path: Pat
     lines = tsv(demo, tmp_path / "x.tsv").read_text().splitlines(keepends=True)
     (tmp_path / "a.tsv").write_text("".join(lines[:40]))
     (tmp_path / "b.tsv").write_text("".join([*lines[35:], lines[0].replace(lines[0].split("\t")[0], "123456", 1)]))
-    cache = import_tsv([tmp_path / "a.tsv", tmp_path / "b.tsv"], demo, tmp_path / "f" / "demo_butd.h5")
+    cache = import_bottom_up_tsv([tmp_path / "a.tsv", tmp_path / "b.tsv"], demo, tmp_path / "f" / "demo_butd.h5")
     assert len(verify_cache(cache).ids) == 66
 
 
@@ -131,7 +131,7 @@ def test_images_are_found_by_their_names(match: str, own_demo: Path, tmp_path: P
 
     edit(own_demo, rename)
     path = tsv(own_demo, tmp_path / "x.tsv", name=lambda k: k + (5000 if match == "cocoid" else 9000))
-    cache = import_tsv([path], own_demo, tmp_path / "f" / "demo_x.h5", None if match == "cocoid" else match)
+    cache = import_bottom_up_tsv([path], own_demo, tmp_path / "f" / "demo_x.h5", None if match == "cocoid" else match)
     assert verify_cache(cache).ids.tolist() == list(range(66))
 
 
@@ -148,16 +148,16 @@ def test_a_fault_in_a_tsv_is_named(spoil: Callable[..., list[str]], message: str
     path = tsv(demo, tmp_path / "x.tsv")
     path.write_text("".join(spoil(path.read_text().splitlines(keepends=True))))
     with pytest.raises(UserError, match=message):
-        import_tsv([path], demo, tmp_path / "f" / "demo_x.h5")
+        import_bottom_up_tsv([path], demo, tmp_path / "f" / "demo_x.h5")
     assert not (tmp_path / "f" / "demo_x.h5").exists()
 
 
 def test_another_meaning_of_the_image_ids_is_refused(own_demo: Path, tmp_path: Path, edit: Edit) -> None:
     edit(own_demo, lambda content: [image.update(cocoid=65 - image["imgid"]) for image in content["images"]])
     path, out = tsv(own_demo, tmp_path / "x.tsv"), tmp_path / "f" / "demo_x.h5"
-    import_tsv([path], own_demo, out, "imgid")
+    import_bottom_up_tsv([path], own_demo, out, "imgid")
     with pytest.raises(UserError, match="imported.image_ids_sha256"):
-        import_tsv([path], own_demo, out, "cocoid")
+        import_bottom_up_tsv([path], own_demo, out, "cocoid")
 
 
 def test_a_changed_file_of_the_same_name_in_another_folder_is_refused(demo: Path, tmp_path: Path) -> None:
@@ -166,17 +166,17 @@ def test_a_changed_file_of_the_same_name_in_another_folder_is_refused(demo: Path
     for path, mine in zip(parts, (lines[:30], lines[30:]), strict=True):
         path.parent.mkdir()
         path.write_text("".join(mine))
-    import_tsv(parts, demo, tmp_path / "f" / "demo_x.h5")
+    import_bottom_up_tsv(parts, demo, tmp_path / "f" / "demo_x.h5")
     parts[0].write_text("".join([*lines[1:30], lines[0]]))
     with pytest.raises(UserError, match="imported.files_sha256"):
-        import_tsv(parts, demo, tmp_path / "f" / "demo_x.h5")
+        import_bottom_up_tsv(parts, demo, tmp_path / "f" / "demo_x.h5")
 
 
 def test_boxes_outside_the_image_are_clipped_or_refused(demo: Path, tmp_path: Path) -> None:
     path = tsv(demo, tmp_path / "x.tsv")
     path.write_text(path.read_text().replace("\t128\t", "\t9\t"))
-    cache = verify_cache(import_tsv([path], demo, tmp_path / "f" / "demo_x.h5"))
+    cache = verify_cache(import_bottom_up_tsv([path], demo, tmp_path / "f" / "demo_x.h5"))
     assert np.concatenate([shard["boxes"].map_to_memory() for shard in cache.shard_arrays])[:, 2].max() == 9
     path.write_text(path.read_text().replace("\t9\t", "\t6\t"))
     with pytest.raises(UserError, match="does not overlap the image, which is 6 x 96"):
-        import_tsv([path], demo, tmp_path / "g" / "demo_x.h5")
+        import_bottom_up_tsv([path], demo, tmp_path / "g" / "demo_x.h5")
