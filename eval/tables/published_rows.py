@@ -47,6 +47,12 @@ class PublishedRow:
         """Data sets whose results may reproduce the row: its data set, and ``<dataset>_<split>``, e.g. ``f30k_entities``."""
         return self.dataset, f"{self.dataset}_{self.split}"
 
+    @property
+    def default_dataset(self) -> str:
+        """Data set that the workflow trains on for the row: the one with the split of the paper, if it has a preset."""
+        name, with_split = self.datasets
+        return with_split if with_split in list_preset_names("datasets") else name
+
 
 @cache
 def published_rows(table: str) -> tuple[PublishedRow, ...]:
@@ -65,7 +71,7 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
 def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
     """Return data set and experiment of every row that the preset of an experiment names, each pair once.
 
-    ``dataset`` replaces the data set of the row. Raises UserError if two experiments name the same row.
+    ``dataset`` replaces the default data set of the row. Raises UserError if two experiments name the same row.
     """
     rows = {row.key: row for row in published_rows(table)}
     experiments: dict[str, str] = {}
@@ -76,7 +82,8 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
                     f"two experiments, {experiments[key]} and {name}, name the row {key}; remove it from the rows of one"
                 )
             experiments[key] = name
-    return list(dict.fromkeys((dataset or row.dataset, experiments[key]) for key, row in rows.items() if key in experiments))
+    chosen = [(row, experiments[key]) for key, row in rows.items() if key in experiments]
+    return list(dict.fromkeys((dataset or row.default_dataset, name) for row, name in chosen))
 
 
 def _parse_published_row(paper: str, table_number: str, line: Mapping[str, str]) -> PublishedRow:

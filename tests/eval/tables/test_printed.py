@@ -107,11 +107,13 @@ def test_the_experiments_of_a_table_are_those_of_its_rows() -> None:
     assert table_experiments("vsepp_4") == [("coco", name) for name in four]
     assert table_experiments("vsepp_4", "demo") == [("demo", name) for name in four]
     three = [f"twobranch{name}" for name in ("", "_sampling", "_constraints")]
-    assert table_experiments("twobranch_4") == [(dataset, name) for dataset in ("f30k", "coco") for name in three]
+    assert table_experiments("twobranch_4") == [(dataset, name) for dataset in ("f30k_entities", "coco") for name in three]
     assert table_experiments("twobranch_4", "demo") == [("demo", name) for name in three]
     todnet = ["vsepp_resnet_ft_rv", "todnet_vsepp", "dsve", "todnet_dsve", "bert", "todnet_bert"]
     assert table_experiments("todnet_1") == [("coco", name) for name in todnet]
-    assert table_experiments("twobranch_5") == [("f30k", "twobranch_constraints"), ("f30k", "twobranch_phrases")]
+    assert table_experiments("twobranch_5") == [
+        ("f30k_entities", name) for name in ("twobranch_constraints", "twobranch_phrases")
+    ]
 
 
 def test_one_row_is_not_two_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
