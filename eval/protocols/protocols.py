@@ -22,7 +22,7 @@ from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_n
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
 from vse.eval.ranking.answers import find_best_answers, find_sentence_answers
-from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, build_fold
+from vse.eval.ranking.metrics import DIRECTIONS, MeasuredQueries, QueriesByDirection, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
 from vse.eval.search.cross_check import (
     EXACT_SEARCH_TEXT,
@@ -250,13 +250,12 @@ def _rank_pairs(
 
 def _replace_rows_by_ids(embeddings: Embeddings, fold: QueriesByDirection) -> QueriesByDirection:
     """Return the fold with the rows in its answers replaced by image and caption ids."""
-    ids = {"i": embeddings.image_ids, "t": embeddings.caption_ids, "s": embeddings.caption_ids}
-    return {
-        direction: replace(
-            queries, answers=queries.answers and queries.answers.with_ids(ids[direction[0]], ids[direction[-1]])
-        )
-        for direction, queries in fold.items()
-    }
+    ids = {"image": embeddings.image_ids, "caption": embeddings.caption_ids}
+    replaced = {}
+    for name, queries in fold.items():
+        query_ids, candidate_ids = ids[DIRECTIONS[name].query_kind], ids[DIRECTIONS[name].candidate_kind]
+        replaced[name] = replace(queries, answers=queries.answers and queries.answers.with_ids(query_ids, candidate_ids))
+    return replaced
 
 
 def _log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:

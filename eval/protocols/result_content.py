@@ -16,7 +16,7 @@ from vse.eval.defaults import DEFAULT_KS, PHRASE_PROTOCOL
 from vse.eval.files.embeddings import parse_provenance
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.results import RESULT_VERSION, Combination, Result, file_reference, hash_file_content, mean_and_std
-from vse.eval.ranking.metrics import METRIC_TITLES, POSITION_METRICS, metric_title
+from vse.eval.ranking.metrics import METRIC_TITLES, POSITION_METRICS, RANK_METRICS, metric_title
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
@@ -122,7 +122,7 @@ def summary_line(result: Result, protocol: str) -> str:
     metrics = result.protocols[protocol]
     parts = []
     for direction, direction_metrics in metrics.directions.items():
-        names = [name for name in direction_metrics if name not in ("medr", "meanr", *POSITION_METRICS)]
+        names = [name for name in direction_metrics if name not in (*RANK_METRICS, *POSITION_METRICS)]
         if names:
             labels = "/".join(map(metric_title, names))
             labels = labels if "mAP@R" in labels else labels.replace("/R@", "/")

@@ -54,6 +54,7 @@ DIRECTIONS = {
         Direction("phrase", "phrase to region", "phrase", "region"),
     )
 }
+RANK_METRICS = ("medr", "meanr")  # metrics of ranks, which are better if they are lower
 IMAGE_TEXT_DIRECTIONS = (DIRECTIONS["i2t"], DIRECTIONS["t2i"])  # the directions whose recalls rsum adds up
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vse.eval.defaults import DEFAULT_KS
-from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, compute_metrics
+from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, RANK_METRICS, compute_metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
 from vse.eval.search.gpu import copy_to_gpu
 from vse.eval.search.index import build_index, min_training_rows, set_search_parameters
@@ -158,7 +158,7 @@ def _metric_drops(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any
     return {
         name: _metric_drops(value, found[name])
         if isinstance(value, dict)
-        else (found[name] - value if name in ("medr", "meanr") else value - found[name])
+        else (found[name] - value if name in RANK_METRICS else value - found[name])
         for name, value in exact.items()
     }
 

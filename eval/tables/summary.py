@@ -24,7 +24,7 @@ from vse.eval.files.results import (
     read_result,
 )
 from vse.eval.options import TableRequest
-from vse.eval.ranking.metrics import POSITION_METRICS
+from vse.eval.ranking.metrics import POSITION_METRICS, RANK_METRICS
 from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
@@ -87,7 +87,7 @@ _PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # columns of phrase res
 _TYPE_PREFIX = "type_"  # prefix of a column such as type_people_r1
 _UNPRINTED_SUFFIXES = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 UNKNOWN_INTERVAL = (math.nan, math.nan)
-_METRIC_NAMES = (*(f"r{k}" for k in DEFAULT_KS), "medr", "meanr")
+_METRIC_NAMES = (*(f"r{k}" for k in DEFAULT_KS), *RANK_METRICS)
 _METRIC_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRIC_NAMES), "rsum")
 
 

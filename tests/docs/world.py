@@ -35,10 +35,10 @@ shards: 2
 features:
   fc7_10c: { crop: 28 }
   hglmm: { trained_dim: 20, pca: 50 }
-  boxes_effnet: &boxes
-    { model: squeezenet1_1, weights: random, map: features.1, layer: features.2, pool: 8, grid: 2, shorter: 32, longer: 48,
-      n_boxes: 8, thin_edges: true }
-  boxes_effnet_truth: *boxes
+  boxes_effnet_levels: &boxes
+    { model: squeezenet1_1, weights: random, layers: [features.1, features.4], pool: 2, shorter: 32, longer: 48, n_boxes: 8,
+      thin_edges: true }
+  boxes_effnet_levels_truth: *boxes
 experiment:
   model: { dim: 32, word_dim: 16 }
   train: { epochs: 2 }
