@@ -66,13 +66,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def leave_attacks_to_the_night(items: list[pytest.Item]) -> None:
-    """Mark as nightly all but ``SMOKE`` cases of each test in a module with a constant ``SUITE``.
+    """Mark as nightly all but ``SMOKE`` cases of each test in a module with a constant ``SUITE`` or ``SAMPLED``.
 
     The cases that run with each change are drawn at random, and always the same.
     """
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item.module, "SUITE"):
+        if isinstance(item, pytest.Function) and (hasattr(item.module, "SUITE") or hasattr(item.module, "SAMPLED")):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, attacks in cases.items():
         kept = Random(name).sample(attacks, min(SMOKE, len(attacks)))

@@ -14,7 +14,7 @@ from tests.training.use.attending import compare, scan
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings
 from vse.eval.report.gallery import retrieve_candidates
-from vse.eval.report.pages import thumbnail
+from vse.eval.report.pages import thumbnail_data_uri
 from vse.features.cache.feature_cache import merge_shards, open_cache
 from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, write_shard
@@ -66,7 +66,7 @@ def test_for_a_text_each_photo_shows_where_its_words_look(on_grid: Path, demo: P
     assert len(cards(page)) == len(found) == 3
     for card, shown in zip(cards(page), found.values(), strict=True):
         image = next(image for image in dataset.split("test") if image.file in card)
-        assert shown.source == thumbnail(dataset.image_path(image))
+        assert shown.source == thumbnail_data_uri(dataset.image_path(image))
         compare(shown, on_grid, image.imgid, ascii_words(TEXT))
         width, height = shown.size
         cells = [[x, y, width / 2, height / 2] for y in (0, height / 2) for x in (0, width / 2)]
@@ -90,7 +90,7 @@ def test_for_a_photo_each_caption_shows_where_its_words_look_on_it(on_grid: Path
     assert len(cards(page)) == 4
     for card in cards(page):
         (shown,) = drawings(card).values()
-        assert shown.source == thumbnail(dataset.image_path(asked))
+        assert shown.source == thumbnail_data_uri(dataset.image_path(asked))
         said = unescape(re.findall(r"“(.*)” of", card)[0])
         compare(shown, on_grid, asked.imgid, list(captions[said].tokens), atol=2e-2)  # the cache holds float16
         assert len(re.findall(r'class="word w', card)) == len(captions[said].tokens) + 2
@@ -107,7 +107,7 @@ def test_regions_are_drawn_as_their_boxes(on_boxes: Path, boxes: Path, demo: Pat
         counts.append(end - first)
         if first == end:
             assert "<image" not in card
-            assert f'<img src="{thumbnail(dataset.image_path(image))}"' in card
+            assert f'<img src="{thumbnail_data_uri(dataset.image_path(image))}"' in card
             continue
         (shown,) = drawings(card).values()
         x1, y1, x2, y2 = cache.shard_arrays[0]["boxes"].map_to_memory()[first:end].T * shown.size[0] / 32

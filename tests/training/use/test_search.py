@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.training.conftest import Capture, Edit, Fails, Log, done, experiment, forget_captions, printed
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.report.pages import thumbnail
+from vse.eval.report.pages import thumbnail_data_uri
 from vse.eval.search.index import metadata_file
 from vse.eval.search.top_k import N_RESCORED_CANDIDATES
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -228,7 +228,7 @@ def test_a_page_shows_what_was_printed(run: Path, demo: Path, photo: Path, tmp_p
         page = html.unescape((tmp_path / "page.html").read_text())
         for rank, score, path, *caption in lines:
             texts = caption or [c.raw for c in images[path].captions]
-            for part in (f"<strong>{rank}</strong>", f"score {score}", path, thumbnail(Path(path)), *texts):
+            for part in (f"<strong>{rank}</strong>", f"score {score}", path, thumbnail_data_uri(Path(path)), *texts):
                 assert part in page
         assert str(query) in page
         assert page.count("<img") == len(lines) + (query == photo)
