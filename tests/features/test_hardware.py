@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from vse.features.backbones import device as hardware
-from vse.features.backbones.device import GpuLeases, describe_device, pick_device, use_threads, wrap_memory_errors
+from vse.features.backbones.device import (
+    GpuLeases,
+    describe_device,
+    describe_processor,
+    pick_device,
+    use_threads,
+    wrap_memory_errors,
+)
 from vse.pipeline.errors import UserError
 
 
@@ -87,6 +94,8 @@ def test_float32_on_a_gpu_is_no_tf32(gpus: object) -> None:
     assert not torch.backends.cuda.matmul.allow_tf32
     assert describe_device(device) == "cuda (Test 9000)"
     assert describe_device(torch.device("cpu")) == "cpu"
+    assert describe_processor(device) == "Test 9000"
+    assert torch.backends.cpu.get_cpu_capability() in describe_processor(torch.device("cpu"))
 
 
 def test_a_device_that_is_not_there_or_has_no_memory_is_one_line() -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from tests.conftest import TINY_FEATURE
 from tests.training.conftest import COMMAND, Crash, Fails, Patch, assert_same, experiment, interrupted, options, state, weights
-from vse.features.backbones.device import has_bf16
+from vse.features.backbones.device import describe_processor, has_bf16
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.errors import UserError
@@ -41,7 +41,9 @@ def with_warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 def read_precision(run: Path) -> str:
     """Return the precision of a run; its files must agree in it."""
     config = yaml.safe_load((run / "config.yaml").read_text())["train"]["precision"]
-    assert RunFolder(run).read_record()["precision"] == config
+    record = RunFolder(run).read_record()
+    assert record["precision"] == config
+    assert record["processor"] == describe_processor(torch.device("cpu"))
     return str(config)
 
 
