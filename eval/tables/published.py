@@ -19,7 +19,7 @@ from vse.eval.tables.published_rows import PublishedRow, published_rows, table_e
 from vse.eval.tables.summary import UNKNOWN_INTERVAL, describe_result
 from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
+from vse.pipeline.presets.presets import is_experiment, list_preset_names, load_experiment_outline, read_preset_settings
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +57,26 @@ class MeasuredRow:
         return find_split_name(self.result.dataset, identity.sha256) or identity.sha256[:12]
 
     @property
+    def leaking_feature(self) -> str | None:
+        """Name of a feature of our result whose weights were trained on test images of the row, or None."""
+        members = [member.experiment for member in self.result.ensemble if is_experiment(member.experiment)]
+        features = [load_experiment_outline(name, self.result.dataset).feature for name in members]
+        for name in (self.result.config.get("feature"), self.result.config.get("eval_feature"), *features):
+            if name in list_preset_names("features"):
+                trained_on = read_preset_settings("features", str(name)).get("trained_on", [])
+                if self.published_row.dataset in trained_on:
+                    return str(name)
+        return None
+
+    @property
     def is_comparable(self) -> bool:
-        """True if our metrics and the printed ones have the same test split and the same number of images."""
+        """True if our metrics and the printed ones have the same test images, and the features have not seen them."""
         same_split = (
             self.result.dataset in self.published_row.datasets
             and bool(self.published_row.split)
             and self.split == self.published_row.split
         )
-        return same_split and self.n_images == self.published_row.n_images
+        return same_split and self.n_images == self.published_row.n_images and self.leaking_feature is None
 
     def interval(self, name: str) -> tuple[float, float]:
         """Return the 95% interval of a metric, or a pair of NaN.
@@ -174,6 +186,10 @@ def _warn_of_other_images(rows: Sequence[MeasuredRow]) -> None:
         row, ours = measured.published_row, measured.split
         if measured.is_comparable or measured.result.dataset not in row.datasets or measured.n_images != row.n_images:
             continue
+        if measured.leaking_feature is not None:
+            seen = "%s: no difference from %s: the weights of the feature %s were trained on test images of %s"
+            log.warning(seen, measured.path, row.key, measured.leaking_feature, row.dataset)
+            continue
         theirs = {"": "not known", "random": "a random sample that was not published"}.get(
             row.split, f"the split {row.split!r}"
         )
@@ -210,7 +226,9 @@ def _build_table_line(row: PublishedRow, measured: MeasuredRow | None) -> dict[s
             "seeds": " ".join("?" if seed is None else str(seed) for seed in measured.result.seeds),
         }
         line |= {"our_dataset": measured.result.dataset, "our_images": measured.n_images, "our_split": measured.split}
-        line["changed"] = "; ".join(measured.changed_settings)
+        leaking = measured.leaking_feature
+        seen = [] if leaking is None else [f"{leaking}: trained on test images of {row.dataset}"]
+        line["changed"] = "; ".join([*measured.changed_settings, *seen])
     for name, printed in row.metrics.items():
         mean, deviation = measured.metric(name) if measured else (math.nan, math.nan)
         published = math.nan if printed is None else printed

@@ -70,6 +70,9 @@ class FeatureSettings(Settings):
 
     name: str = Field(description="name of the preset, part of the cache's file name")
     dtype: Literal["float16", "float32"] = Field("float16", description="number type of the vectors in the cache")
+    trained_on: list[str] = Field(
+        default_factory=list, description="data sets with test images on which the weights were trained; tables mark results"
+    )
 
     @classmethod
     def extractor_name(cls) -> str:
@@ -83,7 +86,7 @@ class FeatureSettings(Settings):
 
         They leave the vectors unchanged, or the key of the cache contains hashes instead, such as the hash of the weights.
         """
-        return {"name"}
+        return {"name", "trained_on"}
 
     def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.

@@ -44,9 +44,9 @@ OTHER: dict[str, Any] = {
     "proposer_weights": "z", "edge_model": "m.yml.gz", "nms": 0.3, "score": 0.3, "max_words": 7, "words": "w.txt",
     "scale": 2.0, "pca": 7, "pca_captions": 7, "resize": 40, "mixtures": ["gaussian", "hybrid"],
     "pooling": "mean", "prompt": "query: ", "max_length": 16, "revision": "v1", "of": "phrases", "stop_words": "drop",
-    "train_boxes": 50, "layers": ("features.1",),
+    "train_boxes": 50, "layers": ("features.1",), "trained_on": ["coco"],
 }  # fmt: skip
-ONLY_HOW = {"batch_size", "batch_tokens", "workers", "compile", "chunk", "revision"} | {
+ONLY_HOW = {"batch_size", "batch_tokens", "workers", "compile", "chunk", "revision", "trained_on"} | {
     *("weights", "weights_sha256", "seed", "proposer_weights", "edge_model", "words")
 }
 """Settings that cannot change a vector, or whose effect is known by the hash of weights, words or files."""
