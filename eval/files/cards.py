@@ -26,11 +26,9 @@ def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
     """
     training = _mapping(provenance, "training")
     train = _mapping(_mapping(provenance, "config"), "train")
-    epochs, best = train.get("epochs"), provenance.get("best_epoch")
-    of_best = "" if best is None else f"; the best is {best}"
     return {
         "features": ", ".join(f"{name} {key}" for name, key in _features(provenance).items()) or _UNKNOWN,
-        "epochs": _UNKNOWN if epochs is None else f"{epochs}{of_best}",
+        "epochs": _describe_epochs(training, train, provenance.get("best_epoch")),
         "selection": _describe_selection(train),
         "training_s": _text(_mapping(provenance, "cost").get("train_s")),
         "processor": _text(training.get("processor")),
@@ -64,6 +62,13 @@ def _list_facts(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _features(provenance: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(key)[:_N_KEY_CHARACTERS] for name, key in _mapping(provenance, "features").items()}
+
+
+def _describe_epochs(training: Mapping[str, Any], train: Mapping[str, Any], best: object) -> str:
+    if training.get("epochs", 0) is None:
+        return "closed form"
+    epochs = training.get("epochs", train.get("epochs"))
+    return _UNKNOWN if epochs is None else f"{epochs}" + ("" if best is None else f"; the best is {best}")
 
 
 def _describe_selection(train: Mapping[str, Any]) -> str:
