@@ -265,7 +265,6 @@ def _build_run_record(
         "device": str(solver.device),
         "processor": describe_processor(solver.device),
         "precision": experiment.train.precision,
-        "epochs": experiment.train.epochs if experiment.solver.uses_loss else None,
         "made": current_provenance(),
     }
 

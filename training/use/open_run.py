@@ -188,7 +188,10 @@ class OpenedRun:
             "versions": self.record.get("versions", {}),
             "trained": self.record.get("made", {}),
             "embedded": current_provenance(),
-            "training": {name: self.record[name] for name in ("processor", "precision", "epochs") if name in self.record},
+            "training": {
+                **{name: self.record[name] for name in ("processor", "precision") if name in self.record},
+                "epochs": self.record.get("epochs") if self.experiment.solver.uses_loss else None,
+            },
             "cost": compute_run_cost(self),
             **({} if state is None else {"unfinished": state}),
         }

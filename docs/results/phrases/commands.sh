@@ -1,0 +1,68 @@
+#!/bin/sh
+# Repeat the results of this folder in the current folder. Finished steps are not run again.
+#
+#   sh commands.sh SOURCE BOXES
+#
+# SOURCE is a folder for `vse-data prepare f8k_entities`, and BOXES a JSON file of candidate boxes (docs/formats.md). The folder
+# VSE_WEIGHTS_DIR holds tf_efficientnet_lite0.pth and all-MiniLM-L6-v2/. Two trainings run at a time, each on one core.
+set -eu
+dataset=f8k_entities
+results=results/phrases
+
+extract() { # EXTRACTOR FEATURE [OPTION ...]
+  kind=$1 feature=$2
+  shift 2
+  [ -f "features/${dataset}_$feature.h5" ] || vse-extract "$kind" --dataset "data/$dataset/dataset.json" --feature "$feature" "$@"
+}
+
+train() { # NAME SEED EXPERIMENT [OPTION ...]
+  name=$1 seed=$2 experiment=$3 run=runs/${dataset}_$1/seed-$2
+  shift 3
+  [ -f "$run/test.h5" ] && return
+  vse-train --features "features/${dataset}_boxes_effnet_levels.h5" --experiment "$experiment" --set train.precision=fp32 \
+    --name "$name" --seed "$seed" --out "$run" --threads 1 --resume --overwrite "$@"
+  vse-embed "$run" --threads 1
+}
+
+evaluate() { # NAME
+  vse-eval runs/${dataset}_"$1"/seed-*/test.h5 --out "$results/$1.json"
+}
+
+compare() { # NAME NAME
+  vse-eval --compare runs/${dataset}_"$1"/seed-*/test.h5 runs/${dataset}_"$2"/seed-*/test.h5 --out "$results/$1_vs_$2.json"
+}
+
+if [ "$1" = train ]; then # one line of the list below
+  shift
+  train "$@"
+  exit
+fi
+
+[ -f "data/$dataset/dataset.json" ] || vse-data prepare "$dataset" --source "$1"
+extract boxes boxes_effnet_levels --set "boxes=$2"
+extract boxes boxes_effnet_levels_truth
+extract text minilm_phrases
+
+# NAME, EXPERIMENT and options; each line is trained with three seeds. CCA has no random numbers.
+list="network phrase_network_effnet
+network_truth phrase_network_truth_effnet
+network_linear phrase_network_linear_effnet
+network_coordinates phrase_network_effnet --set solver.coordinates=appended
+embedding phrase_embedding_effnet"
+{
+  echo "cca 0 phrase_cca_effnet"
+  echo "$list" | while read -r name experiment; do
+    for seed in 0 1 2; do echo "$name $seed $experiment"; done
+  done
+} | xargs -P 2 -I {} sh -c "sh '$0' train {}"
+
+names="cca $(echo "$list" | cut -d ' ' -f 1 | tr '\n' ' ')"
+for name in $names; do evaluate "$name"; done
+compare network embedding
+compare network network_truth
+compare network network_linear
+compare network_coordinates network
+for table in summary cards; do
+  for name in $names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
+done
+vse-table significance "$results"/*_vs_*.json --out "$results/comparisons.csv"

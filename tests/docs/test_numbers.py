@@ -1,0 +1,45 @@
+"""Each number on a page of results is the one in the committed file that its comment names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.numbers import PageNumber, page_numbers, unmarked_intervals
+from tests.docs.pages import ROOT
+
+PAGES = ["docs/phrases.md"]
+NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number.file.parent.name}-{number.row}-{number.column}")
+def test_a_number_is_that_of_its_file(number: PageNumber) -> None:
+    assert number.recompute() == number.text
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_interval_names_its_comparison(page: str) -> None:
+    assert page_numbers(ROOT / page)
+    assert unmarked_intervals(ROOT / page) == []
+
+
+def test_a_wrong_number_and_an_interval_without_a_place_are_found(tmp_path: Path) -> None:
+    (tmp_path / "results/page").mkdir(parents=True)
+    header = "comparison,direction,metric,difference,low,high"
+    (tmp_path / "results/page/c.csv").write_text(f"{header}\na_vs_b,i2t,R@1,1.25,-0.51,3.0\na_vs_b,,rsum,-12.0,-20.0,-4.0\n")
+    (tmp_path / "results/page/r.csv").write_text("experiment,rsum,rsum_low,rsum_high\nvse,1234.56,1200.0,1260.0\n")
+    place = "<!-- number: c.csv row a_vs_b column i2t R@1 -->"
+    page = tmp_path / "page.md"
+    page.write_text(
+        f"by 1.2 [-0.5, 3.0]{place}, or 1.3 {place}\n| 1 | 2 [1, 3] |\n"
+        "-12 [-20, -4]<!-- number: c.csv row a_vs_b column rsum -->"
+        ", from 1,234.6<!-- number: r.csv row vse column rsum --> and 5 [4, 6]\n"
+    )
+    assert [(number.text, number.recompute()) for number in page_numbers(page)] == [
+        ("1.2 [-0.5, 3.0]", "1.2 [-0.5, 3.0]"),
+        ("1.3", "1.2"),
+        ("-12 [-20, -4]", "-12 [-20, -4]"),
+        ("1,234.6", "1,234.6"),
+    ]
+    assert unmarked_intervals(page) == ["[4, 6]"]
