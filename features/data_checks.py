@@ -46,13 +46,21 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
     An evenly spread sample of the existing photographs is compared. If ``dataset.json`` has changed since the cache was
     written, more is compared: all recorded captions, the texts of a cache of texts, and the ground-truth boxes of phrases.
     Ids that the cache lacks are not reported here, but when rows are read.
+
+    A fold of a cross-validation also reads the caches of its parent, except vectors of captions by an encoder that was fitted
+    to the training split of another fold or of the parent: test captions of this fold may be among its training captions.
     """
-    if cache.dataset != dataset.name:
+    if cache.dataset not in (dataset.name, dataset.parent):
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
     if differences := compare_with_dataset(cache, dataset):
         raise UserError(
             f"{dataset.path}: the data set has changed since {cache.path} was made: {'; '.join(differences)}. Give the data "
             "set of the cache, or run the same vse-extract again, which keeps unchanged rows"
+        )
+    if dataset.fold and _is_fitted(cache) and not _is_from_file(cache, dataset):
+        raise UserError(
+            f"{cache.path}: its encoder was fitted to other training captions than those of fold {dataset.fold}, and they may "
+            f"contain test captions of this fold; extract {cache.feature} from {dataset.path}, to a file of its own"
         )
 
 
@@ -77,9 +85,7 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
 
 def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return the differences between a data set and the data set of a cache; see :func:`check_belongs_to_dataset`."""
-    data = cache.provenance.get("data")
-    is_same_file = isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
-    recorded, changed = read_data_identity(cache), not is_same_file
+    recorded, changed = read_data_identity(cache), not _is_from_file(cache, dataset)
     captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
     if changed and captions is not None:
         captions, ids_of_captions = hash_captions(dataset.images), caption_ids(dataset.images)
@@ -98,7 +104,19 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
 
 def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
     """Return whether the rows of a cache were computed from the images or texts of this data set."""
-    return cache.dataset == dataset.name and not compare_with_dataset(cache, dataset)
+    return cache.dataset in (dataset.name, dataset.parent) and not compare_with_dataset(cache, dataset)
+
+
+def _is_from_file(cache: FeatureCache, dataset: Dataset) -> bool:
+    """Return whether the cache was made from exactly this ``dataset.json``."""
+    data = cache.provenance.get("data")
+    return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
+
+
+def _is_fitted(cache: FeatureCache) -> bool:
+    config = cache.provenance.get("config")
+    extractor = config.get("extractor") if isinstance(config, Mapping) else None
+    return isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].fits_encoder
 
 
 def read_data_identity(cache: FeatureCache) -> DataIdentity:

@@ -10,7 +10,17 @@ from pydantic import Field
 
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
-from vse.pipeline.option_types import CliOption, FileOrFolderPath, Flag, Force, Seed, Text, number_between
+from vse.pipeline.option_types import (
+    CliOption,
+    FileOrFolderPath,
+    Flag,
+    Force,
+    NonNegativeInteger,
+    Seed,
+    Text,
+    number_between,
+    whole_number_from,
+)
 from vse.pipeline.options import Options, command
 
 DatasetName = Annotated[Text | None, Field(description="Name of the data set.  [default: the name of the output folder]")]
@@ -116,6 +126,35 @@ def add_phrases_command(request: PhrasesRequest) -> None:
     if (request.entities is None) == (request.chunker is None):
         raise UserError("phrases come from --entities FOLDER or from --chunker PIPELINE: give one of them")
     click.echo(add_phrases(request.dataset, request.entities, request.out, request.name, request.similar, request.chunker))
+
+
+class FoldsRequest(Options):
+    """The arguments of ``vse-data folds``."""
+
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    out: FileOrFolderPath
+    """Folder to write, e.g. data/f8k_folds."""
+    count: Annotated[int, whole_number_from(3)] = 5
+    """Number of folds."""
+    seed: Seed = 0
+    """Seed that assigns the images to the folds."""
+    only: Annotated[NonNegativeInteger | None, CliOption(metavar="K")] = None
+    """Write only the fold K, counted from 0."""
+    name: DatasetName = None
+    force: Force = False
+
+
+@command("folds", group=data_group)
+def folds_command(request: FoldsRequest) -> None:
+    """Split a dataset.json into folds for a cross-validation: OUT/fold-0.json, OUT/fold-1.json and so on.
+
+    Each file has all images, of which one part is the test split, the next part the validation split, and the rest the
+    training split. The folds read the image features of the original data set; nothing is extracted again.
+    """
+    from vse.pipeline.dataset.folds import write_folds
+
+    for path in write_folds(request.dataset, request.out, request.count, request.seed, request.name, request.only):
+        click.echo(path)
 
 
 class AlbumRequest(Options):

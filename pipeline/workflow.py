@@ -71,7 +71,7 @@ _TARGET_PATTERNS = (
     (r"results/tables/(?:ladder|summary)_(?P<dataset>[^/.]+)\.(csv|svg)", ""),
     (r"results/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)\.(json|html)", "experiments"),
     (r"runs/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)/.*", "experiments"),
-    (r"data/(?P<dataset>[^/]+)/dataset\.json", ""),
+    (r"data/(?P<dataset>[^/]+)/(?:dataset|fold-\d+)\.json", ""),
 )
 
 

@@ -31,6 +31,7 @@ from vse.eval.files.hdf5_fields import (
 )
 from vse.eval.files.split import MATRIX_NAMES, POOLED_VECTOR_NAMES, SCORE_NAMES, VECTOR_NAMES, Embeddings
 from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
+from vse.pipeline.dataset.dataset import parse_fold
 from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, check_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.hdf5 import find_hdf5_dataset
@@ -54,8 +55,8 @@ _COUNT_NAMES = ("n_phrases", "n_regions")
 _BYTES_BY_HASH_NAME = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
 _N_ROWS_PER_CHECK = 4096  # rows of a matrix that are checked at once
 _MIN_SCORE_SIZE = 2.0**-100  # lowest accepted size of a score: below 2**-126, the smallest normal float32, scores may vanish
-_ATTRIBUTE_NAMES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
-_OPTIONAL_ATTRIBUTES = ("experiment", "seed", "provenance", "trained_on")
+_ATTRIBUTE_NAMES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on", "fold")
+_OPTIONAL_ATTRIBUTES = ("experiment", "seed", "provenance", "trained_on", "fold")
 EMBEDDINGS_KIND = hdf5_kind(
     "a file of embeddings that vse wrote", lambda file: HASH_ATTRIBUTE in file.attrs and "caption_image_ids" in file
 )
@@ -261,6 +262,8 @@ def _check_values(path: Path, run: Embeddings) -> None:
     n_images, n_captions = len(run.image_ids), len(run.caption_ids)
     if not n_images or not n_captions:
         raise UserError(f"{path}: no images or no captions")
+    if run.fold is not None and parse_fold(run.fold) is None:
+        raise UserError(f"{path}: the attribute fold is {run.fold!r}, and not a text like '0 of 5'")
     if run.coco_ids is not None and run.coco_ids.shape != (n_images,):
         raise UserError(f"{path}: {n_images} images, but coco_ids of shape {run.coco_ids.shape}")
     for name, numbers, n in (("n_phrases", run.n_phrases, n_captions), ("n_regions", run.n_regions, n_images)):

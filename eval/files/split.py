@@ -119,6 +119,7 @@ VECTOR_NAMES = ("images", "captions", *POOLED_VECTOR_NAMES)
 MATRIX_NAMES = (*VECTOR_NAMES, *SCORE_NAMES)
 _IMAGE_FIELDS = ("image_ids", "coco_ids", "n_regions", "photo_hashes")
 _CAPTION_FIELDS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_hashes")
+ROW_FIELDS = (*_IMAGE_FIELDS, *_CAPTION_FIELDS)  # the arrays with a row per image or per caption, other than the matrices
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class Embeddings:
     similarity : name of the similarity of two vectors; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
     provenance : JSON text with features, settings and versions
     trained_on : data set of the training, or None if it is ``dataset``
+    fold : fold of a cross-validation whose test images these are, e.g. ``0 of 5``, or None
     coco_ids : (n_images,) ids of the images in MS-COCO, or None
     n_phrases, n_regions : (n_captions,) and (n_images,) numbers of phrases of each caption and of regions of each image, if
         the scores compare phrases with regions; the score of a pair without phrases or without regions has no meaning
@@ -166,6 +168,7 @@ class Embeddings:
     similarity: str = "cosine"
     provenance: str = "{}"
     trained_on: str | None = None
+    fold: str | None = None
     coco_ids: NDArray[np.int64] | None = None
     n_phrases: NDArray[np.int64] | None = None
     n_regions: NDArray[np.int64] | None = None

@@ -51,6 +51,8 @@ from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, evaluat
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
     RankingOptions,
+    describe_test_set,
+    join_folds,
     list_protocol_names,
     rank_queries_of_seeds,
     read_seed_embeddings,
@@ -166,21 +168,22 @@ def _evaluate_model(
     model: _EvaluatedModel, out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions, started: float
 ) -> dict[str, Any]:
     """Evaluate a model under each protocol and return the result; write the answers to each query if requested."""
-    first, inputs = model.seed_embeddings[0], [run for _, run in model.input_members]
+    inputs = [run for _, run in model.input_members]
+    whole = describe_test_set(join_folds(model.seed_embeddings)[0])
     unfinished = unfinished_runs(inputs, out, options.allow_unfinished)
     for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
         _warn_unless_unit_length(path, run)
     names = select_protocols(model.seed_files, model.seed_embeddings, protocol)
-    searches = _measure_approximate_searches(model.seed_files[0], first, options)
+    searches = _measure_approximate_searches(model.seed_files[0], model.seed_embeddings[0], options)
     pairs = None if options.cxc is None else read_judged_pairs(options.cxc)
     if pairs is not None and "cxc" not in names:
         raise UserError(f"{options.cxc}: --cxc needs the protocol cxc, and it is not evaluated here (--protocol cxc)")
     measured, answers = _measure_protocols(model, names, options, pairs)
     content = {
-        "split_identity": split_identity(first).model_dump(),
-        "data": first.identity.checksums.model_dump(),
-        "n_images": len(first.image_ids),
-        "n_captions": len(first.caption_ids),
+        "split_identity": split_identity(whole).model_dump(),
+        "data": whole.identity.checksums.model_dump(),
+        "n_images": len(whole.image_ids),
+        "n_captions": len(whole.caption_ids),
         "seeds": [run.seed for run in model.seed_embeddings],
         **measured,
         **({"bootstrap": {"over": "images", "samples": options.n_bootstrap_samples}} if options.n_bootstrap_samples else {}),
@@ -198,7 +201,7 @@ def _evaluate_model(
         write_query_table(options.per_query, answers)
     if options.trec is not None:
         write_trec_files(options.trec, model.seed_embeddings, TREC_DEPTH if options.trec_depth is None else options.trec_depth)
-    return build_result(first, inputs, out, unfinished, content, round(time.perf_counter() - started, 2))
+    return build_result(whole, inputs, out, unfinished, content, round(time.perf_counter() - started, 2))
 
 
 def _measure_protocols(
@@ -213,20 +216,22 @@ def _measure_protocols(
     metrics: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
+    test_sets = join_folds(model.seed_embeddings)
     for name in protocols:
         queries = rank_queries_of_seeds(model.seed_files, model.seed_embeddings, name, ranking)
         folds = [of_seed.folds for of_seed in queries]
         checks[name] = _sum_agreements(queries)
         per_seed = [
-            _compute_protocol_metrics(run, name, of_seed) for run, of_seed in zip(model.seed_embeddings, folds, strict=True)
+            _compute_protocol_metrics(describe_test_set(parts), name, of_seed)
+            for parts, of_seed in zip(test_sets, folds, strict=True)
         ]
         metrics[name] = mean_and_std_over_seeds(per_seed)
         if options.n_bootstrap_samples:
             metrics[name]["ci95"] = compute_intervals(folds, options.n_bootstrap_samples)
         if with_answers:
             answers += [
-                FoldAnswers(run.seed, name, k, direction, one.answers)
-                for run, of_seed in zip(model.seed_embeddings, folds, strict=True)
+                FoldAnswers(parts[k * len(parts) // len(of_seed)].seed, name, k, direction, one.answers)
+                for parts, of_seed in zip(test_sets, folds, strict=True)
                 for k, fold in enumerate(of_seed)
                 for direction, one in fold.items()
                 if one.answers is not None
@@ -280,7 +285,7 @@ def _compute_protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[Qu
     """Return the metrics of one seed: the mean over folds and, if there are several folds, the metrics of each fold."""
     per_fold = [fold_metrics(fold) for fold in folds]
     n_queries = sum(len(fold["s2s"].image_rows) for fold in folds) if protocol.startswith("sentence") else None
-    if protocol in FOLDED_PROTOCOLS:
+    if protocol in FOLDED_PROTOCOLS or len(folds) > 1:
         counted = {} if n_queries is None else {"n_queries": n_queries}
         return {"folds": len(per_fold), **average_metrics(per_fold), **counted, "per_fold": per_fold}
     if n_queries is not None:

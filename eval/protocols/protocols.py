@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 
 from vse.eval.defaults import COCO_PROTOCOLS, DEFAULT_KS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, read_embeddings
+from vse.eval.files.hdf5_fields import check_same_attributes
 from vse.eval.files.phrase_scores import PhraseScores
+from vse.eval.files.split import MATRIX_NAMES, ROW_FIELDS
 from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
 from vse.eval.ranking.answers import find_best_answers, find_sentence_answers
 from vse.eval.ranking.metrics import DIRECTIONS, MeasuredQueries, QueriesByDirection, build_fold
@@ -31,6 +34,7 @@ from vse.eval.search.cross_check import (
     check_against_search,
     check_sentences_against_search,
 )
+from vse.pipeline.dataset.dataset import parse_fold
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 
@@ -101,17 +105,66 @@ def unify_seeds(
         ((path, data) for path, data in zip(files, seed_data, strict=True) if data.experiment), (files[0], seed_data[0])
     )
     experiment = experiment_name(first_path, first)
-    path_of_seed: dict[int, Path] = {}
+    first_of_fold: dict[str | None, tuple[Path, _EmbeddingsOrScores]] = {_fold_of(first): (first_path, first)}
+    path_of_seed: dict[tuple[str | None, int], Path] = {}
     for path, data in zip(files, seed_data, strict=True):
-        check_same(first_path, first, path, data, attributes)
+        fold = _fold_of(data)
+        check_same(*first_of_fold.setdefault(fold, (path, data)), path, data, attributes)
+        check_same_attributes(first_path, first, path, data, ("dataset", "split", *attributes))
         if data.trained_on != first.trained_on:
             raise UserError(f"{path} and {first_path} belong to models that were trained on different data sets")
         if list(files).count(path) > 1:
             raise UserError(f"{path} is given twice; a seed counts once")
-        if data.seed is not None and path_of_seed.setdefault(data.seed, path) != path:
-            raise UserError(f"{path} and {path_of_seed[data.seed]} have the same seed {data.seed}")
+        if data.seed is not None and path_of_seed.setdefault((fold, data.seed), path) != path:
+            raise UserError(f"{path} and {path_of_seed[fold, data.seed]} have the same seed {data.seed}")
+    _check_folds(files, seed_data)
     check_all_same_data([(path, data.identity) for path, data in zip(files, seed_data, strict=True)])
     return [replace(data, experiment=experiment) for data in seed_data]
+
+
+def _fold_of(data: Embeddings | PhraseScores) -> str | None:
+    return data.fold if isinstance(data, Embeddings) else None
+
+
+def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequence[PhraseScores]) -> None:
+    """Raise UserError if files are of several folds of a cross-validation, but not equally many of each fold."""
+    counts = Counter(map(_fold_of, seed_data))
+    if len(counts) == 1:
+        return
+    path, fold = files[0], parse_fold(_fold_of(seed_data[0]) or "")
+    names = [f"{number} of {fold.n_folds}" for number in range(fold.n_folds)] if fold else []
+    if set(counts) - set(names):
+        raise UserError(
+            f"{path}: the other files are of folds of another cross-validation, or of no fold; evaluate them apart"
+        )
+    if len({counts[name] for name in names}) > 1:
+        there = ", ".join(f"{counts[name]} of fold {name}" for name in names)
+        raise UserError(f"{path}: a cross-validation needs equally many files of each fold, and these are {there}")
+
+
+def join_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
+    """Return the embeddings of each complete test set: of one seed or, in a cross-validation, of one seed for each fold."""
+    by_fold: dict[str | None, list[Embeddings]] = {}
+    for embeddings in seed_embeddings:
+        by_fold.setdefault(embeddings.fold, []).append(embeddings)
+    numbers = {fold: parsed.number for fold in by_fold if fold is not None and (parsed := parse_fold(fold))}
+    ordered = sorted(by_fold, key=lambda fold: numbers.get(fold or "", 0))
+    return [list(parts) for parts in zip(*(by_fold[fold] for fold in ordered), strict=True)]
+
+
+def describe_test_set(parts: Sequence[Embeddings]) -> Embeddings:
+    """Return the ids and hashes of a complete test set, without vectors and scores. ``parts`` is one of :func:`join_folds`.
+
+    With several folds, the split is called ``test of 5 folds``, so that its metrics are not mistaken for those of a split.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    rows: dict[str, Any] = dict.fromkeys(MATRIX_NAMES)
+    for name in ROW_FIELDS:
+        values = [getattr(part, name) for part in parts]
+        rows[name] = None if any(value is None for value in values) else np.concatenate(values)
+    return replace(first, split=f"{first.split} of {len(parts)} folds", fold=None, **rows)
 
 
 def select_protocols(files: Sequence[Path], seed_embeddings: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
@@ -131,17 +184,30 @@ def rank_queries_of_seeds(
     protocol: str,
     options: RankingOptions = DEFAULT_RANKING_OPTIONS,
 ) -> list[ProtocolQueries]:
-    """Return the ranked queries of a protocol for each seed.
+    """Return the ranked queries of a protocol for each seed or, in a cross-validation, for one seed of each fold together.
 
-    Raises UserError, with the name of the file, if a file cannot be ranked.
+    Each query searches the images or captions of its own fold. Raises UserError, with the name of the file, if a file cannot
+    be ranked.
     """
-    queries = []
+    queries: dict[int, ProtocolQueries] = {}
     for path, embeddings in zip(files, seed_embeddings, strict=False):
         try:
-            queries.append(rank_queries(embeddings, protocol, options))
+            queries[id(embeddings)] = rank_queries(embeddings, protocol, options)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    return queries
+    return [_join_queries(parts, [queries[id(part)] for part in parts]) for parts in join_folds(seed_embeddings)]
+
+
+def _join_queries(parts: Sequence[Embeddings], queries: Sequence[ProtocolQueries]) -> ProtocolQueries:
+    """Return the queries of all parts of a test set, with the rows of their images counted over all parts."""
+    folds: list[QueriesByDirection] = []
+    n_images = 0
+    for part, of_part in zip(parts, queries, strict=True):
+        for fold in of_part.folds:
+            folds.append({name: replace(one, image_rows=one.image_rows + n_images) for name, one in fold.items()})
+        n_images += len(part.image_ids)
+    agreements = [agreement for of_part in queries for agreement in of_part.agreements]
+    return ProtocolQueries(folds, agreements, queries[0].no_comparison_reason)
 
 
 def list_protocol_names(protocol: str | Sequence[str]) -> list[str]:

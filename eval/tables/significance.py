@@ -31,7 +31,14 @@ from vse.eval.files.results import (
 )
 from vse.eval.options import AllEvaluateOptions, TableRequest
 from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, phrase_differences, read_seed_phrase_scores
-from vse.eval.protocols.protocols import RankingOptions, rank_queries_of_seeds, read_seed_embeddings, select_protocols
+from vse.eval.protocols.protocols import (
+    RankingOptions,
+    describe_test_set,
+    join_folds,
+    rank_queries_of_seeds,
+    read_seed_embeddings,
+    select_protocols,
+)
 from vse.eval.protocols.result_content import unfinished_runs
 from vse.eval.ranking.bootstrap import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.ranking.metrics import metric_title
@@ -70,7 +77,8 @@ def compare_files(
         compared = {PHRASE_PROTOCOL: phrase_differences(models, scores, samples, threshold)}
         return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
     runs = [read_seed_embeddings(paths) for paths in models]
-    check_same_split(models[0][0], runs[0][0], models[1][0], runs[1][0])
+    (a_parts, *_), (b_parts, *_) = map(join_folds, runs)
+    check_same_split(models[0][0], describe_test_set(a_parts), models[1][0], describe_test_set(b_parts))
     names, others = (select_protocols(paths, seeds, protocol) for paths, seeds in zip(models, runs, strict=True))
     out = _prepare_output(files, runs, out)
     not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
@@ -107,6 +115,8 @@ def _write_comparison(
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     first = runs[0][0]
+    if isinstance(first, Embeddings):
+        first = describe_test_set(join_folds([run for run in runs[0] if isinstance(run, Embeddings)])[0])
     comparison = {
         "version": COMPARISON_VERSION,
         "dataset": first.dataset,

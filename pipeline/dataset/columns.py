@@ -71,9 +71,10 @@ class Image:
 
 log = logging.getLogger(__name__)
 COLUMNS_FORMAT = "vse-dataset-columns"
-COLUMNS_VERSION = 1  # changes with the columns, the checks of dataset.json and the tokenisers
+COLUMNS_VERSION = 2  # changes with the columns, the checks of dataset.json and the tokenisers
 _NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
-_ATTRIBUTE_TYPES = {"name": str, "pictures": np.bool_, "tokeniser": str}  # pictures: Dataset.has_image_files
+# Fields of Dataset that the file of arrays has as attributes
+ATTRIBUTE_TYPES = {"name": str, "has_image_files": np.bool_, "tokeniser": str, "fold": str, "parent": str}
 # A column of texts is stored as one array of bytes and the end of each text, a column of lists as one array of items and the
 # end of each list.
 _INTEGER_COLUMNS = ("imgids", "splits", "cocoids", "captions", "sentids", "tokens", "token_ends")
@@ -216,7 +217,7 @@ def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: 
 
 
 def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]] | None:
-    """Read the images and the attributes (``name``, ``pictures``, ``tokeniser``) that :func:`write_columns` wrote.
+    """Read the images and the attributes (:data:`ATTRIBUTE_TYPES`) that :func:`write_columns` wrote.
 
     ``path`` is the ``dataset.json``. Returns None if the file of arrays is missing, is invalid, or does not record ``sha256``.
     """
@@ -228,8 +229,8 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
             wanted = {"format": COLUMNS_FORMAT, "version": COLUMNS_VERSION, "sha256": sha256}
             if any(stored.attrs.get(name) != value for name, value in wanted.items()):
                 return None
-            attributes = {name: stored.attrs[name] for name in _ATTRIBUTE_TYPES}
-            if any(not isinstance(attributes[name], kind) for name, kind in _ATTRIBUTE_TYPES.items()):
+            attributes = {name: stored.attrs[name] for name in ATTRIBUTE_TYPES}
+            if any(not isinstance(attributes[name], kind) for name, kind in ATTRIBUTE_TYPES.items()):
                 return None
             names = [*_INTEGER_COLUMNS, *(name for text in _TEXT_COLUMNS for name in (text, f"{text}_ends"))]
             arrays = {name: require_hdf5_dataset(stored, name)[()] for name in names}
@@ -242,7 +243,9 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
     texts = {name: TextColumn(arrays[name], arrays[f"{name}_ends"]) for name in _TEXT_COLUMNS}
     words = texts.pop("words")
     columns = {**arrays, **texts, "words": [words[index] for index in range(len(words))]}
-    return ImageColumns(columns, np.arange(len(arrays["imgids"]))), attributes | {"pictures": bool(attributes["pictures"])}
+    return ImageColumns(columns, np.arange(len(arrays["imgids"]))), attributes | {
+        "has_image_files": bool(attributes["has_image_files"])
+    }
 
 
 def _build_array(values: Iterable[int], dtype: type[np.integer[Any]] = np.int64) -> NDArray[Any]:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import (
+    ATTRIBUTE_TYPES,
     SPLITS,
     Caption,
     IdIndex,
@@ -53,12 +55,29 @@ _LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakVal
 _Tokeniser = Callable[[str], list[str]]
 
 
+class Fold(NamedTuple):
+    """The number of a fold of a cross-validation, counted from 0, and the number of folds."""
+
+    number: int
+    n_folds: int
+
+
+def parse_fold(text: str) -> Fold | None:
+    """Return the fold that a text such as ``0 of 5`` describes; None if it describes none."""
+    found = re.fullmatch(r"(\d{1,9}) of (\d{1,9})", text)
+    fold = Fold(*map(int, found.groups())) if found else None
+    return fold if fold is not None and fold.number < fold.n_folds else None
+
+
 @dataclass(frozen=True)
 class Dataset:
     """A data set. ``path`` is the file ``dataset.json``; ``images`` are all images in the order of the file.
 
     ``has_image_files`` is false for a data set of imported features. ``sha256`` is the SHA-256 of the file, or empty if the
     data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for new text.
+
+    A fold of a cross-validation (:mod:`vse.pipeline.dataset.folds`) has a ``fold``, such as ``0 of 5``, and the name of its
+    ``parent``: the data set that has the same images and captions, but other splits. Both are empty for other data sets.
     """
 
     name: str
@@ -67,6 +86,8 @@ class Dataset:
     has_image_files: bool = True
     sha256: str = ""
     tokeniser: str = DEFAULT_TOKENISER
+    fold: str = ""
+    parent: str = ""
 
     def image_path(self, image: Image) -> Path:
         return self.path.parent / "images" / image.file
@@ -141,11 +162,11 @@ def _read_dataset(path: Path, file: InputFile) -> Dataset:
     large = file.size >= _MIN_JSON_BYTES_FOR_COLUMNS
     if large and (columns := read_columns(path, file.sha256)):
         images, attributes = columns
-        return Dataset(attributes["name"], path, images, attributes["pictures"], file.sha256, attributes["tokeniser"])
+        return Dataset(path=path, images=images, sha256=file.sha256, **attributes)
     with _pause_garbage_collection():
         dataset = _parse_dataset(path, file)
     if large:
-        attributes = {"name": dataset.name, "pictures": dataset.has_image_files, "tokeniser": dataset.tokeniser}
+        attributes = {name: getattr(dataset, name) for name in ATTRIBUTE_TYPES}
         write_columns(path, dataset.sha256, dataset.images, attributes)
     return dataset
 
@@ -175,7 +196,11 @@ def _parse_dataset(path: Path, file: InputFile) -> Dataset:
     _check_unique(path, "imgid", (image.imgid for image in images))
     _check_unique(path, "image file", (image.file for image in images))
     _check_unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
-    return Dataset(name, path, images, bool(content.get("pictures", True)), file.sha256, tokeniser)
+    fold, parent = content.get("fold", ""), content.get("parent", "")
+    is_fold = all(isinstance(text, str) and text for text in (fold, parent)) and parse_fold(fold) is not None
+    if (fold, parent) != ("", "") and not is_fold:
+        raise UserError(f"{path}: a fold needs the keys 'fold', such as \"0 of 5\", and 'parent', the name of a data set")
+    return Dataset(name, path, images, bool(content.get("pictures", True)), file.sha256, tokeniser, fold, parent)
 
 
 @contextmanager

@@ -136,9 +136,11 @@ class DatasetConfig(Settings):
     splits: dict[str, tuple[PositiveInt, PositiveInt]] = Field(
         default_factory=dict, description="published numbers of images and captions of each split, for vse-data plan"
     )
+    folds_of: str | None = Field(None, description="data set whose images and captions are split into folds (vse-data folds)")
+    folds: int = Field(5, ge=3, description="number of folds of folds_of; the seed k is trained on the fold k")
     shards: PositiveInt = Field(4, description="number of shards of an image feature; each is a job of the workflow")
     n_images: PositiveInt | None = Field(None, description="number of images to draw, for the demo")
-    seed: Seed = Field(0, description="seed of the random scenes, for the demo")
+    seed: Seed = Field(0, description="seed of the random scenes of the demo, or of the folds")
     features: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="feature -> settings that the data set changes"
     )

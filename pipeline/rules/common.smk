@@ -69,6 +69,23 @@ def load_cached_preset(load, *names):
     return load_or_stop(load, *names)
 
 
+def dataset_preset(wildcards):
+    """Return the preset of a data set."""
+    return load_cached_preset(presets.load_dataset_preset, wildcards.dataset)
+
+
+def dataset_file(wildcards):
+    """Return the file of the data set that a run is trained on: dataset.json or, with folds, the fold of its seed."""
+    preset = dataset_preset(wildcards)
+    file = f"fold-{int(wildcards.seed) % preset.folds}.json" if preset.folds_of else "dataset.json"
+    return f"data/{wildcards.dataset}/{file}"
+
+
+def cache_stem(wildcards):
+    """Return the beginning of the names of caches; folds read the caches of their data set."""
+    return f"features/{dataset_preset(wildcards).folds_of or wildcards.dataset}"
+
+
 def feature_preset(wildcards):
     """Return the preset of a feature."""
     return load_cached_preset(load_feature, wildcards.feature, wildcards.dataset)
@@ -136,7 +153,7 @@ def training_caches(wildcards):
     if config.backbone:
         return [f"features/{wildcards.dataset}_{config.backbone}-{wildcards.seed}_images.h5"]
     names = dict.fromkeys([config.feature, config.eval_feature or config.feature])
-    return [f"features/{wildcards.dataset}_{name}.h5" for name in names]
+    return [f"{cache_stem(wildcards)}_{name}.h5" for name in names]
 
 
 def evaluation_cache(wildcards):
@@ -147,7 +164,7 @@ def evaluation_cache(wildcards):
 def truth_cache(wildcards):
     """Return the cache of regions at ground-truth boxes that a training on phrases needs, if any."""
     name = experiment_preset(wildcards).truth_feature
-    return [f"features/{wildcards.dataset}_{name}.h5"] if name else []
+    return [f"{cache_stem(wildcards)}_{name}.h5"] if name else []
 
 
 def caption_cache(wildcards):
@@ -156,7 +173,7 @@ def caption_cache(wildcards):
     if config.backbone:
         return [f"features/{wildcards.dataset}_{config.backbone}-{wildcards.seed}_captions.h5"]
     name = config.caption_feature
-    return [f"features/{wildcards.dataset}_{name}.h5"] if name else []
+    return [f"{cache_stem(wildcards)}_{name}.h5"] if name else []
 
 
 def evaluation_options(wildcards):
@@ -187,6 +204,8 @@ def _list_split_embeddings(wildcards, split):
     by_phrases = _phrase_models(wildcards)
     # In an ensemble of one experiment, the seeds are the members.
     seeds = config.seeds if len(config.ensemble_of) == 1 else SETTINGS.seeds or config.seeds
+    if dataset_preset(wildcards).folds_of:
+        seeds = range(dataset_preset(wildcards).folds)
     names = {
         name: f"{split}_sentences" if name in by_phrases else split for name in config.ensemble_of or [wildcards.experiment]
     }

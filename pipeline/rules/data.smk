@@ -24,3 +24,21 @@ rule prepare:
         dataset=rf"(?!demo/)(?:{dataset_pattern()})",
     shell:
         "vse-data prepare {wildcards.dataset} 2>&1 | tee {log}"
+
+
+# A fold of a cross-validation.
+rule fold:
+    input:
+        lambda wildcards: f"data/{dataset_preset(wildcards).folds_of}/dataset.json",
+    output:
+        "data/{dataset}/fold-{number}.json",
+    log:
+        "logs/data_{dataset}_fold-{number}.log",
+    wildcard_constraints:
+        number=r"\d+",
+    params:
+        n_folds=lambda wildcards: dataset_preset(wildcards).folds,
+        seed=lambda wildcards: dataset_preset(wildcards).seed,
+    shell:
+        "vse-data folds {input} --out data/{wildcards.dataset} --count {params.n_folds} --seed {params.seed} "
+        "--only {wildcards.number} 2>&1 | tee {log}"

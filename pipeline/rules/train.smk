@@ -6,7 +6,7 @@ rule train:
         features=training_caches,
         caption_features=caption_cache,
         truth_features=truth_cache,
-        dataset="data/{dataset}/dataset.json",
+        dataset=dataset_file,
         base=base_run,
     # Only the record is declared as an output. Snakemake deletes the outputs of a job before it starts and when it fails, but
     # the checkpoint must survive both. At the end vse-train writes "finished" into the record.
@@ -30,7 +30,7 @@ rule embed:
     input:
         features=evaluation_cache,
         caption_features=caption_cache,
-        dataset="data/{dataset}/dataset.json",
+        dataset=dataset_file,
         record=rules.train.output,
     output:
         "runs/{dataset}_{experiment}/seed-{seed}/{split}.h5",
@@ -54,7 +54,7 @@ rule embed_sentences:
     input:
         features=evaluation_cache,
         caption_features=caption_cache,
-        dataset="data/{dataset}/dataset.json",
+        dataset=dataset_file,
         record=rules.train.output,
     output:
         "runs/{dataset}_{experiment}/seed-{seed}/{split}_sentences.h5",
@@ -77,7 +77,7 @@ rule embed_as_features:
     input:
         features=evaluation_cache,
         caption_features=caption_cache,
-        dataset="data/{dataset}/dataset.json",
+        dataset=dataset_file,
         record=rules.train.output,
     output:
         images="features/{dataset}_{experiment}-{seed}_images.h5",

@@ -58,7 +58,7 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
     path = written(tmp_path_factory.mktemp("data"), content)
     parsed = load_dataset_file(path)
     assert not columns_file(path).exists()  # it is small
-    kept = {"name": parsed.name, "pictures": parsed.has_image_files, "tokeniser": parsed.tokeniser}
+    kept = {name: getattr(parsed, name) for name in ("name", "has_image_files", "tokeniser", "fold", "parent")}
     assert write_columns(path, parsed.sha256, parsed.images, kept) == columns_file(path)
     read = read_columns(path, parsed.sha256)
     assert read is not None

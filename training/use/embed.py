@@ -121,6 +121,7 @@ def embed_split(
         similarity="cosine" if ranking_similarity is None else ranking_similarity,
         provenance=provenance_json(),
         trained_on=trained.training_data_name,
+        fold=trained.dataset.fold or None,
         coco_ids=pairs.coco_ids,
         **trained.photo_and_caption_hashes(pairs.images),
     )

@@ -242,7 +242,7 @@ def open_run(
     caption_cache = None
     if caption_file is not None:
         caption_cache = _open_compatible_cache(caption_file, record["caption_features"], folder, "--caption-features")
-    dataset = load_dataset_file(files.captions or cache.dataset_file)
+    dataset = load_dataset_file(files.captions or _training_dataset_file(folder, record, cache))
     check_belongs_to_dataset(cache, dataset)
     other_checksums, of_training = None, None
     if dataset.name == record["dataset"]:
@@ -256,6 +256,11 @@ def open_run(
     if opened.training_data_name is not None and dataset.tokeniser != tokeniser:
         log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, tokeniser)
     return opened
+
+
+def _training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
+    """Return the ``dataset.json`` of the training: that of the cache, or the file of the fold that the run was trained on."""
+    return folder.path / str(record["captions"]) if "fold" in record else cache.dataset_file
 
 
 def load_best_weights(folder: RunFolder, model: Model) -> str:
@@ -329,7 +334,7 @@ def count_leaked_images(
     own_key = folder.read_eval_cache_record()["key"]
     try:
         own_cache = cache if cache.key == own_key else open_cache(folder.image_cache_file())
-        own = load_dataset_file(own_cache.dataset_file)
+        own = load_dataset_file(_training_dataset_file(folder, folder.read_record(), own_cache))
     except UserError as error:
         level = logging.INFO if tested.name == folder.read_record()["dataset"] else logging.WARNING
         log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, tested.path, error)

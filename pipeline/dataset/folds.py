@@ -1,0 +1,83 @@
+"""Split a data set into folds for a cross-validation: each fold is a data set with the same images and other splits.
+
+The images are divided into n parts. In fold k, part k is the test split, part k + 1 the validation split, and the other parts
+are the training split; after the last part comes the first. A model is trained on each fold, and all n models together are
+tested on all images. The folds read the caches of image features of the original data set, their *parent*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from vse.pipeline.dataset.preparation import check_dataset_name, link_images, load_and_check_dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.outputs import OutputKind, check_output, read_json_object
+from vse.pipeline.files.writing import lock_for_writing, read_json, remove_temporary_files, write_json
+
+log = logging.getLogger(__name__)
+MIN_FOLDS = 3  # a part each for test, validation and training
+
+
+def write_folds(
+    dataset_file: Path, out: Path, count: int = 5, seed: int = 0, name: str | None = None, only: int | None = None
+) -> list[Path]:
+    """Write ``fold-0.json``, ``fold-1.json`` and so on to the folder ``out``, link ``out/images``, and return the paths.
+
+    Each file is a ``dataset.json`` with all images of ``dataset_file``; it also has the keys ``fold``, such as ``0 of 5``, and
+    ``parent``, the name of the original data set. The parts differ in size by one image at most. The same ``seed`` gives the
+    same parts on every machine. The data set of the folds is called ``name``, or like the folder ``out``. With ``only``, only
+    the fold of this number is written. Raises UserError for fewer than 3 folds, for fewer images than folds, for a fold that
+    does not exist, and for a data set that is a fold itself.
+    """
+    dataset = load_and_check_dataset(dataset_file)
+    name = name or out.resolve().name
+    check_dataset_name(name)
+    if dataset.fold:
+        raise UserError(f"{dataset_file}: is a fold itself; give the data set {dataset.parent!r}")
+    if name == dataset.name:
+        raise UserError(f"{out}: the folds need another name than their data set {name!r}; give another --out or --name")
+    if not MIN_FOLDS <= count <= len(dataset.images):
+        raise UserError(
+            f"{count} folds: give at least {MIN_FOLDS} (test, validation and training need a part each) and at most as many "
+            f"as there are images, {len(dataset.images)}"
+        )
+    if only is not None and only >= count:
+        raise UserError(f"--only {only}: there are {count} folds, counted from 0")
+    part_of = assign_parts([image.imgid for image in dataset.images], count, seed)
+    content = read_json(dataset_file)
+    paths = {number: out / f"fold-{number}.json" for number in (range(count) if only is None else [only])}
+    for path in paths.values():
+        check_output(path, OutputKind(f"a fold of the data set {name!r}", _is_fold_of(name)), [dataset_file])
+    with lock_for_writing(out, folder=True):
+        remove_temporary_files(out)
+        if dataset.has_image_files:
+            link_images(out / "images", (dataset_file.parent / "images").resolve())
+        for number, path in paths.items():
+            splits = {number: "test", (number + 1) % count: "val"}
+            images = [{**image, "split": splits.get(part_of[image["imgid"]], "train")} for image in content["images"]]
+            about = {"dataset": name, "fold": f"{number} of {count}", "parent": dataset.name}
+            write_json(path, {**content, **about, "images": images})
+    sizes = [sum(part == number for part in part_of.values()) for number in range(count)]
+    log.info("%d folds of %s images", count, f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} or {max(sizes)}")
+    return list(paths.values())
+
+
+def assign_parts(imgids: list[int], count: int, seed: int) -> dict[int, int]:
+    """Return the part of each image, from 0 to ``count`` - 1.
+
+    Images are ordered by the SHA-256 of the seed and their id, and dealt out in turn. So the parts depend neither on the order
+    of the images nor on the version of a random number generator.
+    """
+    ordered = sorted(imgids, key=lambda imgid: hashlib.sha256(f"{seed} {imgid}".encode()).digest())
+    return {imgid: place % count for place, imgid in enumerate(ordered)}
+
+
+def _is_fold_of(name: str) -> Any:
+    def is_fold(path: Path) -> bool:
+        content = read_json_object(path)
+        return content.get("dataset") == name and "fold" in content
+
+    return is_fold
