@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from vse.features.backbones.device import move_tensor
@@ -67,6 +67,14 @@ class AceSettings(ReinforceSettings):
         le=1,
         description="weight of the experiment's own loss, with the negatives of the batch, in the model's loss",
     )
+    reward: Literal["hinge", "score"] = Field(
+        "hinge",
+        description="reward of a sampled negative: its hinge, or margin - s(q, c) + s(q, c') without the hinge, which also "
+        "ranks negatives that are too easy to cost anything",
+    )
+    pretraining_epochs: NonNegativeInt = Field(
+        0, description="number of first epochs in which the generator learns, but the model minimises its own loss alone"
+    )
     mask: Literal["pair", "image", "text"] = Field(
         "text",
         description="items that are never sampled as negatives: pair, the query's partner; image, also all captions of the "
@@ -92,6 +100,7 @@ class AceAdversary(Adversary):
 
     ``captions``, ``images`` : the candidates of each side, with their generator.
     ``filled`` : true if the embeddings of all training items have been computed; saved with the weights.
+    ``epoch`` : number of the epoch, from 1; saved with the weights.
     """
 
     def __init__(self, settings: AceSettings, opponent: Opponent, images: CachedImageFeatures) -> None:
@@ -106,10 +115,13 @@ class AceAdversary(Adversary):
         self.captions.read_inputs, self.captions.mask_false_negatives = opponent.caption_inputs.read, negatives.mask_captions
         self.images.read_inputs, self.images.mask_false_negatives = images.read_images, negatives.mask_images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
 
     filled: Tensor
+    epoch: Tensor
 
     def start_epoch(self, model: Model) -> None:
+        self.epoch += 1
         if self.captions.embedded is None or (bool(self.filled) and self.settings.refresh == "visited"):
             return
         was_training = model.training
@@ -135,7 +147,8 @@ class AceAdversary(Adversary):
             self._compute_direction_losses(batch, model, self.captions, cost.query_scores[0], batch.pair_indices),
             self._compute_direction_losses(batch, model, self.images, cost.query_scores[1], batch.image_indices),
         ]
-        share = self.settings.in_batch
+        pretrains = 0 < int(self.epoch) <= self.settings.pretraining_epochs
+        share = 1.0 if pretrains else self.settings.in_batch
         sampled = sum(weight * direction.model_cost for weight, direction in zip(weights, directions, strict=True))
         collapsed = sum(weights) * self.loss.margin * len(batch.image_indices)
         return AdversarialLosses(
@@ -182,14 +195,15 @@ class AceAdversary(Adversary):
 
         positives = query_scores.scores.gather(1, query_scores.positive_columns[:, None])
         negatives = scores(sample.indices)
-        hinges = (self.loss.margin - positives + negatives).clamp(min=0) * sample.has_unmasked_candidate[:, None]
+        margins = self.loss.margin - positives
+        hinges = (margins + negatives).clamp(min=0) * sample.has_unmasked_candidate[:, None]
+        lowest = 0 if self.settings.reward == "hinge" else -torch.inf
+        rewards = (margins + negatives).detach().clamp(min=lowest) * sample.has_unmasked_candidate[:, None]
         likeliest_rewards = None
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
-                likeliest_rewards = (self.loss.margin - positives + scores(sample.likeliest_indices[:, None])).clamp(min=0)[
-                    :, 0
-                ]
-        advantages = side.baseline.compute_advantages(hinges.detach(), likeliest_rewards)
+                likeliest_rewards = (margins + scores(sample.likeliest_indices[:, None])).clamp(min=lowest)[:, 0]
+        advantages = side.baseline.compute_advantages(rewards, likeliest_rewards)
         false_share = (logits.detach().softmax(1) * false).sum(1)
         return DirectionLosses(
             hinges.mean(1).sum(),

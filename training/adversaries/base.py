@@ -75,8 +75,10 @@ class Adversary(nn.Module):
 class ReinforceSettings(AdversarySettings):
     """The settings of an adversary that samples negatives (Bose et al., ViGIL 2018; options as in Bose et al., ACL 2018)."""
 
-    architecture: Literal["linear", "mlp", "bilinear"] = Field(
-        "mlp", description="network f(q) of the logits f(q) . c: W q + b, or W' relu(W q + b) + b', or W q without b"
+    architecture: Literal["linear", "mlp", "bilinear", "none"] = Field(
+        "mlp",
+        description="network f(q) of the logits f(q) . c: W q + b, or W' relu(W q + b) + b', or W q without b; none: no "
+        "network, so the logits are scale q . c and nothing is learned",
     )
     hidden: PositiveInt = Field(512, description="number of units of the MLP's hidden layer")
     scale: float = Field(
@@ -143,24 +145,27 @@ def sampling_metrics(
 
 
 class CandidateLogits(nn.Module):
-    """The logits f(q) . c + scale q . c of queries q (n, dim) and candidates c (m, dim). ``layers`` is the network f."""
+    """The logits f(q) . c + scale q . c of queries q (n, dim) and candidates c (m, dim).
+
+    ``layers`` is the network f, or None for the architecture ``none``, where f(q) = 0.
+    """
 
     def __init__(self, dim: int, settings: ReinforceSettings) -> None:
         super().__init__()
         self.scale = settings.scale
+        self.layers: nn.Module | None = None
         if settings.architecture == "mlp":
-            self.layers: nn.Module = nn.Sequential(
-                xavier_linear(dim, settings.hidden), nn.ReLU(), xavier_linear(settings.hidden, dim)
-            )
-        else:
+            self.layers = nn.Sequential(xavier_linear(dim, settings.hidden), nn.ReLU(), xavier_linear(settings.hidden, dim))
+        elif settings.architecture == "linear":
             self.layers = xavier_linear(dim, dim)
-            if settings.architecture == "bilinear":
-                self.layers = nn.Linear(dim, dim, bias=False)
-                nn.init.xavier_uniform_(self.layers.weight)
+        elif settings.architecture == "bilinear":
+            self.layers = nn.Linear(dim, dim, bias=False)
+            nn.init.xavier_uniform_(self.layers.weight)
 
     def forward(self, queries: Float[Tensor, "n dim"], candidates: Float[Tensor, "m dim"]) -> Float[Tensor, "n m"]:
-        mapped: Tensor = self.layers(queries)
-        return (mapped + self.scale * queries).float() @ candidates.float().T
+        scaled = self.scale * queries
+        mapped = scaled if self.layers is None else self.layers(queries) + scaled
+        return mapped.float() @ candidates.float().T
 
 
 def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, samples: int) -> SampledCandidates:

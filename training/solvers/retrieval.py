@@ -49,9 +49,9 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             str, Tensor
         ] = {}  # the adversary's measures, each summed over the pairs of the epoch
         if self.adversary is not None and task.adversary is not None:
-            self.adversary_optimizer = OPTIMIZERS["adam"](
-                self.adversary.parameters(), lr=task.adversary.learning_rate, fused=True
-            )
+            # Adam refuses an empty list; an adversary without weights gets an optimiser with nothing to update.
+            weights = [*self.adversary.parameters()] or [nn.Parameter(torch.empty(0, device=self.device))]
+            self.adversary_optimizer = OPTIMIZERS["adam"](weights, lr=task.adversary.learning_rate, fused=True)
 
     @staticmethod
     def build_opponent(task: RetrievalTask) -> Opponent:
@@ -149,7 +149,9 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         """Set the gradients of the model and of the adversary, each from its own loss only."""
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
-        adversary_gradients = torch.autograd.grad(adversary_loss, adversary_weights, allow_unused=True)
+        adversary_gradients = (
+            torch.autograd.grad(adversary_loss, adversary_weights, allow_unused=True) if adversary_weights else ()
+        )
         for weight, gradient in zip([*weights, *adversary_weights], [*gradients, *adversary_gradients], strict=True):
             weight.grad = gradient
 

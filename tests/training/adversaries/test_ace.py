@@ -70,15 +70,15 @@ def played(
     return batch, found, (turns[0], turns[1])
 
 
-def slow_hinge(task: RetrievalTask, batch: Batch, k: int, number: int, of_captions: bool) -> torch.Tensor:
-    """What one negative costs the k-th query."""
+def slow_hinge(task: RetrievalTask, batch: Batch, k: int, number: int, of_captions: bool, low: float = 0) -> torch.Tensor:
+    """What one negative costs the k-th query; without the hinge if ``low`` is minus infinity."""
     image, caption = batch.image_embeddings[0][k], batch.caption_embeddings[0][k]
     if of_captions:
         score = image @ task.model.embed_captions(*task.caption_inputs.read(np.asarray([number])))[0][0]
     else:
         assert isinstance(task.image_inputs, CachedImageFeatures)
         score = caption @ task.model.embed_images(*task.image_inputs.read_images(np.asarray([number])))[0][0]
-    return (0.5 - image @ caption + score).clamp(min=0)
+    return (0.5 - image @ caption + score).clamp(min=low)
 
 
 @pytest.mark.parametrize("candidates", ["all", "batch", 40])
@@ -104,19 +104,22 @@ def test_each_query_costs_the_hinges_with_what_is_drawn_for_it(cache: Path, monk
     torch.testing.assert_close(fast, exact, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("reward", ["hinge", "score"])
 @pytest.mark.parametrize("baseline", ["none", "moving_average", "self_critical"])
-def test_generators_learn_by_reinforce(cache: Path, monkeypatch: Patch, baseline: str) -> None:
-    task, adversary = players(cache, f"adversary={{name: ace, samples: 2, baseline: {baseline}}}")
+def test_generators_learn_by_reinforce(cache: Path, monkeypatch: Patch, baseline: str, reward: str) -> None:
+    # With the margin 0.5 of this loss, some negatives are too easy to cost anything.
+    low = 0 if reward == "hinge" else -torch.inf
+    task, adversary = players(cache, f"adversary={{name: ace, samples: 2, baseline: {baseline}, reward: {reward}}}")
     batch, found, turns = played(adversary, task, ROWS, monkeypatch)
     slow = torch.zeros(())
     for turn, side in zip(turns, (adversary.captions, adversary.images), strict=True):
         queries = (batch.image_embeddings if turn is turns[0] else batch.caption_embeddings)[0].detach()
         log_p = side.inference(queries, side.embedded[turn.indices]).masked_fill(turn.masked, -torch.inf).log_softmax(1)
         for k in range(len(ROWS)):
-            of_likeliest = slow_hinge(task, batch, k, int(turn.indices[log_p[k].argmax()]), turn is turns[0]).detach()
+            of_likeliest = slow_hinge(task, batch, k, int(turn.indices[log_p[k].argmax()]), turn is turns[0], low).detach()
             for chosen in turn.drawn.indices[k].tolist():
-                reward = slow_hinge(task, batch, k, int(turn.indices[chosen]), turn is turns[0]).detach()
-                advantage = reward - of_likeliest if baseline == "self_critical" else reward
+                gain = slow_hinge(task, batch, k, int(turn.indices[chosen]), turn is turns[0], low).detach()
+                advantage = gain - of_likeliest if baseline == "self_critical" else gain
                 slow = slow - advantage * log_p[k, chosen] / (2 * len(ROWS))
     torch.testing.assert_close(found.adversary_loss, slow)
     weights = list(adversary.parameters())
@@ -124,7 +127,7 @@ def test_generators_learn_by_reinforce(cache: Path, monkeypatch: Patch, baseline
         torch.testing.assert_close(fast, expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("architecture", ["linear", "mlp", "bilinear"])
+@pytest.mark.parametrize("architecture", ["linear", "mlp", "bilinear", "none"])
 @pytest.mark.parametrize("known", ["model", "learnt"])
 def test_what_is_drawn_is_likely_by_the_generator(cache: Path, monkeypatch: Patch, architecture: str, known: str) -> None:
     sets = f"adversary={{name: ace, architecture: {architecture}, table: {known}, scale: 5}}"
@@ -134,7 +137,8 @@ def test_what_is_drawn_is_likely_by_the_generator(cache: Path, monkeypatch: Patc
     encoded = task.model.embed_captions(*task.caption_inputs.read(np.arange(240)))[0]
     vectors = side.learnt if known == "learnt" else encoded
     images = batch.image_embeddings[0]
-    logits = side.inference.layers(images) @ vectors.T + 5 * images @ vectors.T
+    mapped = 0 if architecture == "none" else side.inference.layers(images) @ vectors.T
+    logits = mapped + 5 * images @ vectors.T
     torch.testing.assert_close(to_captions.logits, logits, rtol=1e-4, atol=1e-5)
     log_p = logits.masked_fill(to_captions.masked, -torch.inf).log_softmax(1)
     likely = to_captions.drawn.log_probabilities
@@ -200,6 +204,24 @@ def test_a_run_logs_what_the_adversary_does_and_ends_in_one_line_where_it_diverg
     sets = ["adversary={name: ace, learning_rate: 1e30, samples: 2}", "train.epochs=2"]
     with pytest.raises(UserError, match=r"the adversary's loss is nan; .* Try a lower adversary.learning_rate"):
         train(cache, experiment(*sets), out=tmp_path / "diverged")
+
+
+def test_the_generator_alone_learns_in_the_first_epochs(cache: Path, monkeypatch: Patch) -> None:
+    task, adversary = players(cache, "adversary={name: ace, pretraining_epochs: 1}")  # in the first epoch
+    costs = []
+    for _ in range(2):
+        batch, found, _ = played(adversary, task, ROWS, monkeypatch)
+        own = task.loss.build_objective(task.model.similarity)(batch, 0).value
+        costs.append((found.model_cost.value.item(), own.item()))
+        adversary.start_epoch(task.model)
+    assert costs[0][0] == pytest.approx(costs[0][1])
+    assert costs[1][0] != pytest.approx(costs[1][1])
+
+
+def test_negatives_are_sampled_from_the_models_own_scores(cache: Path, tmp_path: Path) -> None:
+    sets = ["adversary={name: ace, architecture: none, scale: 20}", "train.epochs=2"]
+    rows = table(train(cache, experiment(*sets), out=tmp_path / "run"))
+    assert all(0 < float(row["adversary_entropy"]) < np.log(240) for row in rows)
 
 
 def test_an_adversary_that_always_draws_the_same_is_told(cache: Path, tmp_path: Path, caplog: Log) -> None:
