@@ -17,6 +17,7 @@ from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import BoxesConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
 from vse.training.use.embed import embed_split
@@ -38,7 +39,7 @@ def test_proposed_boxes_have_vectors(few: Path) -> None:
         longer=48, dtype="float32", n_boxes=6, boxes="rpn", proposer_weights="random",
     )  # fmt: skip
     on_gpu, on_cpu = (BoxesExtractor(config, device=device) for device in (GPU, "cpu"))
-    assert on_gpu.extra == on_cpu.extra
+    assert on_gpu.extra_hashes == on_cpu.extra_hashes
     rows = on_gpu.extract(list_extractor_inputs(load_dataset_file(few), "image"))
     assert rows.boxes is not None
     assert len(rows.boxes) == len(rows.features) > 0
@@ -47,7 +48,7 @@ def test_proposed_boxes_have_vectors(few: Path) -> None:
 def test_a_training_learns_the_same(cache: Path, tmp_path: Path) -> None:
     losses = []
     for name, device in (("gpu", GPU), ("cpu", "cpu")):
-        run = train(cache, experiment(), out=tmp_path / name, device=device)
+        run = train(cache, experiment(), out=tmp_path / name, options=TrainOptions(device=device))
         losses.append([float(row["loss"]) for row in table(run)])
         embed_split(run, run / "test.h5", device=device)
         assert RunFolder(run).read_record()["device"].startswith(device)
@@ -56,15 +57,21 @@ def test_a_training_learns_the_same(cache: Path, tmp_path: Path) -> None:
 
 def test_deterministic_trainings_have_the_same_bits(cache: Path, tmp_path: Path) -> None:
     one, two = (
-        weights(train(cache, experiment("train.deterministic=true"), out=tmp_path / name, device=GPU))
+        weights(train(cache, experiment("train.deterministic=true"), out=tmp_path / name, options=TrainOptions(device=GPU)))
         for name in ("one", "two")
     )
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_bf16_trains(cache: Path, tmp_path: Path) -> None:
-    run = train(cache, experiment("train.precision=bf16"), out=tmp_path / "run", device=GPU)
+    run = train(cache, experiment("train.precision=bf16"), out=tmp_path / "run", options=TrainOptions(device=GPU))
     assert np.isfinite([float(row["loss"]) for row in table(run)]).all()
+
+
+def test_negatives_from_the_whole_training_set_are_sampled_on_a_gpu(cache: Path, tmp_path: Path) -> None:
+    sets = ["adversary={name: ace, samples: 2, baseline: self_critical, entropy_weight: 0.1}", "train.epochs=1"]
+    run = train(cache, experiment(*sets), out=tmp_path / "run", options=TrainOptions(device=GPU))
+    assert np.isfinite([float(row["adversary_loss"]) for row in table(run)]).all()
 
 
 def test_faiss_finds_what_it_finds_on_the_processor() -> None:

@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.training.adversaries.base import (
@@ -215,7 +214,7 @@ class AceAdversary(Adversary):
         self, embed: Callable[..., BatchVectors], side: _CandidateSide, indices: Indices
     ) -> Float[Tensor, "n dim"]:
         with autocast(self._precision, self._device):
-            return embed(*(move_tensor(part, self._device) for part in side.read_inputs(indices)))[0]
+            return embed(*side.read_inputs(indices))[0]
 
 
 class _CandidateSide(nn.Module):
