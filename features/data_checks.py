@@ -47,8 +47,8 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
     written, more is compared: all recorded captions, the texts of a cache of texts, and the ground-truth boxes of phrases.
     Ids that the cache lacks are not reported here, but when rows are read.
 
-    A fold of a cross-validation also reads the caches of its parent, except vectors of captions by an encoder that was fitted
-    to the training split of another fold or of the parent: test captions of this fold may be among its training captions.
+    A fold of a cross-validation also reads the caches of its parent. Vectors of captions by a fitted encoder are an exception:
+    the encoder must be fitted to the training captions of this fold, because others may include its test captions.
     """
     if cache.dataset not in (dataset.name, dataset.parent):
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")

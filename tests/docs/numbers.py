@@ -2,7 +2,8 @@
 
 ``2.4 [1.5, 3.4]<!-- number: comparisons.csv row network_vs_embedding column phrase R@1 -->`` is the difference and its
 interval of that comparison and metric, in ``docs/results/<page>/comparisons.csv``, a table ``vse-table significance``. In any
-other file, the row is that of the experiment with this name, and ``column`` is a column of the file.
+other file, the row is that of the experiment with this name, and ``column`` is a column of the file. If a file has rows of
+several protocols, the number is that of the complete split, ``full``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class PageNumber:
     def recompute(self) -> str:
         """Return the number from the file, with the decimals and the interval of the page's text."""
         table = pd.read_csv(self.file, keep_default_na=False)
+        if "protocol" in table and (table["protocol"] == "full").any():
+            table = table[table["protocol"] == "full"]
         values = (
             _of_comparison(table, self.row, self.column) if "comparison" in table else _of_result(table, self.row, self.column)
         )

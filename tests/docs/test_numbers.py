@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.docs.numbers import PageNumber, page_numbers, unmarked_intervals
 from tests.docs.pages import ROOT
 
-PAGES = ["docs/phrases.md"]
+PAGES = ["docs/flickr8k.md", "docs/phrases.md"]
+CURVES = ROOT / "docs/results/flickr8k"
 NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
 
 
@@ -22,6 +24,22 @@ def test_a_number_is_that_of_its_file(number: PageNumber) -> None:
 def test_every_interval_names_its_comparison(page: str) -> None:
     assert page_numbers(ROOT / page)
     assert unmarked_intervals(ROOT / page) == []
+
+
+def test_the_best_epochs_of_flickr8k_are_those_of_the_curves() -> None:
+    curves, best = (pd.read_csv(CURVES / f"{name}.csv", dtype={"seeds": str}) for name in ("curves", "validation"))
+    assert len(best)
+    for row in best.itertuples():
+        runs = curves[(curves["experiment"] == row.experiment.removesuffix(" fold 0")) & (curves["dataset"] == row.dataset)]
+        of_seeds = [runs[runs["seed"] == int(seed)] for seed in row.seeds.split()]
+        assert row.epochs_run == " ".join(str(one["epoch"].max()) for one in of_seeds)
+        assert row.rsum == pytest.approx(sum(one["rsum"].max() for one in of_seeds) / len(of_seeds), abs=0.0051)
+
+
+@pytest.mark.parametrize("page", ["bert", "dsve", "ladder", "order", "scan", "todnet", "training"])
+def test_other_pages_have_no_interval_in_a_sentence(page: str) -> None:
+    path = ROOT / f"docs/{page}.md"
+    assert not path.exists() or [one for one in unmarked_intervals(path) if "." in one] == []
 
 
 def test_a_wrong_number_and_an_interval_without_a_place_are_found(tmp_path: Path) -> None:
