@@ -97,6 +97,7 @@ LINES = [
     "vse-data prepare f8k --source {folder}/f8k --out f8k: f8k/dataset.json",
     "vse-data add-phrases {demo} --entities {folder} --out phrases: phrases/dataset.json",
     "vse-data album {folder}/photos --out album: album/dataset.json",
+    "vse-data folds {demo} --out folds: folds/fold-0.json folds/fold-4.json",
     "vse-data import {folder}/photos --out birds: birds/dataset.json birds/import.failures.jsonl",
     "vse-data import {folder}/clip --out birds --out-features features: features/birds_img_emb.h5",
     f"{PRECOMP} --out-data new/dataset.json --out-features out.h5",
