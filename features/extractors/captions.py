@@ -64,8 +64,10 @@ class CaptionExtractor(Extractor):
         self.encoder = config.encoder_class().from_tensors(fitted.tensors, pick_device(device))
         self.encoder.select_words = config.select_words
         self.weights_sha256 = fitted.metadata["sha256"]
+        words = fitted.metadata["inputs"].get("words_sha256", "needs none")
         self.provenance = {
             "encoder": encoder_file.name,
+            **({} if words else {"word_vectors": "trained on the captions"}),
             "versions": {**library_versions(), "scikit-learn": metadata.version("scikit-learn")},
         }
 

@@ -175,6 +175,20 @@ class OpenedRun:
             self.dataset.path.parent / "images",
         ]
 
+    def _list_word_stand_ins(self) -> list[str]:
+        """Return a line, in the form of a changed setting, for each use of word vectors that no file provided.
+
+        Papers that use word vectors read them from a file (``--words``). Without it, a caption feature trains vectors on the
+        captions, and a caption encoder with ``train_words: false`` trains random ones.
+        """
+        lines = []
+        if self.caption_cache is not None and (vectors := self.caption_cache.provenance.get("word_vectors")):
+            lines.append(f"{self.caption_cache.feature}.words: file -> {vectors}")
+        encoder = self.experiment.model.caption_encoder
+        if getattr(encoder, "train_words", True) is False and self.record.get("words_sha256") is None:
+            lines.append("model.caption_encoder.words: file -> random vectors that are trained")
+        return lines
+
     def build_provenance(self, out: Path) -> dict[str, Any]:
         """Return the provenance (run, weights, data set, programs) of a file that this run writes to ``out``."""
         caches = [cache for cache in (self.image_cache, self.caption_cache) if cache is not None]
@@ -182,7 +196,10 @@ class OpenedRun:
         return {
             "features": {cache.feature: cache.key for cache in caches},
             "config": self.experiment.model_dump(mode="json"),
-            "changed_settings": list_changed_settings(self.experiment, self.record["dataset"]),
+            "changed_settings": [
+                *list_changed_settings(self.experiment, self.record["dataset"]),
+                *self._list_word_stand_ins(),
+            ],
             "captions": os.path.relpath(self.dataset.path, out.parent),
             "best_epoch": self.record.get("best_epoch"),
             "versions": self.record.get("versions", {}),

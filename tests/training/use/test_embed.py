@@ -19,6 +19,7 @@ from vse.eval.tables.ladder import build_ladder
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.shards import shards_folder
+from vse.features.cli import main as extract_main
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extraction import extract_shards, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor
@@ -295,3 +296,27 @@ def test_only_finished_vectors_are_cached(own_run: Path, tmp_path: Path, edit: E
     run = train(positions, experiment(*sets), out=tmp_path / "pairs")
     line = fails(embed_main, run, "--as-features", tmp_path / "demo_x")
     assert "its model (scan) scores every pair, so single vectors do not stand for it" in line
+
+
+def test_word_vectors_that_no_file_provided_are_a_changed_setting(demo: Path, cache: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("a 1 2 3\nred 2 1 1\nblue 1 1 1\ncircle 0 2 1\n")
+
+    def changes(experiment_name: str, given: bool, *sets: str, **files: Path) -> list[str]:
+        config = experiment("train.epochs=1", *sets, name=experiment_name)
+        inputs = TrainInputs(words=words if given and not files else None, **files)
+        run = train(cache, config, out=tmp_path / f"{experiment_name}-{given}", inputs=inputs)
+        done(embed_main, run)
+        with h5py.File(run / "test.h5") as content:
+            return [text for text in json.loads(content.attrs["provenance"])["changed_settings"] if "words: file" in text]
+
+    for given in (False, True):
+        vectors = tmp_path / f"vectors-{given}.h5"
+        option = ["--words", words] if given else []
+        done(extract_main, "mean_vector", "--dataset", demo, "--out", vectors, "--shards", 1, *option)
+        found = changes("vsepp", given, "caption_feature=mean_vector", caption_features=vectors)
+        assert found == ([] if given else ["mean_vector.words: file -> trained on the captions"])
+        found = changes(
+            "orderpp", given, "model.caption_encoder.name=gru", "model.caption_encoder.train_words=false", "model.word_dim=3"
+        )
+        assert found == ([] if given else ["model.caption_encoder.words: file -> random vectors that are trained"])
