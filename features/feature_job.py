@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vse.features.options import FeatureRequest
 from vse.features.settings import EXTRACTORS, load_feature
-from vse.features.settings.base import ExtractionArguments, ExtractorOption, FeatureSettings
+from vse.features.settings.base import ExtractionArguments, ExtractorOption, FeatureSettings, ImportedSettings
 from vse.features.settings.captions import FittedCaptionSettings
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
@@ -36,6 +36,8 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
         else load_feature(request.feature, dataset.name, request.sets)
     )
     out = request.out or _build_default_cache_path(dataset, config)
+    if isinstance(config, ImportedSettings):
+        raise UserError(config.describe_import(request.dataset, out))
     if extractor not in (None, other := config.extractor_name()):
         raise UserError(f"feature {request.feature!r} is extracted by vse-extract {other}, not by vse-extract {extractor}")
     for option in ("skip_bad", "weights_dir", "words"):

@@ -6,6 +6,7 @@ The estimate uses the sizes and speeds in ``config/rates.yaml``. Unknown sizes a
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,10 @@ class NetworkRates(Settings):
         default_factory=dict, description="length of a layer's vector, by layer name; text is the layer of a caption's vector"
     )
     weights_mb: NonNegativeFloat | None = None
-    per_s: dict[str, PositiveFloat] = Field(default_factory=dict, description="crops or captions per second, by precision")
+    stride: PositiveInt | None = Field(None, description="pixels of a crop per position of the last feature map")
+    per_s: dict[str, PositiveFloat] = Field(
+        default_factory=dict, description="crops of 224 x 224 pixels or captions per second, by precision"
+    )
 
 
 class Rates(Settings):
@@ -78,12 +82,14 @@ def read_training_rates(runs: Path = Path("runs")) -> dict[str, float]:
 
 
 DEFAULT_EPOCHS = 30  # for an experiment without a number of epochs
+_CROP = 224  # side of the crops whose rates were measured
 _BYTES_PER_NUMBER = {"float16": 2, "float32": 4}
 _OUTPUT_PATTERNS = {  # patterns of output paths, by the name of the workflow's rule
     "extract": r"features/({dataset})_([^/]+)\.shards/shard-\d+-of-(\d+)\.h5",
     "fit": r"features/({dataset})_([^/]+)\.encoder\.safetensors",
     "train": r"runs/({dataset})_([^/]+)/seed-(\d+)/run\.json",
     "prepare": r"data/({dataset})/dataset\.json",
+    "imported": r"features/({dataset})_([^/]+)\.h5",
 }
 _EXTRA_OUTPUT_NAMES = ("manifest.json",)  # second output files of jobs, which must not be counted as jobs
 SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
@@ -143,6 +149,9 @@ def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: 
             shards[names[0], names[1], int(names[2])] += 1
         elif planned_file.rule == "prepare":
             _add_downloads(plan, load_dataset_preset(names[0]))
+        elif planned_file.rule == "imported":
+            where = getattr(load_feature(names[1], names[0]), "where", "")
+            plan.unknown_amounts.append(f"files to import into {planned_file.path}. {where}")
         elif planned_file.rule == "train" and names not in seen:
             seen.add(names)
             _add_training(plan, names[0], names[1], names[2], rates, training_rates)
@@ -204,6 +213,8 @@ def _count_numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
     network = rates.networks.get(str(getattr(config, "model", "")))
     layer = {"text": "text", "regions": "box_head"}.get(config.extractor_name(), str(getattr(config, "layer", "")))
     vector, vectors = None if network is None else network.numbers.get(layer), config.max_vectors_per_row
+    if vectors is None and network is not None and network.stride is not None and getattr(config, "positions", False):
+        vectors = math.ceil(getattr(config, "crop", _CROP) / network.stride) ** 2
     return None if vector is None or vectors is None else vector * vectors
 
 
@@ -218,7 +229,7 @@ def _find_rows_per_second(config: FeatureSettings, rates: Rates) -> float | None
     rate = fastest if precision == "auto" else network.per_s.get(precision)
     if (config.extractor_name() == "text" and "text" not in network.numbers) or rate is None:
         return None
-    return rate / config.n_network_passes
+    return rate / config.n_network_passes / (getattr(config, "crop", _CROP) / _CROP) ** 2
 
 
 def _add_training(

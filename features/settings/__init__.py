@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vse.features.settings.base import FeatureSettings
+from vse.features.settings.base import FeatureSettings, ImportedSettings
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.parts import Registry
 from vse.pipeline.presets.presets import (
@@ -50,10 +50,17 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
     if dataset in list_preset_names("datasets"):
         content = merge_settings(content, load_dataset_preset(dataset).features.get(content["name"], {}))
     try:
-        settings = EXTRACTORS[str(content.get("extractor", DEFAULT_EXTRACTOR))]
+        extractor = str(content.get("extractor", DEFAULT_EXTRACTOR))
+        settings = ImportedSettings if extractor == "imported" else EXTRACTORS[extractor]
     except ValueError as error:
         raise UserError(f"feature {name!r}: {error}") from None
     return validate_settings(settings, "feature", name, apply_overrides(settings, content, sets))
+
+
+def list_imported_features() -> list[str]:
+    """Return the presets whose features are imported instead of extracted."""
+    names = list_preset_names("features")
+    return [name for name in names if read_preset_settings("features", name).get("extractor") == "imported"]
 
 
 def has_auto_precision(name: str, dataset: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt
 
 from vse.features.libraries import OPTIONAL_LIBRARIES, OptionalLibrary
+from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.parts import import_object
 from vse.pipeline.presets.schema import Settings
@@ -143,6 +144,26 @@ class FeatureSettings(Settings):
         """
         extractor: type[Extractor] = import_object(self.extractor_class_path)
         return extractor.from_arguments(self, arguments)
+
+
+class ImportedSettings(FeatureSettings):
+    """Settings of a feature that another program computed: nothing is extracted, the user imports a file with ``vse-data``."""
+
+    extractor: Literal["imported"] = "imported"
+    where: str = Field(description="one sentence: where the files are published")
+    command: Literal["import-npy", "import-tsv"] = Field(
+        "import-npy", description="the command of vse-data that imports the files"
+    )
+
+    def describe_import(self, dataset: Path, out: Path) -> str:
+        """Return how to write the cache ``out`` for the data set in the file ``dataset``."""
+        return (
+            f"{out} is imported, not extracted. {self.where} Import the files with: "
+            f"vse-data {self.command} FILES --dataset {dataset} --out-features {out}"
+        )
+
+    def build_extractor(self, arguments: ExtractionArguments) -> Extractor:
+        raise UserError(self.describe_import(arguments.dataset, arguments.out))
 
 
 class ImageSettings(FeatureSettings):

@@ -7,7 +7,7 @@ import sys
 from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import published_rows, published_tables
-from vse.features.settings import load_feature
+from vse.features.settings import list_imported_features, load_feature
 from vse.features.extraction import hash_shard_images
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import preparation
@@ -137,6 +137,18 @@ def require_published_files(wildcards):
     config = load_cached_preset(presets.load_dataset_preset, wildcards.dataset)
     if os.environ.get(PLANNING_VARIABLE) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
         load_or_stop(preparation.find_source_files, config, preparation.source_folder(wildcards.dataset))
+    return []
+
+
+IMPORTED_FEATURES = "|".join(list_imported_features()) or "(?!)"
+
+
+def require_imported_cache(wildcards):
+    """Return no inputs. End the workflow with instructions if the cache of an imported feature is missing."""
+    cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
+    if os.environ.get(PLANNING_VARIABLE) != "1" and not cache.exists():
+        dataset = Path("data", wildcards.dataset, "dataset.json")
+        raise WorkflowError(feature_preset(wildcards).describe_import(dataset, cache))
     return []
 
 

@@ -54,9 +54,23 @@ rule merge:
     output:
         cache="features/{dataset}_{feature}.h5",
         manifest="features/{dataset}_{feature}.shards/manifest.json",
+    wildcard_constraints:
+        feature=rf"(?!(?:{IMPORTED_FEATURES})\.)(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+",
     log:
         "logs/merge_{dataset}_{feature}.log",
     params:
         shards=lambda wildcards: load_or_stop(presets.load_dataset_preset, wildcards.dataset).shards,
     shell:
         "vse-extract merge --dataset {input.dataset} --out {output.cache} --shards {params.shards} 2>&1 | tee {log}"
+
+
+# The cache of a feature that the user imported. It has no inputs, so it is never written again.
+rule imported:
+    input:
+        require_imported_cache,
+    output:
+        "features/{dataset}_{feature}.h5",
+    wildcard_constraints:
+        feature=IMPORTED_FEATURES,
+    shell:
+        "vse-extract cnn --dataset data/{wildcards.dataset}/dataset.json --feature {wildcards.feature}"

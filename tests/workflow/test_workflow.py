@@ -9,12 +9,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from tests.training.conftest import done
 from vse.features.backbones.device import has_bf16
 from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.data_cli import main as data_main
 from vse.features.extractors.proposals import check_truth_cache
 
 ROOT = Path(__file__).parents[2]
@@ -277,6 +281,21 @@ def test_the_table_of_phrases_is_made_of_runs_on_boxes_their_truths_and_phrases(
     assert "vse-train --features features/demo_boxes.h5 --captions data/demo/dataset.json --experiment phrase_network " in text
     assert text.count("vse-eval runs/demo_phrase_") == 13
     assert "vse-table summary results/demo_vse0.json results/demo_vsepp.json --out" in text
+
+
+def test_an_imported_feature_is_read_and_without_its_cache_its_source_is_named(more: Work) -> None:
+    more.preset("features/theirs", "extractor: imported\nwhere: Their page has them.\n")
+    more.preset("experiments/mine", "extends: vsepp\nfeature: theirs\n")
+    output = more.make("results/demo_mine.json", expected=1)
+    command = "vse-data import-npy FILES --dataset data/demo/dataset.json --out-features features/demo_theirs.h5"
+    assert f"features/demo_theirs.h5 is imported, not extracted. Their page has them. Import the files with: {command}" in output
+    cache = open_cache(more.folder / "features/demo_fc7.h5")
+    vectors = FeatureReader(cache).read_rows(np.arange(len(cache.ids)))
+    np.savez(more.folder / "theirs.npz", features=vectors, ids=cache.ids)
+    data = ["--dataset", more.folder / "data/demo/dataset.json", "--out-features", more.folder / "features/demo_theirs.h5"]
+    done(data_main, "import-npy", more.folder / "theirs.npz", *data)
+    more.make_twice("results/demo_mine.json")
+    assert more.json("results/demo_mine.json")["provenance"]["features"].keys() == {"theirs"}
 
 
 @pytest.mark.parametrize(

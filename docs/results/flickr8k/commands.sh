@@ -23,11 +23,14 @@ train() { # NAME DATASET SEED FEATURE EXPERIMENT [OPTION ...]
   captions=data/f8k/dataset.json
   [ "$dataset" = f8k ] || captions=data/$dataset/fold-$seed.json
   features=features/f8k_$feature.h5
-  if [ "$feature" = backbone ]; then
-    features=features/${dataset}_vsepp_12-${seed}
-    [ -f "${features}_images.h5" ] || vse-embed "runs/${dataset}_vsepp_12/seed-$seed" --as-features "$features"
+  case $feature in
+  backbone:*) # the embeddings of a run, for TOD-Net
+    backbone=${feature#backbone:}
+    features=features/${dataset}_$backbone-${seed}
+    [ -f "${features}_images.h5" ] || vse-embed "runs/${dataset}_$backbone/seed-$seed" --as-features "$features"
     features=${features}_images.h5
-  fi
+    ;;
+  esac
   vse-train --features "$features" --captions "$captions" --experiment "$experiment" --name "$name" --seed "$seed" \
     --out "$run" --threads 1 --resume --overwrite --set train.on_collapse=warn "$@"
   vse-embed "$run" --threads 1
@@ -89,7 +92,7 @@ grid() { # EPOCHS EPOCHS_BEFORE_DECAY WARM_UP_EPOCHS
 } | xargs -P 2 -I {} sh -c "sh '$0' train {}"
 todnet="todnet_effnet --set train.validate_images=null"
 while read -r name options; do
-  train "$name" f8k_folds 0 backbone $todnet $options
+  train "$name" f8k_folds 0 backbone:vsepp_12 $todnet $options
 done <<END
 todnet_preset
 todnet_long --set train.epochs=20 --set train.decay_after=14
