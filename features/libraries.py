@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
 
-from vse.pipeline.errors import UserError
+from vse.pipeline.errors import UserError, extra_install_command
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class OptionalLibrary:
             raise self._missing_error(model_name) from None
 
     def _missing_error(self, model_name: str) -> UserError:
-        return UserError(f"model {model_name} needs {self.name}: pip install 'vse-pipeline[{self.extra}]'")
+        return UserError(f"model {model_name} needs {self.name}: {extra_install_command(self.extra)}")
 
 
 OPTIONAL_LIBRARIES = {

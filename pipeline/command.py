@@ -88,17 +88,17 @@ def _run_git(root: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def entry_point(command: click.Command, threads_may_spin: bool = True) -> Callable[..., None]:
+def entry_point(command: click.Command) -> Callable[..., None]:
     """Return the function that the console script of a click command calls, and add ``--version`` to the command.
 
     Exit codes: 0 for success, 2 for bad input or usage, 1 (with a traceback) for an error in this program, 130 after Ctrl-C,
-    and 143 after SIGTERM if the command handles SIGTERM. ``threads_may_spin``: see :func:`vse.pipeline.cores.set_up_openmp`.
+    and 143 after SIGTERM if the command handles SIGTERM.
     """
     if not any(parameter.name == "version" for parameter in command.params):
         click.version_option(__version__, message="%(prog)s %(version)s")(command)
 
     def main(arguments: Sequence[str] | None = None) -> None:
-        set_up_openmp(os.environ, threads_may_spin=threads_may_spin)
+        set_up_openmp(os.environ)
         _log_to_stderr()
         argument_list = list(sys.argv[1:] if arguments is None else arguments)
         try:

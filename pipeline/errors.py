@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 _MAX_LIST_LENGTH = 1000  # characters of a list of names
@@ -52,7 +53,13 @@ def import_extra(module: str, what: str, extra: str) -> Any:
         return import_module(module)
     except ImportError:
         package = module.partition(".")[0]
-        raise UserError(f"{what} needs the package {package}: pip install 'vse-pipeline[{extra}]'") from None
+        raise UserError(f"{what} needs the package {package}: {extra_install_command(extra)}") from None
+
+
+def extra_install_command(extra: str) -> str:
+    """Return the command that installs an extra of this package: into the clone that this code runs from, or by name."""
+    root = Path(__file__).resolve().parents[1]
+    return f"pip install -e '{root}[{extra}]'" if (root / "setup.cfg").is_file() else f"pip install 'vse-pipeline[{extra}]'"
 
 
 def to_printable_line(text: object) -> str:

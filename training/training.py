@@ -28,7 +28,7 @@ from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.errors import UserError
+from vse.pipeline.errors import UserError, extra_install_command
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_json
 from vse.pipeline.presets.presets import list_setting_changes
@@ -333,7 +333,7 @@ def _open_tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("--tensorboard needs TensorBoard: pip install 'vse-pipeline[tensorboard]'") from None
+        raise UserError(f"--tensorboard needs TensorBoard: {extra_install_command('tensorboard')}") from None
     return SummaryWriter(str(folder.path), purge_step=epoch + 1)
 
 

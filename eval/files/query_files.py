@@ -14,7 +14,7 @@ import numpy as np
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers, RankedList, break_ties, rank_captions, rank_images
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS
-from vse.pipeline.errors import UserError, to_printable_line
+from vse.pipeline.errors import UserError, extra_install_command, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, read_first_bytes
 from vse.pipeline.files.writing import open_atomic
 from vse.pipeline.progress import progress_bar
@@ -55,7 +55,7 @@ def check_query_table_path(out: Path, inputs: Iterable[Path] = ()) -> None:
     if out.suffix not in _TABLE_SUFFIXES:
         raise UserError(f"{out}: the file of queries is written as {' or '.join(_TABLE_SUFFIXES)}")
     if out.suffix == ".parquet" and not find_spec("pyarrow"):
-        raise UserError(f"{out}: parquet needs a package: pip install 'vse-pipeline[parquet]', or name a .csv")
+        raise UserError(f"{out}: parquet needs a package: {extra_install_command('parquet')}; or name a .csv")
 
 
 def write_query_table(out: Path, folds: Iterable[FoldAnswers]) -> Path:

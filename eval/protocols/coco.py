@@ -35,7 +35,7 @@ from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers, unit_rows
 from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, position_metrics
 from vse.eval.ranking.ranks import Ints, ScoreBlocks, blocks_from_embeddings, check_finite, iter_caption_scores, shared_tensor
-from vse.pipeline.errors import UserError
+from vse.pipeline.errors import UserError, extra_install_command
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
 IMAGE_JUDGEMENT_FILE, CAPTION_JUDGEMENT_FILE = "sis_test.csv", "sts_test.csv"
@@ -318,7 +318,7 @@ def coco_test_image_ids() -> Ints:
 
 def _read_eccv_caption_file(name: str) -> bytes:
     if not find_spec("eccv_caption"):
-        raise UserError("the protocols cxc and eccv need a package: pip install 'vse-pipeline[eccv]'")
+        raise UserError(f"the protocols cxc and eccv need a package: {extra_install_command('eccv')}")
     return (files("eccv_caption") / "data" / name).read_bytes()
 
 

@@ -288,7 +288,9 @@ def test_an_imported_feature_is_read_and_without_its_cache_its_source_is_named(m
     more.preset("experiments/mine", "extends: vsepp\nfeature: theirs\n")
     output = more.make("results/demo_mine.json", expected=1)
     command = "vse-data import-npy FILES --dataset data/demo/dataset.json --out-features features/demo_theirs.h5"
-    assert f"features/demo_theirs.h5 is imported, not extracted. Their page has them. Import the files with: {command}" in output
+    assert (
+        f"features/demo_theirs.h5 is imported, not extracted. Their page has them. Import the files with: {command}" in output
+    )
     cache = open_cache(more.folder / "features/demo_fc7.h5")
     vectors = FeatureReader(cache).read_rows(np.arange(len(cache.ids)))
     np.savez(more.folder / "theirs.npz", features=vectors, ids=cache.ids)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vse.pipeline.command import entry_point
+from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.options import command
 from vse.training.options import RunFileOptions, ServeRequest
@@ -30,6 +31,7 @@ def serve_command(request: ServeRequest) -> None:
     """
     for package in ("flask", "waitress"):
         import_extra(package, "vse-serve", "serve")
+    set_up_openmp(os.environ, threads_may_spin=False)  # before torch is imported
     from vse.features.backbones.device import use_threads, wrap_memory_errors
     from vse.training.serve.answers import ServedRuns
     from vse.training.serve.app import PageSettings, create_app
@@ -95,4 +97,4 @@ def _print_best_hits(app: flask.Flask, text: str) -> None:
         click.echo(f"{run['name']}\t{run['seconds']:.3f} s\t{found[0]}")
 
 
-serve_main = entry_point(serve_command, threads_may_spin=False)
+serve_main = entry_point(serve_command)
