@@ -10,7 +10,7 @@ from vse.eval.options import EvaluationRequest, TableRequest
 from vse.eval.tables import table_kind, table_names
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError, to_printable_line
-from vse.pipeline.option_types import CliOption, FileOrFolderPath, Force, Text
+from vse.pipeline.option_types import CliOption, FileOrFolderPath, Force, NearestChoice, Text
 from vse.pipeline.options import Options, command
 
 
@@ -58,7 +58,7 @@ def _compare(request: EvaluationRequest) -> list[str]:
 class TableCommand(Options):
     """The arguments of ``vse-table``."""
 
-    name: Annotated[Text, CliOption(is_argument=True, click_type=click.Choice(table_names()))]
+    name: Annotated[Text, CliOption(is_argument=True, click_type=NearestChoice(table_names()))]
     request: TableRequest = TableRequest()
     out: FileOrFolderPath | None = None
     """File to write: .csv or .tex, for a ladder also a chart, .svg or .png.  [default: print the table]"""

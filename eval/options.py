@@ -25,6 +25,7 @@ from vse.pipeline.option_types import (
     FileOrFolderPath,
     Flag,
     Force,
+    NearestChoice,
     NonNegativeInteger,
     PositiveInteger,
     Share,
@@ -147,7 +148,7 @@ class EvaluationRequest(Options):
     """The arguments of ``vse-eval``."""
 
     files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
-    protocol: Annotated[tuple[Text, ...], CliOption(click_type=click.Choice(["auto", *PROTOCOLS, PHRASE_PROTOCOL]))] = (
+    protocol: Annotated[tuple[Text, ...], CliOption(click_type=NearestChoice(["auto", *PROTOCOLS, PHRASE_PROTOCOL]))] = (
         "auto",
     )
     """Protocol to evaluate. May be repeated. full: the whole split. 1k: the mean over folds of 1,000 images. sentence,
@@ -167,5 +168,5 @@ class TableRequest(Options):
     results: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)] = ()
     dataset: Text | None = None
     """For a published table: use our results on this data set instead of the data set of each row."""
-    cost: Annotated[Text | None, CliOption(click_type=click.Choice(COST_NAMES))] = None
+    cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
     """For the table ladder: the cost, in seconds or MB, that is weighed against rsum.  [default: total_s]"""

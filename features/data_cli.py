@@ -14,7 +14,7 @@ from pydantic import Field
 from vse.features.options import ImportRequest, TokeniserOption
 from vse.pipeline.cli import data_group
 from vse.pipeline.command import entry_point
-from vse.pipeline.option_types import CliOption, FileOrFolderPath, Flag, Force, PositiveInteger, Text
+from vse.pipeline.option_types import CliOption, FileOrFolderPath, Flag, Force, NearestChoice, PositiveInteger, Text
 from vse.pipeline.options import Options, command
 
 DatasetJsonPath = Annotated[FileOrFolderPath, Field(description="The data set's dataset.json.")]
@@ -47,7 +47,7 @@ class PrecompImportRequest(Options):
     """The dataset.json to write."""
     captions_per_image: PositiveInteger = 5
     """Number of captions of each image."""
-    test: Annotated[Text | None, CliOption(click_type=click.Choice(["test", "testall"]))] = None
+    test: Annotated[Text | None, CliOption(click_type=NearestChoice(["test", "testall"]))] = None
     """The files of the test split.  [default: testall]"""
     tokeniser: TokeniserOption = None
     force: Force = False
@@ -112,7 +112,7 @@ class TsvImportRequest(Options):
     files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
     dataset: DatasetJsonPath
     out_features: NewCachePath
-    match: Annotated[Text | None, CliOption(click_type=click.Choice(["cocoid", "imgid", "filename"]))] = None
+    match: Annotated[Text | None, CliOption(click_type=NearestChoice(["cocoid", "imgid", "filename"]))] = None
     """How an image_id identifies an image: by its cocoid, its imgid, or the digits of its file name.  [default: cocoid]"""
     force: Force = False
 

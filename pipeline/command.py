@@ -23,9 +23,10 @@ import click
 from vse.pipeline import __version__
 from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import Interrupted, UserError, to_printable_line
-from vse.pipeline.files.inputs import error_reason, report_changed_inputs
+from vse.pipeline.files.inputs import error_reason, find_nearest_path, is_path_text, report_changed_inputs
 
 _MAX_ERROR_LENGTH = 1500  # characters of an error message, a few lines of a terminal
+_MAX_PATH_LENGTH = 300  # characters of a path that is compared with other paths
 _recorded_command: ContextVar[str | None] = ContextVar("_recorded_command", default=None)
 
 
@@ -110,7 +111,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         except click.ClickException as error:
             _exit_with_error(command, error.format_message())
         except UserError as error:
-            _exit_with_error(command, str(error))
+            _exit_with_error(command, f"{error}{_suggest_nearest_path(str(error))}")
         except Interrupted as stop:
             with suppress(OSError):  # Ctrl-C may also have ended the program that reads our output
                 click.echo(f"{command.name}: {stop}", err=True)
@@ -145,6 +146,15 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(to_printable_line(self.format(record)), err=True)
+
+
+def _suggest_nearest_path(message: str) -> str:
+    """Return a hint for a message that begins with a missing path: the most similar path. Empty if there is none."""
+    text, colon, _ = message.partition(": ")
+    if not colon or len(text) > _MAX_PATH_LENGTH or not is_path_text(text) or "did you mean" in message:
+        return ""
+    nearest = find_nearest_path(Path(text))
+    return "" if nearest in (None, Path(text)) else f"; did you mean {nearest}?"
 
 
 def _log_to_stderr() -> None:

@@ -12,6 +12,8 @@ import click
 from pydantic import Field
 from pydantic_core import PydanticCustomError, core_schema
 
+from vse.pipeline.errors import did_you_mean
+
 MAX_SEED = 2**63 - 1
 
 
@@ -42,6 +44,13 @@ class AllowedValues(NamedTuple):
             raise PydanticCustomError("not_allowed", "{description}", {"description": self.description})
 
         return core_schema.no_info_plain_validator_function(check)
+
+
+class NearestChoice(click.Choice[Any]):
+    """A choice whose error for another word names the nearest choice."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return f"{value!r} is no choice{did_you_mean(str(value), map(str, self.choices))}"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import allow_replacing_other_kinds
-from vse.pipeline.option_types import AllowedValues, CliOption
+from vse.pipeline.option_types import AllowedValues, CliOption, NearestChoice
 
 _MAX_VALUE_LENGTH = 200  # characters of a value in an error
 _OptionsType = TypeVar("_OptionsType", bound="Options")
@@ -127,7 +127,7 @@ def _build_click_parameter(name: str, hints: list[Any], default: Any, descriptio
     kind, is_list = _type_and_is_tuple(hints[0])
     required = default is PydanticUndefined
     if get_origin(kind) is Literal:
-        click_type = click.Choice(get_args(kind))
+        click_type = NearestChoice(get_args(kind))
     settings: dict[str, Any] = {"type": click_type or kind, "required": required, "metavar": cli.metavar}
     if cli.envvar:
         settings["envvar"] = cli.envvar

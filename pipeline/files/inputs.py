@@ -7,6 +7,7 @@ libraries that open a file by path.
 from __future__ import annotations
 
 import bz2
+import difflib
 import gzip
 import hashlib
 import io
@@ -57,6 +58,23 @@ class FileState(NamedTuple):
         The answer is false for a file written shortly before ``now``, because the clock of a file system may be coarse.
         """
         return max(self.mtime_ns, self.ctime_ns) < now - COARSEST_CLOCK_NS
+
+
+def find_nearest_path(path: Path) -> Path | None:
+    """Return the existing path that is most similar to ``path``, or None if a part of ``path`` resembles no existing name."""
+    found = Path(path.anchor)
+    for part in path.relative_to(path.anchor).parts:
+        if not (found / part).exists():
+            try:
+                names = [entry.name for entry in found.iterdir()]
+            except OSError:
+                return None
+            near = difflib.get_close_matches(part, names, n=1, cutoff=0.7)
+            if not near:
+                return None
+            part = near[0]
+        found /= part
+    return found
 
 
 def read_file_state(path: Path) -> FileState | None:

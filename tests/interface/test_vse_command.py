@@ -42,6 +42,19 @@ def test_a_misspelt_command_is_answered_with_the_nearest(capsys: Capture) -> Non
     assert "'--featurs'" in answer(capsys, "train", "--featurs", "x", code=2)
 
 
+def test_a_misspelt_file_or_choice_is_answered_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/f8k").mkdir(parents=True)
+    (tmp_path / "data/f8k/dataset.json").touch()
+    for wrong in ("data/f8kk/dataset.json", "dta/f8k/dataset.jsn", str(tmp_path / "data/f8k/datast.json")):
+        right = str(tmp_path / "data/f8k/dataset.json") if Path(wrong).is_absolute() else "data/f8k/dataset.json"
+        assert answer(capsys, "data", "check", wrong, code=2).endswith(f"; did you mean {right}?\n")
+    assert "did you mean" not in answer(capsys, "data", "check", "elsewhere/captions.json", code=2)
+    assert "did you mean 'ladder'?" in answer(capsys, "table", "laddr", code=2)
+
+
 def test_a_shell_completes_commands_and_options(commands: Path) -> None:
     def completed(words: str) -> set[str]:
         variables = {"_VSE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}

@@ -10,6 +10,7 @@ from tests.pipeline.import_files import photo_bytes
 from tests.pipeline.saved_datasets import save
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
+from vse.pipeline.errors import extra_install_command
 
 
 def row(shade: int, caption: Any, path: str | None = None, **more: Any) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def test_no_images_no_data_set_and_no_package_are_one_line(tmp_path: Path, fails
     assert "not a data set that the library 'datasets' saved" in line
     monkeypatch.setitem(sys.modules, "datasets", None)
     line = fails(main, "import", saved, "--out", out)
-    assert "a Hugging Face data set needs the package datasets: pip install 'vse-pipeline[datasets]'" in line
+    assert f"a Hugging Face data set needs the package datasets: {extra_install_command('datasets')}" in line
 
 
 def test_a_folder_of_a_data_set_is_loaded_as_by_name(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.pipeline.conftest import Fails, Log, Patch, succeed
 from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.errors import extra_install_command
 from vse.pipeline.imports.rows import ImportedRow, ImportSettings, RowCollector
 
 
@@ -195,7 +196,7 @@ def test_a_bad_name_and_wrong_options_are_refused(birds: Path, tmp_path: Path, f
     (birds / "metadata.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     line = fails(main, "import", birds, "--out", tmp_path / "out")
-    assert "metadata.parquet needs the package pyarrow: pip install 'vse-pipeline[parquet]'" in line
+    assert f"metadata.parquet needs the package pyarrow: {extra_install_command('parquet')}" in line
 
 
 def sampled_splits(files: list[str], seed: int) -> dict[str, str]:

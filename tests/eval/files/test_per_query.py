@@ -16,6 +16,7 @@ from tests.eval.evaluating import Fails, succeeds
 from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.pipeline.errors import extra_install_command
 
 COLUMNS = ["seed", "protocol", "fold", "direction", "query_id", "rank", "right_id", "right_score", "wrong_id", "wrong_score"]
 
@@ -105,7 +106,7 @@ def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, fails:
         succeeds(eval_main, file, "--bootstrap", 0, "--per-query", parquet)
         pd.testing.assert_frame_equal(pd.read_parquet(parquet), pd.read_csv(csv), check_dtype=False)
     else:
-        assert "pip install 'vse-pipeline[parquet]'" in fails(eval_main, file, "--bootstrap", 0, "--per-query", parquet)
+        assert extra_install_command("parquet") in fails(eval_main, file, "--bootstrap", 0, "--per-query", parquet)
 
 
 @pytest.mark.parametrize(
