@@ -14,6 +14,7 @@ from vse.pipeline.presets.parts import import_object
 # For each task, the names of sub-commands and the click commands that they run.
 COMMANDS_BY_TASK = {
     "Start": {
+        "quickstart": "vse.quickstart:quickstart_command",
         "doctor": "vse.doctor:doctor_command",
     },
     "Prepare data and features": {

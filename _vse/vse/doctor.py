@@ -131,7 +131,7 @@ def _describe_weights() -> Iterator[tuple[str, str]]:
             features_by_model.setdefault(model, []).append(name)
     missing = []
     for model, features in features_by_model.items():
-        if (place := _find_weights(model)) is not None:
+        if (place := find_weights(model)) is not None:
             yield "weights", f"{model}: {place}"
         else:
             missing.append((model, features))
@@ -144,7 +144,7 @@ def _describe_weights() -> Iterator[tuple[str, str]]:
         yield "", f"{model}, for {shown}"
 
 
-def _find_weights(model: str) -> Path | None:
+def find_weights(model: str) -> Path | None:
     """Return a file or folder with the weights of a network: in VSE_WEIGHTS_DIR, or in the cache of a hub."""
     stem = model.rpartition("/")[2]
     torch_hub = Path(os.environ.get("TORCH_HOME", Path.home() / ".cache" / "torch")) / "hub" / "checkpoints"

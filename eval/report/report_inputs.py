@@ -105,6 +105,8 @@ def _add_embeddings(
         alpha = result.combination.alpha if result.combination else None
         run = replace(build_ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
     _check_against_result(report_input, files[0], run)
+    if first.fold is not None and result.split != first.split:
+        report_input = _add_missing(report_input, f"the result covers all folds; the queries below are those of fold {first.fold}")
     return replace(report_input, embeddings=run, dataset_file=_dataset_file(files[0], first))
 
 
@@ -147,6 +149,8 @@ def _check_against_result(report_input: ReportInput, file: Path, run: Embeddings
     theirs = {"n_images": result.n_images, "n_captions": result.n_captions, "dataset": result.dataset, "split": result.split}
     n_images, n_captions = (len(np.unique(ids)) for ids in (run.image_ids, run.caption_ids))
     ours = {"n_images": n_images, "n_captions": n_captions, "dataset": run.dataset, "split": run.split}
+    if isinstance(run, Embeddings) and run.fold is not None and result.split != run.split:
+        ours = {"dataset": run.dataset}  # the result counts the images of all folds
     if run.experiment is not None:
         theirs["experiment"], ours["experiment"] = result.experiment, run.experiment
     for name, value in ours.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from vse.pipeline.progress import progress_bar
 from vse.training.data.images import CachedImageFeatures
 from vse.training.settings import SolverSettings
 from vse.training.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, TrainingTask
+
+log = logging.getLogger(__name__)
 
 _IMAGES_PER_BLOCK = 1024
 _MIN_CORRELATION = 1e-6  # of a canonical direction; other directions are dropped
@@ -165,6 +168,20 @@ class GridSearchSolver(Solver):
             row = {"epoch": self.progress.epoch + 1, **point, **self.validate()}
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.progress = Progress(self.progress.epoch + 1, [*self.progress.rows, row])
+        if self.progress.epoch == len(self.grid):
+            self._warn_if_largest_is_best()
+
+    def _warn_if_largest_is_best(self) -> None:
+        tried = sorted({point["regularization"] for point in self.grid if "regularization" in point})
+        best = self.progress.best_row
+        if len(tried) > 1 and best is not None and best["regularization"] == tried[-1]:
+            larger = ", ".join(f"{tried[-1] * factor:g}" for factor in (1, 3, 10, 30))
+            log.warning(
+                "the best regularization, %g, is the largest that was tried; with few pairs, larger ones may be better: "
+                "--set 'solver.regularization=[%s]'",
+                tried[-1],
+                larger,
+            )
 
     def describe(self, row: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {row[name]:g}" for name in self.grid[0])

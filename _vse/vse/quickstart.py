@@ -1,0 +1,198 @@
+"""The command ``vse quickstart``: from photographs with captions, or from nothing, to a report and a search page."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import click
+
+import vse.features.data_cli  # noqa: F401  adds sub-commands to vse-data
+from vse.doctor import find_weights
+from vse.eval.cli import eval_command
+from vse.eval.files.results import Result, mean_and_std, read_result
+from vse.features.cli import extract
+from vse.features.settings import load_feature
+from vse.pipeline.cli import data_group
+from vse.pipeline.command import record_command
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.option_types import CliOption, FileOrFolderPath, PositiveInteger, Text
+from vse.pipeline.options import Options, command
+from vse.training.cli import embed_command, report_command, train_command
+
+log = logging.getLogger(__name__)
+
+MIN_PAIRS_FOR_SPLIT = 1000  # with fewer pairs, cross-validation replaces the test split
+N_FOLDS = 5
+# Presets of image features, the best first: their order of rsum in the ladder of Flickr8k (docs/ladder.md).
+IMAGE_FEATURES = ("effnet2", "effnet", "mobilenet")
+# With few pairs, validation chooses a larger regularization than the preset tries.
+FEW_PAIRS_REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)
+_ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
+_MIN_ENGLISH_SHARE = 0.1  # share of these words among all words of English captions
+_N_CAPTIONS_FOR_LANGUAGE = 1000
+_COMMANDS: dict[str, click.Command] = {
+    "vse-data": data_group,
+    "vse-extract": extract,
+    "vse-train": train_command,
+    "vse-embed": embed_command,
+    "vse-eval": eval_command,
+    "vse-report": report_command,
+}
+
+
+class QuickstartRequest(Options):
+    """The arguments of ``vse quickstart``."""
+
+    photos: Annotated[FileOrFolderPath | None, CliOption(is_argument=True)] = None
+    captions: Annotated[FileOrFolderPath | None, CliOption(is_argument=True)] = None
+    name: Text | None = None
+    """Name of the data set.  [default: the name of the folder PHOTOS, or demo]"""
+    threads: PositiveInteger | None = None
+    """Number of processor cores to use.  [default: all available]"""
+
+
+@command("quickstart")
+def quickstart_command(request: QuickstartRequest) -> None:
+    """Import photographs with captions, extract features, train a model, evaluate it and write a report.
+
+    PHOTOS is a folder of photographs, and CAPTIONS a table of their captions: CSV, JSON lines or parquet. PHOTOS may also be
+    any other source of vse data import. Without arguments, the built-in demo is used. All files are written into the folders
+    data, features, runs and results of the current folder. A repeated call keeps finished steps.
+    """
+    click.echo(run_quickstart(request))
+
+
+def run_quickstart(request: QuickstartRequest) -> str:
+    """Run all steps, and return a text: the report, the command of the search page, and the commands of all steps."""
+    steps, name = _Steps(request.threads), _choose_name(request)
+    dataset_file = Path("data", name, "dataset.json")
+    _prepare_dataset(steps, request, dataset_file)
+    dataset = load_dataset_file(dataset_file)
+    n_pairs = sum(len(image.captions) for image in dataset.images)
+    image_feature, caption_feature = choose_image_feature(name), choose_caption_feature(dataset)
+    images, captions = (Path("features", f"{name}_{feature}.h5") for feature in (image_feature, caption_feature))
+    steps.run("vse-extract", "cnn", "--dataset", dataset_file, "--feature", image_feature, "--out", images)
+    steps.extract_captions(dataset_file, caption_feature, captions)
+    is_small = n_pairs < MIN_PAIRS_FOR_SPLIT
+    training = [
+        "--features",
+        images,
+        "--experiment",
+        f"{'cca' if is_small else 'infonce_minilm'}_effnet+{caption_feature}+{image_feature}",
+    ]
+    training += ["--set", f"solver.regularization={list(FEW_PAIRS_REGULARIZATION)}"] if is_small else []
+    run = Path("runs", f"{name}_quickstart", "seed-0")
+    embeddings = [steps.train(training, dataset_file, captions, run)]
+    if is_small:
+        log.info("%d pairs are too few for one test split: the result covers %d folds", n_pairs, N_FOLDS)
+        folds, embeddings = Path("data", f"{name}_folds"), []
+        steps.run("vse-data", "folds", dataset_file, "--out", folds, "--count", N_FOLDS)
+        for k in range(N_FOLDS):
+            fold = folds / f"fold-{k}.json"
+            if load_feature(caption_feature).fits_encoder:  # to the training captions of the fold
+                captions = Path("features", f"{name}_folds-{k}_{caption_feature}.h5")
+                steps.extract_captions(fold, caption_feature, captions)
+            embeddings.append(steps.train(training, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))
+    result = Path("results", f"{name}_quickstart.json")
+    report = result.with_suffix(".html")
+    steps.run("vse-eval", *embeddings, "--out", result)
+    steps.run("vse-report", result, "--out", report)
+    taken_over = [f"  {line}" for line in steps.lines if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))]
+    return "\n".join(
+        [
+            *_describe_result(read_result(result)),
+            f"report: {report}",
+            f"search page: vse-serve {run} --split all",
+            f"These commands were run{'; vse-train and vse-embed also for each fold' if is_small else ''}:",
+            *taken_over,
+        ]
+    )
+
+
+def _describe_result(result: Result) -> Iterator[str]:
+    """Yield a sentence for each direction: how often the first ten answers have a right one, and among how many."""
+    metrics = next(iter(result.protocols.values()))
+    sought = {"t2i": ("captions", "their image", result.n_images), "i2t": ("images", "a caption of theirs", result.n_captions)}
+    for direction, (queries, answer, n_items) in sought.items():
+        r10, _ = mean_and_std(metrics.metric(f"{direction}_r10"))
+        low, high = metrics.interval(f"{direction}_r10") or (math.nan, math.nan)
+        among = n_items // metrics.folds
+        yield f"{r10:.1f}% of the {queries} of the test find {answer} among the first 10 of {among} [{low:.1f}, {high:.1f}]"
+
+
+def _prepare_dataset(steps: _Steps, request: QuickstartRequest, dataset_file: Path) -> None:
+    if request.photos is not None:
+        captions = [] if request.captions is None else ["--captions", request.captions]
+        steps.run("vse-data", "import", request.photos, *captions, "--out", dataset_file.parent)
+    elif not dataset_file.is_file():
+        steps.run("vse-data", "demo", "--out", dataset_file.parent)
+
+
+class _Steps:
+    """The steps, each a command that runs in this process. ``lines`` holds the commands as a user types them."""
+
+    def __init__(self, threads: int | None) -> None:
+        self.lines: list[str] = []
+        self._threads = threads
+
+    def run(self, name: str, *arguments: object) -> None:
+        """Run a command; its output goes to stderr. Raises UserError if the command refuses its input."""
+        words = [str(argument) for argument in arguments]
+        line = shlex.join([name, *words])
+        self.lines.append(line)
+        log.info("$ %s", line)
+        if self._threads is not None and name in ("vse-extract", "vse-train", "vse-embed"):
+            words += ["--threads", str(self._threads)]
+        with record_command(line), redirect_stdout(sys.stderr):
+            _COMMANDS[name].main(args=words, prog_name=name, standalone_mode=False)
+
+    def extract_captions(self, dataset_file: Path, feature: str, cache: Path) -> None:
+        """Extract a feature of captions into ``cache``."""
+        extractor = load_feature(feature).extractor_name()
+        self.run("vse-extract", extractor, "--dataset", dataset_file, "--feature", feature, "--out", cache)
+
+    def train(self, training: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
+        """Train a run and embed its test split. Return the file of embeddings."""
+        self.run("vse-train", *training, "--captions", dataset_file, "--caption-features", captions, "--out", run, "--resume")
+        self.run("vse-embed", run)
+        return run / "test.h5"
+
+
+def _choose_name(request: QuickstartRequest) -> str:
+    if request.name is not None:
+        return request.name
+    if request.photos is None:
+        return "demo"
+    name = re.sub(r"[^a-z0-9]+", "-", request.photos.resolve().name.lower()).strip("-")
+    if not name:
+        raise UserError(f"{request.photos}: its name is no name for a data set; give one with --name")
+    return name
+
+
+def choose_image_feature(dataset: str) -> str:
+    """Return the best feature in :data:`IMAGE_FEATURES` whose weights are on this machine.
+
+    Without any, return the last one, whose weights are downloaded. The demo reads networks with random weights.
+    """
+    for name in IMAGE_FEATURES:
+        settings = load_feature(name, dataset)
+        if getattr(settings, "weights", None) == "random" or find_weights(str(getattr(settings, "model", ""))):
+            return name
+    return IMAGE_FEATURES[-1]
+
+
+def choose_caption_feature(dataset: Dataset) -> str:
+    """Return ``minilm`` for English captions if its weights are on this machine, else ``tfidf``, which reads any language."""
+    captions = [caption for image in dataset.images[:_N_CAPTIONS_FOR_LANGUAGE] for caption in image.captions]
+    words = [word for caption in captions for word in caption.tokens]
+    is_english = sum(word in _ENGLISH_WORDS for word in words) >= _MIN_ENGLISH_SHARE * len(words)
+    return "minilm" if is_english and find_weights(str(getattr(load_feature("minilm"), "model", ""))) else "tfidf"
