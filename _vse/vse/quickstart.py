@@ -181,9 +181,10 @@ def _choose_name(request: QuickstartRequest) -> str:
 def choose_image_feature(dataset: str) -> str:
     """Return the best feature in :data:`IMAGE_FEATURES` whose weights are on this machine.
 
-    Without any, return the last one, whose weights are downloaded. The demo reads networks with random weights.
+    Without any, return the last one, whose weights are downloaded. The preset of the demo gives some networks random weights,
+    such as that of ``fc7``, and these need no file.
     """
-    for name in IMAGE_FEATURES:
+    for name in (*IMAGE_FEATURES, "fc7"):
         settings = load_feature(name, dataset)
         if getattr(settings, "weights", None) == "random" or find_weights(str(getattr(settings, "model", ""))):
             return name

@@ -10,7 +10,7 @@ import pytest
 from tests.docs.numbers import PageNumber, page_numbers, unmarked_intervals
 from tests.docs.pages import ROOT
 
-PAGES = ["docs/flickr8k.md", "docs/phrases.md"]
+PAGES = ["docs/flickr8k.md", "docs/phrases.md", "docs/quickstart.md"]
 CURVES = ROOT / "docs/results/flickr8k"
 NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
 

@@ -4,7 +4,7 @@
 #   sh commands.sh SOURCE [BOXES]
 #
 # SOURCE is a folder for `vse-data prepare f8k`. BOXES is a JSON file of candidate boxes (docs/formats.md); without it, the runs
-# on boxes are left out. The folder VSE_WEIGHTS_DIR holds tf_efficientnet_lite0.pth. Two trainings run at a time, each on one core.
+# on boxes are left out. The folder VSE_WEIGHTS_DIR holds tf_efficientnet_lite0.pth and all-MiniLM-L6-v2/. Two trainings run at a time, each on one core.
 # The rows whose card names an NVIDIA H200 were trained on this GPU; on a processor they take hours.
 set -eu
 results=results/flickr8k
@@ -47,6 +47,7 @@ fi
 extract cnn effnet
 extract cnn effnet_grid --set grid=4
 extract cnn effnet_rc
+extract text minilm
 [ $# -lt 2 ] || extract boxes boxes_effnet_levels --set "boxes=$2"
 
 small="--set model.dim=256"
@@ -59,6 +60,22 @@ grid() { # EPOCHS EPOCHS_BEFORE_DECAY WARM_UP_EPOCHS
   echo "$(schedule "$1" "$2") --set train.learning_rate=5e-4 --set warmup.loss=sum --set warmup.epochs=$3"
 }
 
+ace="ace_effnet $(schedule 12 8) --set caption_feature=minilm --set model.caption_encoder=linear"
+ace_recipes="preset
+self_critical --set adversary.baseline=self_critical
+entropy --set adversary.entropy_weight=0.1 --set adversary.entropy_of=100
+score --set adversary.reward=score
+score_4 --set adversary.reward=score --set adversary.samples=4
+scale_10 --set adversary.scale=10
+alone --set adversary.in_batch=0 --set adversary.scale=20
+share_09 --set adversary.in_batch=0.9
+rate --set adversary.learning_rate=2e-3
+pretrained --set adversary.pretraining_epochs=4
+all --set adversary.reward=score --set adversary.baseline=self_critical --set adversary.samples=4 --set adversary.pretraining_epochs=4 --set adversary.learning_rate=1e-3 --set adversary.scale=20
+own_20 --set adversary.architecture=none --set adversary.scale=20
+own_40 --set adversary.architecture=none --set adversary.scale=40
+own_20_4 --set adversary.architecture=none --set adversary.scale=20 --set adversary.samples=4"
+
 # NAME DATASET SEED FEATURE EXPERIMENT OPTIONS; in f8k_folds, the seed is the number of the fold.
 {
   for seed in 0 1 2 3 4; do
@@ -70,7 +87,12 @@ grid() { # EPOCHS EPOCHS_BEFORE_DECAY WARM_UP_EPOCHS
     echo "orderpp f8k_folds $seed effnet order0 $(schedule 20 15) $order=squared $warm"
     echo "vsepp_grid_12_1 f8k_folds $seed effnet_grid vsepp_grid_effnet $(grid 12 8 1)"
   done
+  for seed in 0 1 2 3 4; do
+    echo "vsepp_minilm f8k_folds $seed effnet vsepp_minilm_effnet $(schedule 12 8)"
+    echo "ace_own_10_minilm f8k_folds $seed effnet $ace --set adversary.architecture=none --set adversary.scale=10"
+  done
   # Runs of one fold, for validation.csv
+  echo "$ace_recipes" | while read -r name options; do echo "ace_${name}_minilm f8k_folds 0 effnet $ace $options"; done
   for form in norm squared; do
     for rate in 1e-3 2e-4; do
       echo "order_sum_${form}_$rate f8k_folds 0 effnet order0 $(schedule 30 15) $order=$form --set train.learning_rate=$rate"
@@ -109,14 +131,17 @@ compare() { # NAME NAME
   vse-eval --compare runs/f8k_folds_"$1"/seed-*/test.h5 runs/f8k_folds_"$2"/seed-*/test.h5 --out "$results/$1_vs_$2.json"
 }
 
-names="vse0 vsepp order0 orderpp vsepp_grid_12_1"
+names="vse0 vsepp order0 orderpp vsepp_grid_12_1 vsepp_minilm ace_own_10_minilm"
 for name in $names vse0_12 vsepp_12; do evaluate f8k_folds "$name"; done
 [ $# -lt 2 ] || { evaluate f8k vsepp_boxes && names="$names vsepp_boxes"; }
 compare vsepp vse0
 compare vsepp_12 vse0_12
 compare orderpp order0
+compare ace_own_10_minilm vsepp_minilm
 vse-eval --compare runs/f8k_folds_vsepp/seed-0/test.h5 runs/f8k_folds_vse0/seed-0/test.h5 \
   --out "$results/vsepp_vs_vse0_one_fold.json"
+vse-eval --compare runs/f8k_folds_scan_grid_12_2/seed-0/test.h5 runs/f8k_folds_vsepp_grid_12_1/seed-0/test.h5 \
+  --out "$results/scan_vs_vsepp_grid_one_fold.json"
 for table in summary cards; do
   for name in $names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done
