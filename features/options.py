@@ -108,6 +108,10 @@ class ImportOptions(Options):
     """Where the key ends in the name of a WebDataset member: first-dot or last-dot.  [default: first-dot]"""
     quoting: Annotated[Text | None, CliOption(metavar="HOW")] = None
     """Quotation marks in CSV: minimal (they enclose fields) or none (they are text).  [default: minimal]"""
+    encoding: Annotated[Text | None, CliOption(metavar="NAME")] = None
+    """Encoding of a CSV table, such as utf-8, utf-16, cp1252 or mac_roman.  [default: detected]"""
+    yes: Flag = False
+    """Do not ask whether a table was understood."""
     tokeniser: TokeniserOption = None
     skip_bad: Flag = False
     """Skip invalid rows and list them in OUT/import.failures.jsonl."""

@@ -131,7 +131,7 @@ def import_data(
         splits=splits,
         options=options,
     )
-    return ImportedData(import_sources(request))
+    return ImportedData(request.out / "dataset.json", import_sources(request))
 
 
 @public_api

@@ -279,8 +279,8 @@ class ImportedData:
             photos were imported
     """
 
-    def __init__(self, written: Sequence[Path]) -> None:
-        self.dataset = DatasetFile(next(path for path in written if path.suffix == ".json"))
+    def __init__(self, dataset: Path, written: Sequence[Path]) -> None:
+        self.dataset = DatasetFile(dataset)
         self.features = tuple(FeatureFile(path) for path in written if path.suffix != ".json")
 
     def __repr__(self) -> str:

@@ -29,6 +29,7 @@ ABILITY_BY_EXTRA = {
     "openclip": "features of OpenCLIP, such as clip",
     "serve": "the search page of vse serve",
     "parquet": "parquet files",
+    "xlsx": "spreadsheets of Excel (.xlsx)",
     "datasets": "data sets of the Hugging Face library datasets",
     "edgeboxes": "box proposals of EdgeBoxes and selective search",
     "chunker": "noun phrases of captions by spaCy",

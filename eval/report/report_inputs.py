@@ -106,7 +106,8 @@ def _add_embeddings(
         run = replace(build_ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
     _check_against_result(report_input, files[0], run)
     if first.fold is not None and result.split != first.split:
-        report_input = _add_missing(report_input, f"the result covers all folds; the queries below are those of fold {first.fold}")
+        sentence = f"the result covers all folds; the queries below are those of fold {first.fold}"
+        report_input = _add_missing(report_input, sentence)
     return replace(report_input, embeddings=run, dataset_file=_dataset_file(files[0], first))
 
 

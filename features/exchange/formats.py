@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ IMPORT_FORMATS: Mapping[str, ImportFormat] = {
     "table": ImportFormat(
         lambda request: request.captions is not None or find_table(request.sources[0]) is not None,
         _import_table,
-        option_names=("captions", "images", "quoting"),
+        option_names=("captions", "images", "quoting", "encoding"),
     ),
     "clip-retrieval": ImportFormat(
         lambda request: is_clip_folder(request.sources[0]),
@@ -89,6 +90,8 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
         options.skip_bad,
         parse_columns(request.columns),
         options.quoting,
+        options.encoding,
+        asks=not options.yes and sys.stdin.isatty() and sys.stderr.isatty(),
     )
     if options.format is not None and options.format not in IMPORT_FORMATS:
         raise UserError(f"--format {options.format}: unknown{did_you_mean(options.format, IMPORT_FORMATS)}")
@@ -107,6 +110,7 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
         "images": request.images,
         "key_until": options.key_until,
         "quoting": options.quoting,
+        "encoding": options.encoding,
     }
     for option, value in given.items():
         if value is not None and option not in IMPORT_FORMATS[name].option_names:

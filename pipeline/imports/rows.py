@@ -44,6 +44,9 @@ class ImportSettings:
     skip_bad : whether bad rows are left out and listed, instead of an error
     columns : a dictionary from fields to the names of columns; a field that is not in the dictionary has the usual names
     quoting : "minimal" or "none", for CSV files; None is "minimal"
+    encoding : the encoding of CSV files; None: it is detected
+    column_names : the names of the columns of a CSV file without a header; None: the first line has them
+    asks : whether the user is asked if a table was understood
     """
 
     name: str
@@ -55,6 +58,9 @@ class ImportSettings:
     skip_bad: bool = False
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
     quoting: str | None = None
+    encoding: str | None = None
+    column_names: tuple[str, ...] | None = None
+    asks: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,11 +103,10 @@ class BadRowList:
         count = f"{len(self.places_and_faults)} of {n_rows} rows cannot be imported"
         if not self.skip_bad:
             place, reason = self.places_and_faults[0]
-            raise UserError(f"{place}: {reason} ({count}; --skip-bad leaves them out)")
-        lines = [
-            json.dumps({"place": place, "reason": reason}, ensure_ascii=False) for place, reason in self.places_and_faults
-        ]
-        write_text(file, "\n".join([*lines, ""]))
+            advice = "" if "--encoding" in reason else "; --skip-bad leaves them out"
+            raise UserError(f"{place}: {reason} ({count}{advice})")
+        entries = ({"place": place, "reason": reason} for place, reason in self.places_and_faults)
+        write_text(file, "".join(f"{json.dumps(entry, ensure_ascii=False)}\n" for entry in entries))
         log.warning("%s and are left out; %s lists them", count, file)
 
 
@@ -205,10 +210,8 @@ class RowCollector:
         self._drop_incomplete_images("split", lambda image: image.split)
         self._drop_incomplete_images("imgid", lambda image: image.imgid)
         self._drop_incomplete_images("sentid", lambda image: image.captions[0][0])
-        n_taken, n_refused = (
-            sum(len(image.row_locations) for image in self._image_by_file.values()),
-            len(self.bad_rows.places_and_faults),
-        )
+        n_taken = sum(len(image.row_locations) for image in self._image_by_file.values())
+        n_refused = len(self.bad_rows.places_and_faults)
         assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
         self.bad_rows.raise_or_list(self._settings.out / "import.failures.jsonl", self.n_rows)
         log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)

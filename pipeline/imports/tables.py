@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import re
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, TextIO
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import pandas as pd
 
 from vse.pipeline.dataset.preparation import check_dataset_name
-from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.errors import UserError, did_you_mean, import_extra
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
+from vse.pipeline.imports.csv_rows import QUOTING_MODES, OnBadRow, read_csv_rows
+from vse.pipeline.imports.photo_names import PhotoNames
 from vse.pipeline.imports.rows import (
     BadRow,
     ImageFolders,
@@ -22,176 +26,10 @@ from vse.pipeline.imports.rows import (
     ImportSettings,
     RowCollector,
     flatten_captions,
-    log,
     write_imported_data,
 )
+from vse.pipeline.imports.table_layout import N_SAMPLE_ROWS, find_layout, read_csv_layout
 from vse.pipeline.progress import progress_bar
-
-QUOTING_MODES = ("minimal", "none")
-_DELIMITERS = ",;\t|"
-_PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
-_SUFFIX_PATTERN = re.compile(r"\.\w{1,5}")
-_QUOTING_HINT = "--quoting none reads quotation marks as text"
-_OnBadRow = Callable[[str, object], None]
-
-
-def read_csv_rows(
-    path: Path, on_bad_row: _OnBadRow, find_file_column: Callable[[Mapping[str, None]], str], quoting: str = "minimal"
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place and the cells of each row of a CSV file whose first line has the names of the columns.
-
-    The delimiter is the most frequent character of comma, semicolon, tab and bar in the first line. With the quoting
-    "minimal" a cell may be quoted and span several lines; with "none" quotation marks are text. A stray quotation mark never
-    hides another row: each line is blank, or belongs to the header, to a row that is yielded or to an unreadable row.
-
-    Raises UserError if the header is missing or invalid, if a quoted cell contains another row's name of an image file, or if
-    the end of an unreadable row is unclear: its first line has a quotation mark and no name of an image file.
-
-    on_bad_row : a function that is called with the place and the reason of an unreadable row
-    find_file_column : a function from the names of all columns to the name of the column of image files
-    """
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
-        first = stream.readline(100_000)
-        stream.seek(0)
-        delimiter = max(_DELIMITERS, key=first.count)
-        lines = _LineIterator(stream)
-        rule: Any = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
-        cells_of_lines = csv.reader(lines, delimiter=delimiter, strict=True, quoting=rule)
-        header = _read_header(path, cells_of_lines, lines)
-        merged_rows = _MergedRowChecker(path, delimiter, header, header.index(find_file_column(dict.fromkeys(header))))
-        n_rows = n_blank = 0
-        while True:
-            line_number = lines.n_taken + 1
-            place = f"{path}: line {line_number}"
-            lines.taken_lines.clear()
-            try:
-                cells = next(cells_of_lines)
-            except StopIteration:
-                break
-            except csv.Error as error:
-                fault: str | None = f"{error}; {_QUOTING_HINT}"
-            else:
-                if not cells:
-                    n_blank += 1
-                    continue
-                fault = _find_row_fault(cells, len(header), lines.taken_lines)
-            n_rows += 1
-            if fault is not None:
-                if '"' in lines.taken_lines[0] and quoting != "none":
-                    merged_rows.check_line(place, lines.taken_lines[0], fault)
-                lines.put_back(lines.taken_lines[1:])
-                on_bad_row(place, fault)
-                continue
-            merged_rows.check_row(line_number, cells, lines.taken_lines)
-            yield place, dict(zip(header, cells, strict=True))
-        log.info("%s: %d lines: 1 header, %d blank, %d rows", path, lines.n_taken, n_blank, n_rows)
-
-
-class _LineIterator:
-    """An iterator over the lines of a text file; lines can be put back.
-
-    ``n_taken`` is the number of lines that were taken. ``taken_lines`` lists these lines; the caller clears the list.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self.n_taken = 0
-        self.taken_lines: list[str] = []
-        self._stream = stream
-        self._put_back_lines: deque[str] = deque()
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = self._put_back_lines.popleft() if self._put_back_lines else next(self._stream)
-        self.n_taken += 1
-        self.taken_lines.append(line)
-        return line
-
-    def put_back(self, lines: Sequence[str]) -> None:
-        self._put_back_lines.extendleft(reversed(lines))
-        self.n_taken -= len(lines)
-
-
-def _read_header(path: Path, rows: Iterator[list[str]], lines: _LineIterator) -> list[str]:
-    with wrap_read_errors(path, "a CSV file with the names of its columns in the first line"):
-        header = [name.strip() for name in next(rows, [])]
-        if lines.n_taken > 1:
-            raise ValueError(f"a quotation mark in line 1 is open until line {lines.n_taken}; {_QUOTING_HINT}")
-        if not any(header) or len(set(header)) < len(header):
-            raise ValueError("names are missing or occur twice")
-        "".join(header).encode()
-        marked = next((name for name in header if '"' in name), None)
-        if marked is not None:
-            raise ValueError(f"the name {marked} has a quotation mark")
-    return header
-
-
-def _find_row_fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None:
-    if len(cells) != n_columns:
-        fault = f"{len(cells)} cells, but the header has {n_columns}"
-        return fault if len(taken) == 1 else f"{fault}; a quotation mark is open for {len(taken)} lines; {_QUOTING_HINT}"
-    try:
-        "".join(cells).encode()
-    except UnicodeEncodeError:
-        return "not UTF-8"
-    return None
-
-
-class _MergedRowChecker:
-    """A checker that finds rows of a CSV file that a stray quotation mark has merged.
-
-    A quoted cell that extends from one row into the next row contains the file name of one of the two rows. A text counts as a
-    file name if it ends in the suffix of an image format, or in a suffix that occurred in the column of files. If names in
-    that column have no suffix, a text without blanks at the position of the column counts, too.
-    """
-
-    def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:
-        self._path, self._delimiter, self._column_names, self._file_column = path, delimiter, header, column
-        self._file_suffixes, self._has_bare_names = set(_PHOTO_SUFFIXES), False
-
-    def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if ``line``, the first line of an unreadable row with a quotation mark, contains no file name."""
-        if not self._has_file_name(line):
-            raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
-
-    def check_row(self, line_number: int, cells: Sequence[str], taken: Sequence[str]) -> None:
-        """Raise UserError if a cell of the row that begins at line ``line_number`` contains another row.
-
-        ``taken`` are the lines from which the row was read.
-        """
-        suffix = PurePosixPath(cells[self._file_column].strip()).suffix.lower()
-        if _SUFFIX_PATTERN.fullmatch(suffix):
-            self._file_suffixes.add(suffix)
-        else:
-            self._has_bare_names = True
-        if len(taken) == 1:
-            return
-        for column, cell in enumerate(cells):
-            pieces = re.split(r"\r\n|\r|\n", cell)
-            if len(pieces) > 1 and (column == self._file_column or self._has_other_row(pieces, column)):
-                raise UserError(
-                    f"{self._path}: line {line_number}: a quotation mark in the column {self._column_names[column]} is open "
-                    f"until a later line, up to line {line_number + len(taken) - 1}, and hides other rows. Remove it, or "
-                    f"double it in a quoted cell; {_QUOTING_HINT}"
-                )
-
-    def _has_file_name(self, line: str) -> bool:
-        cells = (cell.strip(' "\r\n') for cell in line.split(self._delimiter))
-        return any(PurePosixPath(cell).suffix.lower() in self._file_suffixes for cell in cells)
-
-    def _has_other_row(self, pieces: Sequence[str], column: int) -> bool:
-        for index, piece in enumerate(pieces):
-            parts = [part.strip(' "') for part in piece.split(self._delimiter)]
-            if self._has_file_name(piece):
-                return True
-            position = self._file_column if index else self._file_column - column
-            is_last = index == len(pieces) - 1
-            is_inside = 0 <= position < len(parts) and not (is_last and self._file_column > column) and len(parts) > 1
-            if self._has_bare_names and is_inside and parts[position] and " " not in parts[position]:
-                return True
-        return False
-
 
 # The usual names of the column of each field; the first existing column is read.
 USUAL_NAMES_BY_FIELD = {
@@ -204,22 +42,24 @@ USUAL_NAMES_BY_FIELD = {
 }
 REQUIRED_FIELDS = ("file", "caption")
 _CSV_SUFFIXES, _JSON_SUFFIXES = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
-TABLE_SUFFIXES = (*_CSV_SUFFIXES, *_JSON_SUFFIXES, ".parquet")
+TABLE_SUFFIXES = (*_CSV_SUFFIXES, *_JSON_SUFFIXES, ".parquet", ".xlsx")
+_MAX_XLSX_BYTES = 2_000_000_000  # size of an unpacked spreadsheet
 _RowValues = Mapping[str, Any]
 _ColumnChooser = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
-def add_table(path: Path, collector: RowCollector, settings: ImportSettings) -> None:
+def add_table(path: Path, collector: RowCollector, settings: ImportSettings, photos: PhotoNames) -> None:
     """Add all rows of a table. Raises UserError if the table cannot be read, or lacks a column of files or captions."""
     rows = read_table_rows(path, settings, collector.add_bad_row)
-    for place, row in progress_bar(rows, desc=f"read {path.name}", unit="row"):
+    for place, values in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
-            collector.add(build_row(place, row))
+            row = build_row(place, values)
+            collector.add(replace(row, file=photos.find(row.file)))
         except BadRow as reason:
             collector.add_bad_row(place, reason)
 
 
-def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: _OnBadRow) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[tuple[str, dict[str, list[Any]]]]:
     """Yield the place of each row, and a dictionary from each field to the values in one or several columns.
 
     Calls ``on_bad_row`` with the place and the reason of an unreadable row. Raises UserError if ``path`` is not a table.
@@ -239,7 +79,11 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: _OnBadRow)
 
     if kind in _CSV_SUFFIXES:
         rows: Iterator[tuple[str, _RowValues]]
-        rows = read_csv_rows(path, on_bad_row, lambda header: choose(header)["file"][0], settings.quoting or QUOTING_MODES[0])
+        file_column: Callable[[Mapping[str, None]], str] = lambda header: choose(header)["file"][0]  # noqa: E731
+        form = settings.quoting or QUOTING_MODES[0], settings.encoding or "utf-8-sig", settings.column_names
+        rows = read_csv_rows(path, on_bad_row, file_column, *form)
+    elif kind == ".xlsx":
+        rows = _read_xlsx_rows(path)
     elif kind == ".parquet":
         rows = _read_parquet_rows(path, choose)
     else:
@@ -321,7 +165,23 @@ def choose_columns(
     return chosen
 
 
-def _read_json_rows(path: Path, on_bad_row: _OnBadRow) -> Iterator[tuple[str, _RowValues]]:
+def _read_xlsx_rows(path: Path) -> Iterator[tuple[str, _RowValues]]:
+    for row_number, row in enumerate(read_xlsx(path).to_dict("records"), 2):
+        yield f"{path}: row {row_number}", {str(name): value for name, value in row.items()}
+
+
+def read_xlsx(path: Path, n_rows: int | None = None) -> pd.DataFrame:
+    """Return the first ``n_rows`` rows of the first sheet of a spreadsheet as texts, without blank rows; None: all rows."""
+    import_extra("openpyxl", path.name, "xlsx")
+    with wrap_read_errors(path, "a spreadsheet (.xlsx)"):
+        with zipfile.ZipFile(path) as archive:
+            if sum(member.file_size for member in archive.infolist()) > _MAX_XLSX_BYTES:
+                raise ValueError(f"it unpacks to more than {_MAX_XLSX_BYTES // 10**9} GB")
+        table = pd.read_excel(path, dtype=str, keep_default_na=False, nrows=n_rows, engine="openpyxl")
+    return table[(table != "").any(axis=1)]
+
+
+def _read_json_rows(path: Path, on_bad_row: OnBadRow) -> Iterator[tuple[str, _RowValues]]:
     with path.open("rb") as stream:
         for line_number, line in enumerate(stream, 1):
             place = f"{path}: line {line_number}"
@@ -375,16 +235,54 @@ def import_table(images: Path, table: Path, settings: ImportSettings, other_fold
     if not images.is_dir():
         raise UserError(f"{images}: no such folder of images")
     check_dataset_name(settings.name)
-    collector = RowCollector(settings, build_photo_checker(images, other_folder))
-    add_table(table, collector, settings)
+    photos = PhotoNames(images)
+    settings = _understand_table(table, photos, settings)
+    collector = RowCollector(settings, build_photo_checker(images, other_folder, photos))
+    add_table(table, collector, settings, photos)
     content = collector.build_dataset_content(format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 
-def build_photo_checker(images: Path, other_folder: Path | None = None) -> Callable[[str], None]:
+def _understand_table(table: Path, photos: PhotoNames, settings: ImportSettings) -> ImportSettings:
+    """Return the settings with the encoding and the columns of a CSV file or spreadsheet, and log what was understood.
+
+    Columns that the user names overrule those with usual names, and these overrule those with fitting contents.
+    """
+    kind = table.suffix.lower()
+    if kind == ".xlsx":
+        sheet = read_xlsx(table, N_SAMPLE_ROWS)
+        layout = find_layout("xlsx", tuple(map(str, sheet)), [tuple(row) for row in sheet.itertuples(index=False)], photos)
+    elif kind in _CSV_SUFFIXES:
+        layout = read_csv_layout(table, photos, settings.encoding)
+    else:
+        if settings.encoding is not None:
+            raise UserError(f"--encoding {settings.encoding}: {table.name}: it is for CSV files; leave it out")
+        return settings
+    usual = {field for field, names in USUAL_NAMES_BY_FIELD.items() if any(name in layout.names for name in names)}
+    guessed = {field: names for field, names in layout.columns.items() if field not in usual}
+    settings = replace(
+        settings,
+        columns={**guessed, **settings.columns},
+        encoding=layout.encoding,
+        column_names=None if layout.has_header else layout.names,
+    )
+    try:
+        columns = choose_columns(table, dict.fromkeys(layout.names), settings.columns)
+    except UserError:
+        return settings  # the reader of the rows explains a wrong header first
+    layout.log_summary(table, columns)
+    if settings.asks and not click.confirm("Import these rows?", default=True, err=True):
+        raise click.Abort
+    return settings
+
+
+def build_photo_checker(
+    images: Path, other_folder: Path | None = None, photos: PhotoNames | None = None
+) -> Callable[[str], None]:
     """Return a function that raises BadRow if a file in the folder ``images`` cannot be used.
 
-    The file must be a readable image, and the target of a link must lie in ``images`` or ``other_folder``.
+    The file must be a readable image, and the target of a link must lie in ``images`` or ``other_folder``. If the file is
+    missing, the message has the most similar names of ``photos``.
     """
     folders = ImageFolders([folder for folder in (images, other_folder) if folder is not None])
 
@@ -393,6 +291,7 @@ def build_photo_checker(images: Path, other_folder: Path | None = None) -> Calla
             folders.find_image(file)
             read_image_size(images / file)
         except BadImage as fault:
-            raise BadRow(fault) from None
+            nearest = photos.list_nearest(file) if photos is not None and not (images / file).is_file() else []
+            raise BadRow(f"{fault}; the nearest names are {', '.join(nearest)}" if nearest else fault) from None
 
     return check

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import vse
 from tests.features.conftest import Fails, succeed
 from tests.pipeline.import_files import write_photos, write_table
 from tests.pipeline.test_import_table import failures
@@ -129,3 +130,13 @@ def test_a_folder_that_lacks_something_is_one_line(tmp_path: Path, fails: Fails,
     line = fails(main, "import", tmp_path / "clip", "--out", tmp_path / "x", "--out-features", tmp_path / "features")
     assert message in line
     assert not (tmp_path / "x" / "dataset.json").exists()
+
+
+def test_the_python_interface_returns_the_data_set_and_both_caches(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [{"image_path": f"/data/{k}.jpg", "caption": f"gull number {k}"} for k in range(12)]
+    write_part(tmp_path / "clip", 0, vectors(rng, 12), vectors(rng, 12), rows, "jsonl", True)
+    options = vse.ImportOptions(out_features=tmp_path / "features")
+    gulls = vse.import_data(tmp_path / "clip", tmp_path / "gulls", options=options)
+    assert sum(map(len, load_dataset_file(gulls.dataset.path).splits.values())) == 12
+    assert [cache.path.name for cache in gulls.features] == ["gulls_img_emb.h5", "gulls_text_emb.h5"]

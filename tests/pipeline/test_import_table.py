@@ -76,23 +76,25 @@ def test_other_names_of_columns_are_given(birds: Path, tmp_path: Path, fails: Fa
     table = tmp_path / "results.csv"
     table.write_text("photo| one| two\na.jpg| a gull| \nc.jpg| a tern| it flies\n")
     arguments = (birds, "--captions", table, "--out", tmp_path / "out")
-    line = fails(main, "import", *arguments)
-    assert f"{table}: no column file or file_name or" in line
-    assert "its columns are photo, one, two; name the right one with --column file=NAME" in line
     dataset = imported(*arguments, "--column", "file=photo", "--column", "caption=one", "--column", "caption=two")
     assert [[c.raw for c in image.captions] for image in dataset.images] == [["a gull"], ["a tern", "it flies"]]
+    other = tmp_path / "other.csv"
+    other.write_text("photo|one\nunknown|a gull\n")
+    line = fails(main, "import", birds, "--captions", other, "--out", tmp_path / "out")
+    assert f"{other}: no column file or file_name or" in line
+    assert "its columns are photo, one; name the right one with --column file=NAME" in line
     wrong = {"file=fhoto": "no column 'fhoto' (did you mean 'photo'?", "x=one": "no such field", "file": "FIELD=NAME"}
     for column, message in wrong.items():
         assert message in fails(main, "import", *arguments, "--column", column)
 
 
 CSV_FAULTS = [
-    (b"a.jpg,A gull,dev\n", None), (b"nope.jpg,A gull,train\n", "nope.jpg: no such image file"),
+    ("a.jpg,Möwe über Rügen,dev\n".encode(), None), (b"nope.jpg,A gull,train\n", "nope.jpg: no such image file"),
     (b"../a.jpg,A gull,train\n", "the file '../a.jpg'"), (b",A gull,train\n", "names no image file"),
     (b"c.jpg,,train\n", "the caption is empty"), (b"c.jpg,...!,train\n", "the caption '...!' has no word"),
     (b"c.jpg,A gull, flying,train\n", "4 cells"), (b"c.jpg,A gull\n", "2 cells"),
     (b"c.jpg,A gull,tset\n", "unknown split 'tset'; known: train, val"),
-    (b"a.jpg,A gull,test\n", "a.jpg has split test, but split val at"), (b"c.jpg,A g\xffull,train\n", "not UTF-8"),
+    (b"a.jpg,A gull,test\n", "a.jpg has split test, but split val at"), (b"c.jpg,A g\xffull,train\n", "with --encoding"),
     (b'c.jpg,"A" gull,train\n', "',' expected after '\"'"), (b"broken.jpg,A gull,train\n", "not a readable image"),
     (b"c.jpg,A tern,train\n", None), (b'c.jpg,"A tern\n', "unexpected end of data"),
 ]  # fmt: skip
@@ -155,7 +157,7 @@ def test_each_bad_line_of_json_is_named(birds: Path, tmp_path: Path) -> None:
         ("captions.csv", b'file,capt"ion\na.jpg,one\n', "not a CSV file with the names of its columns"),
         ("captions.csv", b'"file,caption\na.jpg,one\n', "not a CSV file with the names of its columns"),
         ("captions.csv", b"file,caption\n", "all 0 rows lack an image with a caption"),
-        ("captions.xlsx", b"PK", "captions.xlsx: not a table"),
+        ("captions.xlsx", b"PK", "captions.xlsx: not a spreadsheet (.xlsx)"),
         ("none/captions.csv", None, "No such file"),
     ],
 )
