@@ -54,7 +54,7 @@ class SearchTarget:
     is_in_dataset: bool = True
 
 
-def build_split_target(trained: TrainedRun, split: str, by_photo: bool) -> SearchTarget:
+def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:
     """Return the captions of the split for a photo as the query, or the images of the split for a text."""
     pairs = trained.split.pairs
 
@@ -64,7 +64,7 @@ def build_split_target(trained: TrainedRun, split: str, by_photo: bool) -> Searc
         return {
             "side": "captions" if by_photo else "images",
             "data set": trained.dataset.name,
-            "split": split,
+            "split": split or "all",
             "weights": trained.weights_sha256,
             "model": sha256_json(trained.experiment.model.model_dump(mode="json")),
             "vocabulary": trained.vocabulary_sha256,
