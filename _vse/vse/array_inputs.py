@@ -35,9 +35,9 @@ def to_numpy(array: Any) -> NDArray[Any]:
     return np.asarray(array)
 
 
-def are_texts(given: object) -> bool:
+def are_texts(given: Any) -> bool:
     """Return whether a value is a text or path, or a list whose first item is one."""
-    first = next(iter(given), None) if _is_list(given) and len(given) else given
+    first = next(iter(given), None) if _is_list(given) else given
     return isinstance(first, str | os.PathLike)
 
 

@@ -19,11 +19,13 @@ from vse.array_inputs import (
     read_array_data,
     read_caption_input,
     read_image_input,
+    read_image_rows,
     read_texts,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import PositiveInteger
-from vse.split_embeddings import SplitEmbeddings
+from vse.pipeline.options import format_value
+from vse.split_embeddings import SplitEmbeddings, embeddings
 
 if TYPE_CHECKING:
     from vse.training.kinds import PackedEmbeddings
@@ -121,7 +123,7 @@ class InputEncoder:
         packed = self.encode_packed([given] if single else given, of_captions, batch_size, not show_progress_bar)
         vectors = packed.vectors.float().numpy()
         if normalize_embeddings:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+            vectors = _scale_to_unit_length(vectors)
         if packed.lengths is None:
             return vectors[0] if single else vectors
         sets = np.split(vectors, np.cumsum(packed.lengths.numpy())[:-1])
@@ -130,52 +132,73 @@ class InputEncoder:
     def encode_packed(
         self, given: Any, of_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
     ) -> PackedEmbeddings:
-        """Return the embeddings of captions or images as tensors."""
-        if hasattr(given, "__len__") and not len(given):
-            name = "captions" if of_captions else "images"
-            raise UserError(f"{name}={given!r}: at least one {'text' if of_captions else 'path'} or vector is needed")
-        if not of_captions and self.photo_features is None and are_texts(given):
-            return self._encode_photos(read_texts("images", given), hidden)
-        if not of_captions:
-            vectors, _ = read_image_input("images", given, self.photo_features)
-            self.arrays.check_vectors("images", vectors, of_captions)
-            return self.arrays.encode_vectors(vectors, of_captions, batch_size, hidden)
-        caption_vectors, texts = read_caption_input("captions", given, self.text_features)
-        if caption_vectors is not None:
-            self.arrays.check_vectors("captions", caption_vectors, of_captions)
-            return self.arrays.encode_vectors(caption_vectors, of_captions, batch_size, hidden)
-        assert texts is not None
-        self._check_reads_texts(texts)
-        return self.arrays.encode_texts(texts, batch_size, hidden)
+        """Return the embeddings of captions or images as tensors. ``hidden`` displays no progress bar."""
+        return self._encode(self._read(given, of_captions), of_captions, batch_size, hidden)
 
     def embed(self, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
         """Return the embeddings of images and captions, to evaluate them."""
-        data, _ = read_array_data(images, captions, image_of_caption, self.photo_features, self.text_features)
-        self.arrays.check_vectors("images", data.images, False)
-        if data.captions is not None:
-            self.arrays.check_vectors("captions", data.captions, True)
+        inputs = self._read(images, of_captions=False), self._read(captions, of_captions=True)
+        rows = read_image_rows("image_of_caption", image_of_caption, *map(len, inputs))
+        encoded_images = self._encode(inputs[0], of_captions=False)
+        encoded_captions = self._encode(inputs[1], of_captions=True, allow_unknown=True)
+        return SplitEmbeddings(None, self.arrays.build_embeddings(encoded_images, encoded_captions, rows))
+
+    def _read(self, given: Any, of_captions: bool) -> NDArray[np.float32] | list[str]:
+        """Return captions or images as vectors, or as texts or paths if the model reads these."""
+        name = "captions" if of_captions else "images"
+        if isinstance(given, list | tuple) and not given:
+            raise UserError(f"{name}={given!r}: at least one {'text' if of_captions else 'path'} or vector is needed")
+        compute = self.text_features if of_captions else self.photo_features
+        vectors: NDArray[np.float32] | None
+        if of_captions:
+            vectors, texts = read_caption_input(name, given, compute)
+        elif compute is None and are_texts(given):
+            vectors, texts = None, read_texts(name, given)
         else:
-            self._check_reads_texts(data.texts)
-        return SplitEmbeddings(None, self.arrays.embed(data))
-
-    def _check_reads_texts(self, texts: Any) -> None:
-        if self.arrays.reads_caption_vectors:
-            dim = self.arrays.trained.caption_cache.dim  # type: ignore[union-attr]
+            vectors, texts = read_image_input(name, given, compute)
+        if vectors is not None:
+            self.arrays.check_vectors(name, vectors, of_captions)
+            return vectors
+        assert texts is not None
+        if (dim := self.arrays.imported_dim(of_captions)) is not None:
+            kind, function = ("texts", "text_features") if of_captions else ("paths", "photo_features")
             raise UserError(
-                f"captions={texts[:1]!r}: texts, but the model was fitted on vectors of captions; pass the vectors (n, {dim}) "
-                "that the same program computes, or pass the program to vse.Model as text_features"
+                f"{name}={format_value(texts[:1])}: {kind}, but the model was fitted on vectors of {name}; pass the vectors "
+                f"(n, {dim}) that the same program computes, or pass the program to vse.Model as {function}"
             )
+        return texts
 
-    def _encode_photos(self, paths: list[str], hidden: bool) -> PackedEmbeddings:
-        from vse.pipeline.files.images import decode_image
-        from vse.pipeline.progress import progress_bar
-        from vse.training.kinds import pack_embeddings
+    def _encode(
+        self,
+        given: NDArray[np.float32] | list[str],
+        of_captions: bool,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        hidden: bool = True,
+        allow_unknown: bool = False,
+    ) -> PackedEmbeddings:
+        if isinstance(given, np.ndarray):
+            return self.arrays.encode_vectors(given, of_captions, batch_size, hidden)
+        if of_captions:
+            return self.arrays.encode_texts(given, batch_size, hidden, allow_unknown)
+        return self.arrays.encode_photos([Path(path) for path in given], hidden)
 
-        cache = self.arrays.trained.image_cache
-        if "imported" in cache.provenance:
-            raise UserError(
-                f"images={paths[:1]!r}: paths, but the model was fitted on vectors of images; pass the vectors "
-                f"(n, {cache.dim}) that the same program computes, or pass the program to vse.Model as photo_features"
-            )
-        shown = progress_bar(paths, desc="encode images", unit="image", hidden=hidden)
-        return pack_embeddings([self.arrays.queries.encode(decode_image(Path(path))).vectors for path in shown])
+
+def build_cosine_embeddings(images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
+    """Return vectors of images and captions as embeddings of unit length, so that their scores are cosines."""
+    data, _ = read_array_data(images, captions, image_of_caption)
+    if data.captions is None:
+        raise UserError("captions: texts, but no model is given to encode them; call vse.evaluate(model, images, captions)")
+    shapes = data.images.shape, data.captions.shape
+    if shapes[0][1:] != shapes[1][1:] or data.images.ndim != 2:
+        raise UserError(
+            f"captions: arrays of shape {shapes[0]} and {shapes[1]} have no cosines; fit a model to both, "
+            "vse.fit(images, captions), or evaluate the scores of all pairs, vse.evaluate(vse.pair_scores(scores, rows))"
+        )
+    unit_images, unit_captions = (_scale_to_unit_length(vectors) for vectors in (data.images, data.captions))
+    return embeddings(unit_images, unit_captions, data.image_of_caption, name="cosine")
+
+
+def _scale_to_unit_length(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True).clip(np.finfo(np.float32).tiny)
+    scaled: NDArray[np.float32] = vectors / lengths
+    return scaled

@@ -262,9 +262,7 @@ class Model(EncodingModel):
         return html_summary(self, f"best epoch {self.json['best_epoch']}", self.frame.tail(N_DISPLAYED_ROWS))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise UserError(
-            'a vse.Model cannot be pickled; save it with model.save("FOLDER"), and open it with vse.load("FOLDER")'
-        )
+        raise UserError('a vse.Model cannot be pickled; call model.save("FOLDER"), and later vse.load("FOLDER")')
 
 
 @public_api

@@ -95,6 +95,6 @@ def _write_cache(vectors: Vectors, dataset: Dataset, kind: FeatureKind, folder: 
         values = vectors[ids[part]]
         return FeatureRows(ids[part], values, hash_rows(values))
 
-    layout = {"layout": ARRAYS_NAME, "array_sha256": hashlib.sha256(np.ascontiguousarray(vectors)).hexdigest()}
+    layout = {"layout": ARRAYS_NAME, "array_sha256": hashlib.sha256(np.ascontiguousarray(vectors).data).hexdigest()}
     out = folder / f"{ARRAYS_NAME}_{'images' if kind == 'image' else 'captions'}.h5"
     return write_imported_cache(out, dataset, kind, layout, [], ids, rows, vectors[:1].nbytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import Embeddings
 from vse.features.exchange.array_data import ARRAYS_NAME, ArrayData, Vectors
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import decode_image
 from vse.pipeline.progress import progress_bar
 from vse.training.data.pairs import CaptionsEncodedOnRead, RetrievalSplit
 from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings, add_full_mask, pack_embeddings
@@ -52,11 +54,10 @@ class ArrayEncoder:
     def __init__(self, trained: TrainedRun, queries: QueryEncoder) -> None:
         self.trained, self.queries = trained, queries
 
-    @property
-    def reads_caption_vectors(self) -> bool:
-        """True if the model was fitted on vectors of captions that another program computed, so it cannot read texts."""
-        cache = self.trained.caption_cache
-        return cache is not None and "imported" in cache.provenance
+    def imported_dim(self, of_captions: bool) -> int | None:
+        """Return the length of the vectors that another program computed of captions or of images; None for other inputs."""
+        cache = self.trained.caption_cache if of_captions else self.trained.image_cache
+        return cache.dim if cache is not None and "imported" in cache.provenance else None
 
     def check_vectors(self, argument: str, vectors: Vectors, of_captions: bool) -> None:
         """Raise UserError, which names the ``argument``, if the model does not read vectors of this shape."""
@@ -98,18 +99,19 @@ class ArrayEncoder:
 
         return _encode_batches(len(texts), encode, batch_size, "captions", hidden)
 
-    def embed(self, data: ArrayData) -> Embeddings:
-        """Return the embeddings of images and captions, or the scores of their pairs. The ids are the rows of the arrays."""
+    def encode_photos(self, paths: Sequence[Path], hidden: bool = True) -> PackedEmbeddings:
+        """Return the embeddings of photos. Raises UserError if a photo cannot be read, or if the network is missing."""
+        photos = progress_bar(paths, desc="encode images", unit="image", hidden=hidden)
+        return pack_embeddings([self.queries.encode(decode_image(path)).vectors for path in photos])
+
+    def build_embeddings(
+        self, images: PackedEmbeddings, captions: PackedEmbeddings, image_of_caption: NDArray[np.int64]
+    ) -> Embeddings:
+        """Return embeddings to evaluate, or the scores of their pairs. The ids are the indices of images and captions."""
         trained = self.trained
-        images = self.encode_vectors(data.images, of_captions=False)
-        if data.captions is not None:
-            captions = self.encode_vectors(data.captions, of_captions=True)
-        else:
-            assert data.texts is not None
-            captions = self.encode_texts(data.texts, allow_unknown=True)
-        scores = {}
+        scores: dict[str, Any] = {}
         if trained.model.scores_every_pair:
-            blocks = PairScores(trained.model, images, captions).score_blocks(torch.from_numpy(data.image_of_caption))
+            blocks = PairScores(trained.model, images, captions).score_blocks(torch.from_numpy(image_of_caption))
             names = ("scores",) if blocks[1] is None else ("scores_i2t", "scores_t2i")
             scores = {
                 name: torch.cat([side.score(rows, None).cpu() for rows in side.row_slices]).numpy()
@@ -117,9 +119,9 @@ class ArrayEncoder:
                 if side is not None
             }
         return Embeddings(
-            image_ids=np.arange(len(data.images)),
-            caption_ids=np.arange(len(data.image_of_caption)),
-            caption_image_ids=data.image_of_caption,
+            image_ids=np.arange(len(images)),
+            caption_ids=np.arange(len(captions)),
+            caption_image_ids=image_of_caption,
             dataset=ARRAYS_NAME,
             split="test",
             experiment=trained.experiment.name,

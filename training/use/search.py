@@ -261,7 +261,8 @@ class Searcher:
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
             image_id, caption_id = int(target.image_ids[row]), int(target.item_ids[row]) if by_photo else None
             image = dataset.find_image(image_id) if target.is_in_dataset else None
-            file = Path(os.path.normpath(dataset.image_path(image))) if image else None
+            has_file = image is not None and dataset.has_image_files
+            file = Path(os.path.normpath(dataset.image_path(image))) if image and has_file else None
             texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
             hits.append(SearchHit(score, image_id, file, texts, caption_id))
         return hits
