@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vse.encoding import InputEncoder
+import pandas as pd
+
 from vse.eval.search.top_k import SearchHit
 from vse.features.exchange.array_data import ARRAYS_NAME, ArrayData
 from vse.pipeline.dataset.preparation import check_dataset_output
-from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import lock_for_writing, write_bytes
-from vse.runs import TrainedModel
-from vse.training.options import RunFileOptions
+from vse.pipeline.presets.preset_files import read_yaml
 
 if TYPE_CHECKING:
+    from vse.training.kinds import PackedEmbeddings
+    from vse.training.use.arrays import ArrayEncoder
     from vse.training.use.search import Searcher
 
 DATA_FOLDER = "data"  # in the folder of the run
@@ -27,15 +28,18 @@ DATA_FOLDER = "data"  # in the folder of the run
 class FittedRun:
     """A run in memory.
 
-    run : the run, whose record, settings and metrics are loaded; its folder does not exist
-    encoder : the loaded model
+    record, settings : the content of ``run.json`` and of ``config.yaml``
+    frame : the metrics of each epoch
+    arrays : the loaded model
     files : the content of each file of the run by its path in the folder, without the checkpoint
     photos : the path of the photo of each image, as far as they are known
     has_texts : whether the captions are texts
     """
 
-    run: TrainedModel
-    encoder: InputEncoder
+    record: dict[str, Any]
+    settings: dict[str, Any]
+    frame: pd.DataFrame
+    arrays: ArrayEncoder
     files: Mapping[Path, bytes]
     photos: Sequence[str]
     has_texts: bool
@@ -47,32 +51,32 @@ class FittedRun:
         data: ArrayData,
         photos: Sequence[str] | None,
         device: str,
-        photo_features: Callable[[list[str]], Any] | None = None,
-        text_features: Callable[[list[str]], Any] | None = None,
     ) -> FittedRun:
         """Read a run that was trained on ``data``. The folder is not needed afterwards."""
         from vse.training.run.folder import RunFolder
         from vse.training.use.arrays import hold_in_memory
 
-        run = TrainedModel(folder, RunFileOptions(), device)
-        _ = run.json, run.settings, run.frame  # loads them
-        checkpoint = RunFolder(folder).checkpoint_file
+        run = RunFolder(folder)
         files = {
             path.relative_to(folder): path.read_bytes()
             for path in folder.rglob("*")
-            if path.is_file() and path != checkpoint and not path.name.startswith(".")
+            if path.is_file() and path != run.checkpoint_file and not path.name.startswith(".")
         }
-        encoder = InputEncoder(hold_in_memory(folder, data, device), photo_features, text_features)
-        return cls(run, encoder, files, photos or (), data.texts is not None)
+        return cls(
+            record=run.read_record(),
+            settings=read_yaml(run.config_file),
+            frame=pd.read_csv(run.metrics_file),
+            arrays=hold_in_memory(folder, data, device),
+            files=files,
+            photos=photos or (),
+            has_texts=data.texts is not None,
+        )
 
-    def search(self, query: Any, k: int, by_image: bool) -> list[SearchHit]:
-        """Return the best captions for an image, or the best images for a caption."""
-        from vse.training.use.arrays import encode_query
+    def search(self, query: PackedEmbeddings, k: int, by_image: bool) -> list[SearchHit]:
+        """Return the best captions for an image, or the best images for a caption, given its embedding."""
+        from vse.training.use.queries import EncodedQuery
 
-        encoded = self.encoder.encode_packed(query, not by_image)
-        if len(encoded) != 1:
-            raise UserError(f"query: {len(encoded)} vectors; a single vector (dim,) is needed")
-        hits = self._searcher.answer(by_image, encode_query(encoded), k).hits
+        hits = self._searcher.answer(by_image, EncodedQuery(query.unpack_all()), k).hits
         return [replace(hit, photo=self._find_photo(hit), captions=hit.captions if self.has_texts else ()) for hit in hits]
 
     def _find_photo(self, hit: SearchHit) -> Path | None:
@@ -82,7 +86,7 @@ class FittedRun:
     def _searcher(self) -> Searcher:
         from vse.training.use.search import Searcher
 
-        return Searcher(self.encoder.arrays.trained, None)
+        return Searcher(self.arrays.trained, None)
 
     def write(self, folder: Path) -> None:
         """Write the run to ``folder``. A run that is already there is replaced."""

@@ -118,7 +118,7 @@ class Model(EncodingModel):
             folder = Path(name, "model")
             self._train(experiment, data, validation_rows, folder)
             device = self.options.with_environment().device
-            self._fitted_run = FittedRun.read(folder, data, paths, device, self.photo_features, self.text_features)
+            self._fitted_run = FittedRun.read(folder, data, paths, device)
         return self
 
     @public_api
@@ -141,7 +141,8 @@ class Model(EncodingModel):
         if is_text:
             by = "image" if os.fspath(query).lower().endswith(PHOTO_SUFFIXES) else "caption"
         with self.permit_own_code():
-            hits = self._require_fit().search(read_query(query), k, by == "image")
+            encoded = self.encoder.encode_packed(read_query(query), of_captions=by == "caption")
+            hits = self._require_fit().search(encoded, k, by == "image")
         return SearchResults(os.fspath(query) if is_text else f"vector of {by}", hits)
 
     @public_api
@@ -157,19 +158,19 @@ class Model(EncodingModel):
 
     @property
     def frame(self) -> pd.DataFrame:
-        return self._require_fit().run.frame
+        return self._require_fit().frame
 
     @property
     def json(self) -> dict[str, Any]:
-        return self._require_fit().run.json
+        return self._require_fit().record
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self._require_fit().run.settings
+        return self._require_fit().settings
 
     @property
     def encoder(self) -> InputEncoder:
-        return self._require_fit().encoder
+        return InputEncoder(self._require_fit().arrays, self.photo_features, self.text_features)
 
     @property
     def expression(self) -> str:

@@ -20,7 +20,7 @@ from vse.training.data.pairs import CaptionsEncodedOnRead, RetrievalSplit
 from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings, add_full_mask, pack_embeddings
 from vse.training.solvers.encode import PairScores, build_vector_fields
 from vse.training.use.model import TrainedRun, load_run
-from vse.training.use.queries import EncodedQuery, QueryEncoder
+from vse.training.use.queries import QueryEncoder
 
 DEFAULT_BATCH_SIZE = 512
 
@@ -146,11 +146,6 @@ def hold_in_memory(run: Path, data: ArrayData, device: str) -> ArrayEncoder:
                 pairs.captions, queries.require_caption_encoder(), trained.caption_cache, trained.device
             )
     return ArrayEncoder(replace(trained, split=RetrievalSplit(pairs, images, captions)), queries)
-
-
-def encode_query(vectors: PackedEmbeddings) -> EncodedQuery:
-    """Return the embedding of a single image or caption as a query."""
-    return EncodedQuery(vectors.unpack(torch.arange(1)))
 
 
 def _encode_batches(

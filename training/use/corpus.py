@@ -23,6 +23,7 @@ from vse.eval.search.index import (
     write_index,
 )
 from vse.eval.search.top_k import Corpus
+from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
@@ -52,6 +53,18 @@ class SearchTarget:
     compute_vectors: Callable[[], Corpus]
     describe_source: Callable[[], dict[str, str]]
     is_in_dataset: bool = True
+
+
+def find_default_split(dataset: Dataset) -> str | None:
+    """Return the split that a search reads by default: ``test``, or None for all images if there is no such split."""
+    return "test" if "test" in dataset.splits else None
+
+
+def check_has_captions(trained: TrainedRun, split: str | None) -> None:
+    """Raise UserError if the split has no caption for a photo to find."""
+    if not len(trained.split.pairs):
+        name = "the data set" if split is None else f"the split {split!r}"
+        raise UserError(f"{trained.dataset.path}: no image of {name} has a caption for a photo to find")
 
 
 def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:

@@ -21,7 +21,6 @@ from vse.eval.search.top_k import N_RESCORED_CANDIDATES, Attention, Corpus, RowI
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
-from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
@@ -35,7 +34,9 @@ from vse.training.use.corpus import (
     build_checked_index,
     build_file_target,
     build_split_target,
+    check_has_captions,
     encode_side,
+    find_default_split,
     pool_side,
     read_or_build_index,
     vector_similarity_name,
@@ -110,7 +111,6 @@ class Searcher:
     def load(self, by_photo: bool) -> None:
         """Load the networks for photos or texts, and embed the items to search. Raises UserError if networks are missing."""
         self._query_encoder.load(by_photo)
-        self._check_captions(by_photo)
         query: Query = PhotoImage.new("RGB", _BLANK_PHOTO_SIZE) if by_photo else self.choose_sample_text()
         self.answer(by_photo, self.encode(query), 1)
 
@@ -121,7 +121,8 @@ class Searcher:
     def answer(self, by_photo: bool, encoded: EncodedQuery, k: int) -> SearchAnswer:
         """Return the ``k`` best captions for a photo, or images for a text. ``encoded`` is the embedding of the query."""
         trained, rerank = self.trained, self._options.n_reranked
-        self._check_captions(by_photo)
+        if by_photo and self._options.corpus_file is None:
+            check_has_captions(trained, self.split)
         side = self._open_gallery(by_photo, encoded.vectors[0].shape[-1])
         scored = None
         if trained.model.scores_every_pair:
@@ -155,12 +156,6 @@ class Searcher:
         """Return a text that the run can read: a caption of its data set, or a word of its vocabulary."""
         captions = (caption.raw for image in self.trained.dataset.images for caption in image.captions)
         return next(captions, None) or self.trained.vocabulary.words[-1]
-
-    def _check_captions(self, by_photo: bool) -> None:
-        trained = self.trained
-        if by_photo and self._options.corpus_file is None and not len(trained.split.pairs):
-            split = _describe_split(self.split)
-            raise UserError(f"{trained.dataset.path}: no image of {split} has a caption for a photo to find")
 
     def _check_options(self) -> None:
         run, options, is_cosine = self.trained.folder.path, self._options, vector_similarity_name(self.trained) == "cosine"
@@ -261,8 +256,7 @@ class Searcher:
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
             image_id, caption_id = int(target.image_ids[row]), int(target.item_ids[row]) if by_photo else None
             image = dataset.find_image(image_id) if target.is_in_dataset else None
-            has_file = image is not None and dataset.has_image_files
-            file = Path(os.path.normpath(dataset.image_path(image))) if image and has_file else None
+            file = Path(os.path.normpath(dataset.image_path(image))) if image and dataset.has_image_files else None
             texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
             hits.append(SearchHit(score, image_id, file, texts, caption_id))
         return hits
@@ -357,8 +351,8 @@ def _search(
     cached = None if last is None else last.find_searcher(cache_key)
     trained = load_run_for_search(run, request.split, files, device) if cached is None else cached.trained
     split = request.split or find_default_split(trained.dataset)
-    if isinstance(query, Path) and corpus is None and not len(trained.split.pairs):
-        raise UserError(f"{trained.dataset.path}: no image of {_describe_split(split)} has a caption for a photo to find")
+    if isinstance(query, Path) and corpus is None:
+        check_has_captions(trained, split)
     inputs = [*trained.input_paths, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
     if index is not None:
         check_output(index, INDEX_KIND, inputs)
@@ -395,15 +389,6 @@ def load_run_for_search(run: Path, split: str | None, files: RunFileOptions, dev
     trained = load_opened_run(opened, split or find_default_split(opened.dataset), files)
     _set_search_device(trained)
     return trained
-
-
-def find_default_split(dataset: Dataset) -> str | None:
-    """Return the split that a search reads by default: ``test``, or None for all images if there is no such split."""
-    return "test" if "test" in dataset.splits else None
-
-
-def _describe_split(split: str | None) -> str:
-    return "the data set" if split is None else f"the split {split!r}"
 
 
 def _set_search_device(trained: TrainedRun) -> None:
