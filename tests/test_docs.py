@@ -29,7 +29,7 @@ SKIPPED = {
     "cp results/tables/summary_f8k.csv": "copies what the line before it makes, which is a dry run here",
 }
 # Pages whose python blocks, and those of the docstrings in them, are the cells of one notebook; elsewhere each is a program.
-NOTEBOOKS = ("docs/notebook.md", "docs/python.md")
+NOTEBOOKS = ("docs/notebook.md", "docs/python.md", "docs/howto/adapters.md")
 EXAMPLES = re.compile(r"`(vse-[a-z]+(?: [^`]*)?)`")
 
 

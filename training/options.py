@@ -124,7 +124,7 @@ class SearchRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
     split: Text | None = None
-    """The split.  [default: test]"""
+    """The split.  [default: test, or all images if there is no such split]"""
     corpus: FileOrFolderPath | None = None
     """Embeddings file of this run to search instead of embedding the split."""
     index: FileOrFolderPath | None = None

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from vse.features.options import ExtractOptions as ExtractOptions
     from vse.features.options import ImportOptions as ImportOptions
     from vse.features.options import SplitShares as SplitShares
+    from vse.models import Model as Model
+    from vse.models import fit as fit
     from vse.pipeline.errors import Interrupted as Interrupted
     from vse.pipeline.errors import UserError as UserError
     from vse.reports import HtmlReport as HtmlReport
@@ -52,6 +54,7 @@ _NAMES_BY_MODULE = {
     "vse.data": ("open_dataset", "open_features", "draw_demo", "import_data", "extract", "embeddings_as_features"),
     "vse.features.options": ("SplitShares", "ImportOptions", "ExtractOptions"),
     "vse.runs": ("train", "load", "TrainedModel", "SearchIndex"),
+    "vse.models": ("fit", "Model"),
     "vse.training.options": ("TrainInputs", "TrainOptions"),
     "vse.split_embeddings": ("embeddings", "pair_scores", "SplitName", "SplitEmbeddings"),
     "vse.evaluation": ("evaluate", "Ensemble", "Evaluation", "ModelComparison"),

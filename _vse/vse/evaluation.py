@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import pandas as pd
 
 from vse.arguments import Names, PositiveIntegers, StrPath, are_paths, as_path, check_arguments, describe_arguments, public_api
+from vse.array_inputs import Rows, VectorsOrPaths, VectorsOrTexts, are_texts
+from vse.encoding import EncodingModel, build_cosine_embeddings
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import COMPARISON_KIND, RESULT_KIND, UNSAVED_RESULT_PATH, Result, read_comparison
 from vse.eval.options import AllEvaluateOptions, EvaluateOptions
@@ -23,7 +25,7 @@ from vse.eval.tables.summary import build_printed_summary, summarise_results
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
 from vse.pipeline.option_types import AllowedValues, NonNegativeInteger, PositiveInteger, Share, Text
-from vse.pipeline.options import Options
+from vse.pipeline.options import Options, format_value
 from vse.reports import SavableResult, rebase_file_references, table_html
 from vse.split_embeddings import SplitEmbeddings
 
@@ -49,14 +51,8 @@ class Ensemble(Options):
         super().__init__(members=members, experiment=experiment, alpha=alpha)
 
 
-EmbeddingsOrEnsemble = Annotated[
-    Ensemble | str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    AllowedValues(
-        f"{_EMBEDDINGS_DESCRIPTION}, or a vse.Ensemble",
-        lambda value: isinstance(value, Ensemble) or are_paths(value),
-        may_be_path=True,
-    ),
-]
+_EVALUATED_DESCRIPTION = f"{_EMBEDDINGS_DESCRIPTION}, a vse.Ensemble, or a fitted model with arrays"
+EvaluationInput = Annotated[Any, AllowedValues(_EVALUATED_DESCRIPTION, lambda value: True, may_be_path=True)]
 
 
 @dataclass(frozen=True)
@@ -258,21 +254,65 @@ class ModelComparison(SavableResult):
         return table_html(build_printed_significance(self.frame))
 
 
+def _list_sources(embeddings: Any) -> tuple[Path | SplitEmbeddings, ...]:
+    listed = [embeddings] if isinstance(embeddings, str | os.PathLike) else list(embeddings)
+    if not listed:
+        raise UserError("embeddings=[]: no file is given")
+    return tuple(one if isinstance(one, SplitEmbeddings) and one.path is None else as_path(one) for one in listed)
+
+
+def _read_protocol(second: Any) -> str | Sequence[str]:
+    """Return the second argument as a protocol. Raises UserError if it is an array next to embeddings."""
+    if not are_texts(second):
+        raise UserError(f"images={format_value(second)}: the first argument has embeddings already; leave images out")
+    names: str | Sequence[str] = second
+    return names
+
+
+def _embed_inputs(first: Any, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
+    """Return embeddings of the arrays that :func:`evaluate` received; ``first`` may be a model, the images, or None."""
+    model = first if isinstance(first, EncodingModel) else None
+    if first is not None and model is None and images is None:
+        images = first
+    elif first is not None and model is None:
+        if captions is not None and image_of_caption is not None:
+            raise UserError("embeddings: four arrays are given; call vse.evaluate(images, captions, image_of_caption)")
+        images, captions, image_of_caption = first, images, captions if image_of_caption is None else image_of_caption
+    if images is None or captions is None:
+        call = "vse.evaluate(images, captions, image_of_caption)" if model is None else "vse.evaluate(model, images, captions)"
+        raise UserError(f"embeddings={format_value(first)}: {_EVALUATED_DESCRIPTION} is needed; for arrays call {call}")
+    if model is None:
+        return build_cosine_embeddings(images, captions, image_of_caption)
+    with model.permit_own_code():
+        return model.encoder.embed(images, captions, image_of_caption)
+
+
 @public_api
 @describe_arguments(AllEvaluateOptions)
 def evaluate(
-    embeddings: EmbeddingsOrEnsemble,
-    protocol: Names = "auto",
+    embeddings: EvaluationInput = None,
+    images: VectorsOrPaths = None,
+    captions: VectorsOrTexts = None,
+    image_of_caption: Rows = None,
     *,
+    protocol: Names = "auto",
     k: PositiveIntegers = (),
     bootstrap: NonNegativeInteger | None = None,
     options: EvaluateOptions = EvaluateOptions(),
 ) -> Evaluation:
     """Compute the metrics of a model, such as R@K, median rank and rsum, with 95% intervals (``vse-eval``).
 
+    There are three forms: ``vse.evaluate(embeddings)``; ``vse.evaluate(model, X, Y, i)`` encodes images and captions with a
+    model; and ``vse.evaluate(X, Y, i)`` compares the arrays themselves by their cosines. The results of all three can be
+    compared with each other, if the queries are the same.
+
     Args:
         embeddings: The embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list
-            holds one for each seed. A [`vse.Ensemble`][] averages the scores of its members.
+            holds one for each seed. A [`vse.Ensemble`][] averages the scores of its members. Or a fitted [`vse.Model`][] or
+            [`vse.TrainedModel`][].
+        images: The vectors of the images (or their paths, if the model reads photos), as in [`vse.fit`][].
+        captions: The vectors of the captions, or texts if the model reads texts.
+        image_of_caption: The row of each caption's image in ``images``; None if there is one caption per image.
         protocol: One or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv``
             (docs/evaluation.md).
         options: Rarely used options: see [`vse.EvaluateOptions`][].
@@ -291,11 +331,12 @@ def evaluate(
         ```
     """
     ensemble = embeddings if isinstance(embeddings, Ensemble) else None
-    members = embeddings.members if isinstance(embeddings, Ensemble) else embeddings
-    listed = [members] if isinstance(members, str | os.PathLike) else list(members)
-    if not listed:
-        raise UserError("embeddings=[]: no file is given")
-    sources = tuple(one if isinstance(one, SplitEmbeddings) and one.path is None else as_path(one) for one in listed)
+    if ensemble is not None or (are_paths(embeddings) and not isinstance(embeddings, EncodingModel)):
+        if images is not None:  # in earlier versions, the second argument was the protocol
+            protocol = _read_protocol(images)
+        sources = _list_sources(embeddings if ensemble is None else ensemble.members)
+    else:
+        sources = (_embed_inputs(embeddings, images, captions, image_of_caption),)
     all_options = AllEvaluateOptions(
         **dict(options.with_environment()),
         bootstrap=bootstrap,

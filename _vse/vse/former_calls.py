@@ -54,9 +54,7 @@ NEW_CALLS_BY_ARGUMENT = {
         ),
     },
     "evaluate": {
-        **_map_arguments_to_call(
-            _CALL_WITH_ARRAYS, "images captions image_ids caption_ids caption_image_ids similarity name dataset split"
-        ),
+        **_map_arguments_to_call(_CALL_WITH_ARRAYS, "image_ids caption_ids caption_image_ids similarity name dataset split"),
         **_map_arguments_to_call("vse.evaluate(vse.pair_scores(scores, image_of_caption))", "scores"),
         **_map_arguments_to_call("vse.evaluate(files)", "files"),
         **_map_arguments_to_call("vse.evaluate(...).save(path)", "out"),

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from vse.arguments import (
     ChangedSettings,
-    Paths,
     StrPath,
     TextOrPath,
-    Texts,
     as_path,
-    as_paths,
     check_arguments,
     describe_arguments,
     public_api,
     settings_as_texts,
 )
 from vse.data_files import N_DISPLAYED_ROWS, FeatureFile, PathWrapper, html_summary
+from vse.encoding import EncodingModel, InputEncoder
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
@@ -47,8 +42,6 @@ from vse.training.options import (
 )
 
 if TYPE_CHECKING:
-    from vse.training.use.queries import Query as EncoderQuery
-    from vse.training.use.queries import QueryEncoder
     from vse.training.use.search import LastSearcherCache
 
 
@@ -75,7 +68,7 @@ IndexOrPath = Annotated[
 ]
 
 
-class TrainedModel(PathWrapper):
+class TrainedModel(EncodingModel, PathWrapper):
     """A trained model, which lies in the folder of a run.
 
     The first method that needs the weights loads them. They stay in memory for further calls.
@@ -108,29 +101,6 @@ class TrainedModel(PathWrapper):
     @cached_property
     def frame(self) -> pd.DataFrame:
         return pd.read_csv(BytesIO(read_run_file(self.path / "metrics.csv", self.json)[0]))
-
-    @public_api
-    def encode_images(self, images: Paths) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        """Return the embeddings of photos: JPEG, PNG or WebP files.
-
-        The result is (n_images, dim), or (dim,) for a single path. A model that compares sets of vectors returns a list of
-        arrays (n_vectors, dim). Raises [`vse.UserError`][] if a photo cannot be read, or if the model does not read photos.
-        """
-        from vse.pipeline.files.images import decode_image
-
-        return self._encode(images, [decode_image(path) for path in as_paths(images)])
-
-    @public_api
-    def encode_captions(self, captions: Texts) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        """Return the embeddings of texts, (n_captions, dim), or (dim,) for a single text.
-
-        A model that compares sets of vectors returns a list of arrays (n_vectors, dim). Raises [`vse.UserError`][] if a text
-        has no word that the model can read.
-        """
-        texts = [captions] if isinstance(captions, str) else list(captions)
-        if not texts:
-            raise UserError("captions=[]: at least one text is needed")
-        return self._encode(captions, texts)
 
     @public_api
     @describe_arguments(SearchCommandRequest)
@@ -166,7 +136,7 @@ class TrainedModel(PathWrapper):
             request = request.model_copy(update=changes)
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
-        with self._permit_own_code():
+        with self.permit_own_code():
             hits = search_run(self.path, given, request, self._file_options, self._device, last=self._searcher_cache)
         return SearchResults(text, hits)
 
@@ -182,7 +152,7 @@ class TrainedModel(PathWrapper):
         from vse.training.use.localise import find_phrase
 
         photo, request = as_path(image), SearchRequest(k=k, html=html)
-        with self._permit_own_code():
+        with self.permit_own_code():
             hit = find_phrase(self.path, photo, phrase, request, self._file_options, self._device)
         return SearchResults(phrase, hit.select_best(k), photo)
 
@@ -215,7 +185,7 @@ class TrainedModel(PathWrapper):
             sentences=sentences,
             device=self._device,
         )
-        with self._permit_own_code():
+        with self.permit_own_code():
             (file,) = embed_runs(request)
         return embeddings(file)
 
@@ -237,7 +207,7 @@ class TrainedModel(PathWrapper):
             allow_unfinished=allow_unfinished,
             device=self._device,
         )
-        with self._permit_own_code():
+        with self.permit_own_code():
             written = embed_runs(request)
         return FeatureFile(written[0]), FeatureFile(written[1])
 
@@ -246,8 +216,7 @@ class TrainedModel(PathWrapper):
         """The Python expression that returned this object, for the provenance of files."""
         return f"vse.load({str(self.path)!r})"
 
-    def _permit_own_code(self) -> AbstractContextManager[None]:
-        """Return a context in which Python code that the run names, such as a loss, may run if the user allowed it."""
+    def permit_own_code(self) -> AbstractContextManager[None]:
         from vse.pipeline.presets.own_code import allow_own_code
 
         return allow_own_code(self._allow_code)
@@ -259,25 +228,16 @@ class TrainedModel(PathWrapper):
         return LastSearcherCache()
 
     @cached_property
-    def _query_encoder(self) -> QueryEncoder:
+    def encoder(self) -> InputEncoder:
+        from vse.training.use.arrays import ArrayEncoder
         from vse.training.use.model import load_opened_run
         from vse.training.use.open_run import open_run
         from vse.training.use.queries import QueryEncoder
 
         opened = open_run(self.path, self._file_options, self._device, allow_unfinished=True)
         split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))
-        return QueryEncoder(load_opened_run(opened, split, self._file_options), split, self._file_options.weights_dir)
-
-    def _encode(self, given: object, queries: Sequence[EncoderQuery]) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        from vse.training.kinds import pack_embeddings
-
-        with self._permit_own_code():
-            encoded = [pack_embeddings([self._query_encoder.encode(query).vectors]) for query in queries]
-        sets = encoded[0].lengths is not None
-        vectors = [(one.vectors if sets else one.vectors[0]).float().numpy() for one in encoded]
-        if isinstance(given, str | os.PathLike):
-            return vectors[0]
-        return vectors if sets else np.stack(vectors)
+        trained = load_opened_run(opened, split, self._file_options)
+        return InputEncoder(ArrayEncoder(trained, QueryEncoder(trained, split, self._file_options.weights_dir)))
 
     def _repr_html_(self) -> str:
         keys = ("dataset", "experiment", "seed", "state", "best_epoch")

@@ -13,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from vse.arguments import Array, ArrayOrPath, StrPath, as_path, check_arguments, public_api
+from vse.array_inputs import to_numpy
 from vse.data_files import SavableObject, html_summary
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_score_file, read_phrase_scores
 from vse.pipeline.errors import UserError
@@ -187,7 +188,7 @@ def embeddings(
         ```
     """
     named = {"captions": captions, "image_of_caption": image_of_caption, "image_ids": image_ids, "caption_ids": caption_ids}
-    given = {argument: _to_numpy(array) for argument, array in named.items() if array is not None}
+    given = {argument: to_numpy(array) for argument, array in named.items() if array is not None}
     if is_path(images):
         for argument in given:
             raise UserError(f"images={images!r} is a path, and the file has all arrays; leave {argument} out")
@@ -195,7 +196,7 @@ def embeddings(
 
         path = as_path(images)  # type: ignore[arg-type]
         return SplitEmbeddings(path, read_phrase_scores(path) if is_phrase_score_file(path) else read_embeddings(path))
-    return _build_split_embeddings({"images": _to_numpy(images), **given}, similarity, name, split)
+    return _build_split_embeddings({"images": to_numpy(images), **given}, similarity, name, split)
 
 
 @public_api
@@ -228,15 +229,8 @@ def pair_scores(
         ```
     """
     named = {"scores": scores, "image_of_caption": image_of_caption, "image_ids": image_ids, "caption_ids": caption_ids}
-    given = {argument: _to_numpy(array) for argument, array in named.items() if array is not None}
+    given = {argument: to_numpy(array) for argument, array in named.items() if array is not None}
     return _build_split_embeddings(given, "scores", name, split)
-
-
-def _to_numpy(array: Any) -> NDArray[Any]:
-    if hasattr(array, "detach"):
-        tensor = array.detach().cpu()
-        array = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
-    return np.asarray(array)
 
 
 def _build_split_embeddings(arrays: dict[str, NDArray[Any]], similarity: str, name: str, split: SplitName) -> SplitEmbeddings:

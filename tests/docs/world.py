@@ -107,15 +107,12 @@ class World:
         script = "\n".join(" && ".join(kept) for kept in parts if kept)
         if block.says("dry-run: ") is not None:
             script = re.sub(r"^snakemake ", "snakemake --dry-run ", script, flags=re.M)
-        if (replaced := block.says("replace ")) is not None:
-            old, _, new = replaced.partition(":")[0].partition(" by ")
-            assert old in script, f"{old} is not there to be replaced"
-            script = script.replace(old, new)
-        return self.run(script, expected=2 if block.says("fails") is not None else 0)
+        return self.run(with_replacement(block, script), expected=2 if block.says("fails") is not None else 0)
 
     def do_cells(self, cells: Sequence[Block]) -> str:
         """Run python blocks as the cells of one notebook; returns the output."""
-        program = [(f"{block.page}:{block.line}", block.text) for block in cells]
+        run = [block for block in cells if block.says("skip: ") is None]
+        program = [(f"{block.page}:{block.line}", with_replacement(block, block.text)) for block in run]
         (self.folder / "cells.json").write_text(json.dumps(program))
         return self.run("python -m tests.docs.cells cells.json")
 
@@ -189,3 +186,12 @@ class World:
             "PET_MASTER_PORT": str(port),  # of torchrun
             **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"),  # no network
         }
+
+
+def with_replacement(block: Block, script: str) -> str:
+    """The script of a block with what its directive replaces."""
+    if (replaced := block.says("replace ")) is None:
+        return script
+    old, _, new = replaced.partition(":")[0].partition(" by ")
+    assert old in script, f"{old} is not there to be replaced"
+    return script.replace(old, new)

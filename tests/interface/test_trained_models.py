@@ -75,8 +75,8 @@ def test_new_texts_and_photos_are_encoded_as_those_of_the_split(run: Path, demo:
     assert np.allclose(images, embedded.images[:3], atol=1e-2), "the cache holds rounded features"
     assert np.array_equal(model.encode_images(photos[0]), images[0])
     assert np.array_equal(model.encode_captions(texts.iloc[0]).shape, (16,))
-    with pytest.raises(vse.UserError, match="no word"):
-        model.encode_captions(["a circle", " "])
+    with pytest.raises(vse.UserError, match=r"'\?!': no word"):
+        model.encode_captions(["a circle", "?!"])
 
 
 def test_a_search_finds_what_the_command_prints(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,7 +278,7 @@ def _answer_query(run: ServedRun, query: Query, k: int) -> RunAnswer:
     try:
         with run.lock:
             encoded = run.searcher.encode(query)
-            answer = run.searcher.answer(query, encoded, k)
+            answer = run.searcher.answer(by_photo, encoded, k)
     except UserError as error:
         return RunAnswer(run.name, time.perf_counter() - started, searched, error=str(error))
     taken = time.perf_counter() - started

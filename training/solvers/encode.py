@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.training.data.pairs import RetrievalSplit
-from vse.training.kinds import BatchVectors, PackedEmbeddings, pack_embeddings
+from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings, pack_embeddings
 from vse.training.models.build import Model
 from vse.training.models.encoders.base import l2_normalize
 
@@ -64,6 +65,21 @@ def pool_embeddings(side: PackedEmbeddings) -> NDArray[np.float32]:
         vectors, mask = side.unpack(torch.from_numpy(rows))
         means.append((l2_normalize(vectors) * mask[:, :, None]).sum(1))
     return l2_normalize(torch.cat(means)).numpy()
+
+
+def build_vector_fields(model: Model, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, Any]:
+    """Return the vectors of images and captions, and their similarity, as fields of :class:`vse.eval.files.split.Embeddings`.
+
+    For a model that scores every pair, these are pooled vectors. Captions that are single vectors are given as well.
+    """
+    similarity, pairwise = model.config.similarity, model.scores_every_pair
+    return {
+        "images": None if pairwise else images.vectors.numpy(),
+        "captions": captions.vectors.numpy() if similarity.caption_kind == InputKind.VECTORS else None,
+        "pooled_images": pool_embeddings(images) if pairwise else None,
+        "pooled_captions": pool_embeddings(captions) if pairwise else None,
+        "similarity": similarity.ranking_similarity or "cosine",
+    }
 
 
 def _split_into_blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:

@@ -23,6 +23,7 @@ from vse.eval.search.index import (
     write_index,
 )
 from vse.eval.search.top_k import Corpus
+from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
@@ -54,7 +55,19 @@ class SearchTarget:
     is_in_dataset: bool = True
 
 
-def build_split_target(trained: TrainedRun, split: str, by_photo: bool) -> SearchTarget:
+def find_default_split(dataset: Dataset) -> str | None:
+    """Return the split that a search reads by default: ``test``, or None for all images if there is no such split."""
+    return "test" if "test" in dataset.splits else None
+
+
+def check_has_captions(trained: TrainedRun, split: str | None) -> None:
+    """Raise UserError if the split has no caption for a photo to find."""
+    if not len(trained.split.pairs):
+        name = "the data set" if split is None else f"the split {split!r}"
+        raise UserError(f"{trained.dataset.path}: no image of {name} has a caption for a photo to find")
+
+
+def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:
     """Return the captions of the split for a photo as the query, or the images of the split for a text."""
     pairs = trained.split.pairs
 
@@ -64,7 +77,7 @@ def build_split_target(trained: TrainedRun, split: str, by_photo: bool) -> Searc
         return {
             "side": "captions" if by_photo else "images",
             "data set": trained.dataset.name,
-            "split": split,
+            "split": split or "all",
             "weights": trained.weights_sha256,
             "model": sha256_json(trained.experiment.model.model_dump(mode="json")),
             "vocabulary": trained.vocabulary_sha256,

@@ -36,10 +36,9 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
 from vse.training.data.pairs import CaptionsLoadedAtFirstRead, TokenIndices, select_images_with_features
-from vse.training.kinds import InputKind
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.encode import PairScores, encode, pool_embeddings
+from vse.training.solvers.encode import PairScores, build_vector_fields, encode
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
 from vse.training.use.open_run import OpenedRun, count_leaked_images, open_run, read_recorded_identity, unfinished_state
@@ -104,28 +103,23 @@ def embed_split(
         cost = {**provenance["cost"], "embed_s": round(time.perf_counter() - started, 4)}
         return json.dumps({**provenance, "cost": cost}, sort_keys=True)
 
-    pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
-    ranking_similarity, pairwise = similarity.ranking_similarity, trained.model.scores_every_pair
+    pairs = trained.split.pairs
     embeddings = Embeddings(
         image_ids=pairs.image_ids,
         caption_ids=pairs.caption_ids,
         caption_image_ids=pairs.caption_image_ids,
-        images=None if pairwise else images.vectors.numpy(),
-        captions=captions.vectors.numpy() if similarity.caption_kind == InputKind.VECTORS else None,
-        pooled_images=pool_embeddings(images) if pairwise else None,
-        pooled_captions=pool_embeddings(captions) if pairwise else None,
         dataset=trained.dataset.name,
         split=split,
         experiment=trained.experiment.name,
         seed=trained.record["seed"],
-        similarity="cosine" if ranking_similarity is None else ranking_similarity,
         provenance=provenance_json(),
         trained_on=trained.training_data_name,
         fold=trained.dataset.fold or None,
         coco_ids=pairs.coco_ids,
+        **build_vector_fields(trained.model, images, captions),
         **trained.photo_and_caption_hashes(pairs.images),
     )
-    if not pairwise:
+    if not trained.model.scores_every_pair:
         return write_embeddings(out, embeddings)
     i2t, t2i = PairScores(trained.model, images, captions).score_blocks(torch.from_numpy(pairs.image_indices))
     return write_scores(out, embeddings, i2t, t2i, provenance_json)

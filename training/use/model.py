@@ -102,7 +102,7 @@ def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions 
     )
 
 
-def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> TrainedRun | None:
+def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | None) -> TrainedRun | None:
     """Load the run whose embeddings are the features in a cache, or return None if an extractor computed the features.
 
     Raises UserError if the cache does not name the run, or if the run has other weights now.

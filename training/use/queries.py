@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +14,9 @@ from PIL import Image
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import TextInputEncoder, load_text_input_encoder
-from vse.pipeline.dataset.captions import UNKNOWN_ID
+from vse.pipeline.dataset.captions import PAD_ID, UNKNOWN_ID
 from vse.pipeline.errors import UserError
-from vse.training.data.pairs import TokenIndices, encode_texts
+from vse.training.data.pairs import RaggedIndices, TokenIndices, encode_texts
 from vse.training.kinds import BatchVectors, add_full_mask
 from vse.training.use.model import TrainedRun, load_backbone_run
 
@@ -25,9 +26,9 @@ Query = str | Image.Image
 
 @dataclass(frozen=True)
 class EncodedQuery:
-    """The embedding of a query.
+    """The embedding of a query, or the embeddings of several texts.
 
-    ``vectors`` : embedding on the CPU, a batch of 1.
+    ``vectors`` : embeddings on the CPU, a batch of 1 for a query.
     ``remark`` : message about words that are unknown to the model.
     """
 
@@ -38,7 +39,7 @@ class EncodedQuery:
 class QueryEncoder:
     """The networks that encode a query: those that computed the run's features, and then the run's encoders."""
 
-    def __init__(self, trained: TrainedRun, split: str, weights_dir: Path | None = None) -> None:
+    def __init__(self, trained: TrainedRun, split: str | None, weights_dir: Path | None = None) -> None:
         self._trained, self._split, self._weights_dir = trained, split, weights_dir
 
     def load(self, by_photo: bool) -> None:
@@ -53,15 +54,30 @@ class QueryEncoder:
 
     def encode(self, query: Query) -> EncodedQuery:
         """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
-        by_photo = isinstance(query, Image.Image)
-        backbone = self._photo_backbone_encoder if by_photo else self._text_backbone_encoder
+        if isinstance(query, str):
+            return self.encode_texts([query])
+        if self._photo_backbone_encoder is None:
+            return self._encode_photo(query)
+        return self._embed_features(self._photo_backbone_encoder.encode(query), self._trained.model.embed_images)
+
+    def encode_texts(self, texts: Sequence[str], allow_unknown: bool = False) -> EncodedQuery:
+        """Return the embeddings of texts.
+
+        Raises UserError if a text has no word or, without ``allow_unknown``, no word that a fitted feature of captions knows.
+        """
+        backbone = self._text_backbone_encoder
         if backbone is None:
-            return self._encode_photo(query) if isinstance(query, Image.Image) else self._encode_text(query)
-        features = backbone.encode(query)
-        model, device = self._trained.model, self._trained.device
-        embed = model.embed_images if by_photo else model.embed_captions
+            return self._encode_texts(texts, allow_unknown)
+        return self._embed_features(backbone.encode_texts(texts, allow_unknown), self._trained.model.embed_captions)
+
+    def require_caption_encoder(self) -> TextInputEncoder:
+        """Return the encoder that computed the run's cache of captions. Raises UserError if it is missing."""
+        assert self._caption_encoder is not None, "the run reads captions as words or tokens"
+        return self._caption_encoder
+
+    def _embed_features(self, features: EncodedQuery, embed: Callable[..., BatchVectors]) -> EncodedQuery:
         with torch.inference_mode():
-            embedded = tuple(part.cpu() for part in embed(*(part.to(device) for part in features.vectors)))
+            embedded = tuple(part.cpu() for part in embed(*(part.to(self._trained.device) for part in features.vectors)))
         return EncodedQuery(embedded, features.remark)
 
     @cached_property
@@ -89,26 +105,29 @@ class QueryEncoder:
             trained.image_cache, self._weights_dir, str(trained.device), random_weights=own, allow_positions=sets
         )
 
-    def _encode_text(self, text: str) -> EncodedQuery:
+    def _encode_texts(self, texts: Sequence[str], allow_unknown: bool) -> EncodedQuery:
         trained, reader, remark = self._trained, self._caption_encoder, ""
-        tokens = trained.split_into_words(text)
+        tokens = [trained.split_into_words(text) for text in texts]
         as_written = trained.transformer is not None or (reader is not None and reader.reads_raw_text)
-        if not (text.strip() if as_written else tokens):
-            raise UserError(f"{text!r}: no word to search for")
+        for text, words in zip(texts, tokens, strict=True):
+            if not (text.strip() if as_written else words):
+                raise UserError(f"{text!r}: no word to search for")
         if trained.transformer is not None:
-            if unknown := trained.transformer.find_unknown_words(text):
-                remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
-            inputs: BatchVectors = TokenIndices([text], trained.transformer, trained.device).read(np.zeros(1, np.int64))
+            if unknown := _join_distinct(word for text in texts for word in trained.transformer.find_unknown_words(text)):
+                remark = f"not known to the tokenizer of {trained.transformer.name}: {unknown}"
+            inputs: BatchVectors = TokenIndices(texts, trained.transformer, trained.device).read(np.arange(len(texts)))
         elif trained.caption_cache is None or reader is None:
-            words = trained.vocabulary.encode(tokens)
-            unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN_ID]
-            if unknown:
-                remark = f"not a word of the training captions: {', '.join(unknown)}"
-            inputs = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
+            indices = [trained.vocabulary.encode(words) for words in tokens]
+            pairs = (pair for words, row in zip(tokens, indices, strict=True) for pair in zip(words, row[1:-1], strict=True))
+            if unknown := _join_distinct(word for word, index in pairs if index == UNKNOWN_ID):
+                remark = f"not a word of the training captions: {unknown}"
+            padded, lengths = RaggedIndices(indices).pad(np.arange(len(texts)), PAD_ID)
+            inputs = torch.from_numpy(padded).to(trained.device), torch.from_numpy(lengths)
         else:
-            inputs = encode_texts(trained.caption_cache, reader, [(text, tokens)], trained.device)
-            if not inputs[0].any():
-                raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
+            inputs = encode_texts(trained.caption_cache, reader, list(zip(texts, tokens, strict=True)), trained.device)
+            for text, vector in zip(texts, inputs[0], strict=True):
+                if not (allow_unknown or vector.any()):
+                    raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
         with torch.inference_mode():
             return EncodedQuery(tuple(part.cpu() for part in trained.model.embed_captions(*inputs)), remark)
 
@@ -126,3 +145,7 @@ class QueryEncoder:
             return EncodedQuery(
                 tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in inputs)))
             )
+
+
+def _join_distinct(words: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(words))

@@ -34,13 +34,15 @@ from vse.training.use.corpus import (
     build_checked_index,
     build_file_target,
     build_split_target,
+    check_has_captions,
     encode_side,
+    find_default_split,
     pool_side,
     read_or_build_index,
     vector_similarity_name,
 )
-from vse.training.use.model import TrainedRun, load_run
-from vse.training.use.open_run import unfinished_state
+from vse.training.use.model import TrainedRun, load_opened_run
+from vse.training.use.open_run import open_run, unfinished_state
 from vse.training.use.queries import EncodedQuery, Query, QueryEncoder
 
 log = logging.getLogger(__name__)
@@ -98,7 +100,7 @@ class Searcher:
     """
 
     def __init__(
-        self, trained: TrainedRun, split: str, weights_dir: Path | None = None, options: SearchOptions = SearchOptions()
+        self, trained: TrainedRun, split: str | None, weights_dir: Path | None = None, options: SearchOptions = SearchOptions()
     ) -> None:
         self.trained, self.split = trained, split
         self._options = options
@@ -109,18 +111,18 @@ class Searcher:
     def load(self, by_photo: bool) -> None:
         """Load the networks for photos or texts, and embed the items to search. Raises UserError if networks are missing."""
         self._query_encoder.load(by_photo)
-        self._check_captions(by_photo)
         query: Query = PhotoImage.new("RGB", _BLANK_PHOTO_SIZE) if by_photo else self.choose_sample_text()
-        self.answer(query, self.encode(query), 1)
+        self.answer(by_photo, self.encode(query), 1)
 
     def encode(self, query: Query) -> EncodedQuery:
         """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
         return self._query_encoder.encode(query)
 
-    def answer(self, query: Query, encoded: EncodedQuery, k: int) -> SearchAnswer:
-        """Return the ``k`` best hits for a query. ``encoded`` is the embedding of the query."""
-        by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.n_reranked
-        self._check_captions(by_photo)
+    def answer(self, by_photo: bool, encoded: EncodedQuery, k: int) -> SearchAnswer:
+        """Return the ``k`` best captions for a photo, or images for a text. ``encoded`` is the embedding of the query."""
+        trained, rerank = self.trained, self._options.n_reranked
+        if by_photo and self._options.corpus_file is None:
+            check_has_captions(trained, self.split)
         side = self._open_gallery(by_photo, encoded.vectors[0].shape[-1])
         scored = None
         if trained.model.scores_every_pair:
@@ -154,11 +156,6 @@ class Searcher:
         """Return a text that the run can read: a caption of its data set, or a word of its vocabulary."""
         captions = (caption.raw for image in self.trained.dataset.images for caption in image.captions)
         return next(captions, None) or self.trained.vocabulary.words[-1]
-
-    def _check_captions(self, by_photo: bool) -> None:
-        trained = self.trained
-        if by_photo and self._options.corpus_file is None and not len(trained.split.pairs):
-            raise UserError(f"{trained.dataset.path}: no image of the split {self.split!r} has a caption for a photo to find")
 
     def _check_options(self) -> None:
         run, options, is_cosine = self.trained.folder.path, self._options, vector_similarity_name(self.trained) == "cosine"
@@ -259,7 +256,7 @@ class Searcher:
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
             image_id, caption_id = int(target.image_ids[row]), int(target.item_ids[row]) if by_photo else None
             image = dataset.find_image(image_id) if target.is_in_dataset else None
-            file = Path(os.path.normpath(dataset.image_path(image))) if image else None
+            file = Path(os.path.normpath(dataset.image_path(image))) if image and dataset.has_image_files else None
             texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
             hits.append(SearchHit(score, image_id, file, texts, caption_id))
         return hits
@@ -336,7 +333,7 @@ def search_run(
     if request.html is not None:
         from vse.eval.report.pages import write_search_page
 
-        searched = f"{run}, {request.corpus or request.split or 'test'}"
+        searched = ", ".join(str(part) for part in (run, request.corpus or request.split) if part is not None)
         log.info("%s: the results as a report", write_search_page(request.html, photo or str(query), hits, searched))
     return hits
 
@@ -344,17 +341,18 @@ def search_run(
 def _search(
     run: Path, query: str | Path, request: SearchRequest, files: RunFileOptions, device: str, last: LastSearcherCache | None
 ) -> list[SearchHit]:
-    split, corpus, index, page = request.split or "test", request.corpus, request.index, request.html
+    corpus, index, page = request.corpus, request.index, request.html
     if index is None and (request.index_type is not None or request.index_parameters):
         raise UserError("--index-type and --index-parameters describe the index file; name it with --index")
     options = SearchOptions(corpus, index, request.index_type, request.index_parameters, request.rerank)
-    cache_key, started = (Path.cwd(), run, split, files, device, options), time.time_ns()
+    cache_key, started = (Path.cwd(), run, request.split, files, device, options), time.time_ns()
     if last is None and index is not None:
         last = LAST_SEARCHER_CACHE
     cached = None if last is None else last.find_searcher(cache_key)
-    trained = load_run_for_search(run, split, files, device) if cached is None else cached.trained
-    if isinstance(query, Path) and corpus is None and not len(trained.split.pairs):
-        raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
+    trained = load_run_for_search(run, request.split, files, device) if cached is None else cached.trained
+    split = request.split or find_default_split(trained.dataset)
+    if isinstance(query, Path) and corpus is None:
+        check_has_captions(trained, split)
     inputs = [*trained.input_paths, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
     if index is not None:
         check_output(index, INDEX_KIND, inputs)
@@ -373,7 +371,7 @@ def _search(
     encoded = searcher.encode(given)
     if encoded.remark:
         log.warning("%s", encoded.remark)
-    answer = searcher.answer(given, encoded, request.k)
+    answer = searcher.answer(isinstance(query, Path), encoded, request.k)
     if last is not None and cached is None:
         index_files = [] if index is None else [index, metadata_file(index)]
         last.keep(cache_key, searcher, [*index_files, *([corpus] if corpus else [])], started)
@@ -385,9 +383,10 @@ def _search(
     return add_attention(trained, given, encoded.vectors, answer.hits, answer.rows.tolist())
 
 
-def load_run_for_search(run: Path, split: str, files: RunFileOptions, device: str) -> TrainedRun:
-    """Load a run for a search. Log a warning if the training did not finish."""
-    trained = load_run(run, split, files, device, allow_unfinished=True)
+def load_run_for_search(run: Path, split: str | None, files: RunFileOptions, device: str) -> TrainedRun:
+    """Load a run for a search in a split, or (None) in the default split. Log a warning if the training did not finish."""
+    opened = open_run(run, files, device, allow_unfinished=True)
+    trained = load_opened_run(opened, split or find_default_split(opened.dataset), files)
     _set_search_device(trained)
     return trained
 

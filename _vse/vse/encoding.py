@@ -1,0 +1,204 @@
+"""Encode photos, texts and vectors with a trained model in the Python interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.arguments import public_api
+from vse.array_inputs import (
+    VectorsOrPaths,
+    VectorsOrTexts,
+    are_texts,
+    read_array_data,
+    read_caption_input,
+    read_image_input,
+    read_image_rows,
+    read_texts,
+)
+from vse.pipeline.errors import UserError
+from vse.pipeline.option_types import PositiveInteger
+from vse.pipeline.options import format_value
+from vse.split_embeddings import SplitEmbeddings, embeddings
+
+if TYPE_CHECKING:
+    from vse.training.kinds import PackedEmbeddings
+    from vse.training.use.arrays import ArrayEncoder
+
+EncodedArrays = NDArray[np.float32] | list[NDArray[np.float32]]
+DEFAULT_BATCH_SIZE = 512
+
+
+class EncodingModel:
+    """The methods with which a trained model encodes images and captions."""
+
+    @property
+    def expression(self) -> str:
+        """The Python expression that returned this object, for the provenance of files."""
+        raise NotImplementedError
+
+    @property
+    def encoder(self) -> InputEncoder:
+        """The loaded model, which encodes photos, texts and vectors. Raises UserError if there is none yet."""
+        raise NotImplementedError
+
+    def permit_own_code(self) -> AbstractContextManager[None]:
+        """Return a context in which Python code that the model names, such as an encoder, may run if the user allowed it."""
+        raise NotImplementedError
+
+    @public_api
+    def encode_images(
+        self,
+        images: VectorsOrPaths,
+        *,
+        batch_size: PositiveInteger = DEFAULT_BATCH_SIZE,
+        show_progress_bar: bool = False,
+        normalize_embeddings: bool = False,
+    ) -> EncodedArrays:
+        """Return the embeddings of photos (JPEG, PNG or WebP files), or of vectors such as the rows of the feature cache.
+
+        The result is (n_images, dim), or (dim,) for a single path. A model that compares sets of vectors returns a list of
+        arrays (n_vectors, dim). Raises [`vse.UserError`][] if a photo cannot be read, or if the model does not read such
+        images.
+
+        Args:
+            images: the path of a photo, a list of paths, or an array (n_images, dim_of_features)
+            batch_size: the number of vectors that are encoded at once; photos are encoded one by one
+            show_progress_bar: whether to display a progress bar
+            normalize_embeddings: whether to divide each embedding by its length
+        """
+        with self.permit_own_code():
+            return self.encoder.encode(images, False, batch_size, show_progress_bar, normalize_embeddings)
+
+    @public_api
+    def encode_captions(
+        self,
+        captions: VectorsOrTexts,
+        *,
+        batch_size: PositiveInteger = DEFAULT_BATCH_SIZE,
+        show_progress_bar: bool = False,
+        normalize_embeddings: bool = False,
+    ) -> EncodedArrays:
+        """Return the embeddings of texts or of vectors of captions, (n_captions, dim), or (dim,) for a single text.
+
+        A model that compares sets of vectors returns a list of arrays (n_vectors, dim). Raises [`vse.UserError`][] if a text
+        has no word that the model can read, or if the model does not read such captions.
+
+        Args:
+            captions: a text, a list of texts, or an array (n_captions, dim_of_features)
+            batch_size: the number of captions that are encoded at once
+            show_progress_bar: whether to display a progress bar
+            normalize_embeddings: whether to divide each embedding by its length
+        """
+        with self.permit_own_code():
+            return self.encoder.encode(captions, True, batch_size, show_progress_bar, normalize_embeddings)
+
+
+class InputEncoder:
+    """A loaded model, which encodes photos, texts, and vectors that another program computed.
+
+    ``photo_features`` and ``text_features`` : functions from a list of paths or texts to their vectors, or None if the model
+    reads photos or texts itself, or cannot read them.
+    """
+
+    def __init__(
+        self,
+        arrays: ArrayEncoder,
+        photo_features: Callable[[list[str]], Any] | None = None,
+        text_features: Callable[[list[str]], Any] | None = None,
+    ) -> None:
+        self.arrays, self.photo_features, self.text_features = arrays, photo_features, text_features
+
+    def encode(
+        self, given: Any, of_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
+    ) -> EncodedArrays:
+        """Return the embeddings of captions or images. A single text or path has a single embedding."""
+        single = isinstance(given, str | os.PathLike)
+        packed = self.encode_packed([given] if single else given, of_captions, batch_size, not show_progress_bar)
+        vectors = packed.vectors.float().numpy()
+        if normalize_embeddings:
+            vectors = _scale_to_unit_length(vectors)
+        if packed.lengths is None:
+            return vectors[0] if single else vectors
+        sets = np.split(vectors, np.cumsum(packed.lengths.numpy())[:-1])
+        return sets[0] if single else sets
+
+    def encode_packed(
+        self, given: Any, of_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
+    ) -> PackedEmbeddings:
+        """Return the embeddings of captions or images as tensors. ``hidden`` displays no progress bar."""
+        return self._encode(self._read(given, of_captions), of_captions, batch_size, hidden)
+
+    def embed(self, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
+        """Return the embeddings of images and captions, to evaluate them."""
+        inputs = self._read(images, of_captions=False), self._read(captions, of_captions=True)
+        rows = read_image_rows("image_of_caption", image_of_caption, *map(len, inputs))
+        encoded_images = self._encode(inputs[0], of_captions=False)
+        encoded_captions = self._encode(inputs[1], of_captions=True, allow_unknown=True)
+        return SplitEmbeddings(None, self.arrays.build_embeddings(encoded_images, encoded_captions, rows))
+
+    def _read(self, given: Any, of_captions: bool) -> NDArray[np.float32] | list[str]:
+        """Return captions or images as vectors, or as texts or paths if the model reads these."""
+        name = "captions" if of_captions else "images"
+        if isinstance(given, list | tuple) and not given:
+            raise UserError(f"{name}={given!r}: at least one {'text' if of_captions else 'path'} or vector is needed")
+        compute = self.text_features if of_captions else self.photo_features
+        vectors: NDArray[np.float32] | None
+        if of_captions:
+            vectors, texts = read_caption_input(name, given, compute)
+        elif compute is None and are_texts(given):
+            vectors, texts = None, read_texts(name, given)
+        else:
+            vectors, texts = read_image_input(name, given, compute)
+        if vectors is not None:
+            self.arrays.check_vectors(name, vectors, of_captions)
+            return vectors
+        assert texts is not None
+        if (dim := self.arrays.imported_dim(of_captions)) is not None:
+            kind, function = ("texts", "text_features") if of_captions else ("paths", "photo_features")
+            raise UserError(
+                f"{name}={format_value(texts[:1])}: {kind}, but the model was fitted on vectors of {name}; pass the vectors "
+                f"(n, {dim}) that the same program computes, or pass the program to vse.Model as {function}"
+            )
+        return texts
+
+    def _encode(
+        self,
+        given: NDArray[np.float32] | list[str],
+        of_captions: bool,
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        hidden: bool = True,
+        allow_unknown: bool = False,
+    ) -> PackedEmbeddings:
+        if isinstance(given, np.ndarray):
+            return self.arrays.encode_vectors(given, of_captions, batch_size, hidden)
+        if of_captions:
+            return self.arrays.encode_texts(given, batch_size, hidden, allow_unknown)
+        return self.arrays.encode_photos([Path(path) for path in given], hidden)
+
+
+def build_cosine_embeddings(images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
+    """Return vectors of images and captions as embeddings of unit length, so that their scores are cosines."""
+    data, _ = read_array_data(images, captions, image_of_caption)
+    if data.captions is None:
+        raise UserError("captions: texts, but no model is given to encode them; call vse.evaluate(model, images, captions)")
+    shapes = data.images.shape, data.captions.shape
+    if shapes[0][1:] != shapes[1][1:] or data.images.ndim != 2:
+        raise UserError(
+            f"captions: arrays of shape {shapes[0]} and {shapes[1]} have no cosines; fit a model to both, "
+            "vse.fit(images, captions), or evaluate the scores of all pairs, vse.evaluate(vse.pair_scores(scores, rows))"
+        )
+    unit_images, unit_captions = (_scale_to_unit_length(vectors) for vectors in (data.images, data.captions))
+    return embeddings(unit_images, unit_captions, data.image_of_caption, name="cosine")
+
+
+def _scale_to_unit_length(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True).clip(np.finfo(np.float32).tiny)
+    scaled: NDArray[np.float32] = vectors / lengths
+    return scaled

@@ -1,0 +1,155 @@
+"""Encode vectors and texts that are in memory with a trained run, and hold all that a run needs for them in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vse.eval.files.embeddings import Embeddings
+from vse.features.exchange.array_data import ARRAYS_NAME, ArrayData, Vectors
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import decode_image
+from vse.pipeline.progress import progress_bar
+from vse.training.data.pairs import CaptionsEncodedOnRead, RetrievalSplit
+from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings, add_full_mask, pack_embeddings
+from vse.training.solvers.encode import PairScores, build_vector_fields
+from vse.training.use.model import TrainedRun, load_run
+from vse.training.use.queries import QueryEncoder
+
+DEFAULT_BATCH_SIZE = 512
+
+
+class ArrayFeatures:
+    """Vectors in memory as inputs of a model.
+
+    ``vectors`` : (n, dim), or sets of vectors (n, n_vectors, dim).
+    ``rows`` : the row of each image or caption, in the order of their indices.
+    """
+
+    def __init__(self, vectors: Vectors, rows: NDArray[np.int64], device: torch.device) -> None:
+        self.kind = InputKind.VECTORS if vectors.ndim == 2 else InputKind.SETS
+        self._vectors, self._rows, self._device = vectors, rows, device
+
+    def read(self, indices: NDArray[np.int64]) -> BatchVectors:
+        """Return the vectors at these indices."""
+        vectors = torch.from_numpy(self._vectors[self._rows[indices]]).to(self._device)
+        return add_full_mask(vectors) if self.kind == InputKind.SETS else (vectors,)
+
+    def read_images(self, images: NDArray[np.int64]) -> BatchVectors:
+        return self.read(images)
+
+
+class ArrayEncoder:
+    """A trained run that encodes vectors of images and captions, and texts.
+
+    ``queries`` : the encoder of new texts with the same run.
+    """
+
+    def __init__(self, trained: TrainedRun, queries: QueryEncoder) -> None:
+        self.trained, self.queries = trained, queries
+
+    def imported_dim(self, of_captions: bool) -> int | None:
+        """Return the length of the vectors that another program computed of captions or of images; None for other inputs."""
+        cache = self.trained.caption_cache if of_captions else self.trained.image_cache
+        return cache.dim if cache is not None and "imported" in cache.provenance else None
+
+    def check_vectors(self, argument: str, vectors: Vectors, of_captions: bool) -> None:
+        """Raise UserError, which names the ``argument``, if the model does not read vectors of this shape."""
+        cache = self.trained.caption_cache if of_captions else self.trained.image_cache
+        if cache is None:
+            raise UserError(f"{argument}: an array, but the model reads captions as texts; pass a list of texts")
+        if self.trained.model.cnn is not None and not of_captions:
+            raise UserError(f"{argument}: an array, but the model reads photos; pass the paths of their files")
+        shape = ("n_vectors", cache.dim) if cache.row_kind == "sets" else (cache.dim,)
+        if (vectors.ndim, vectors.shape[-1]) != (len(shape) + 1, cache.dim):
+            expected = ", ".join(map(str, ("n", *shape)))
+            raise UserError(f"{argument}: an array of shape {vectors.shape}, but the model reads arrays of shape ({expected})")
+
+    def encode_vectors(
+        self, vectors: Vectors, of_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
+    ) -> PackedEmbeddings:
+        """Return the embeddings of vectors of captions or of images. ``hidden`` displays no progress bar."""
+        features = ArrayFeatures(vectors, np.arange(len(vectors)), self.trained.device)
+        model = self.trained.model.eval()
+        embed = model.embed_captions if of_captions else model.embed_images
+
+        def encode(part: slice) -> BatchVectors:
+            with torch.inference_mode():
+                return tuple(tensor.cpu() for tensor in embed(*features.read(np.arange(part.start, part.stop))))
+
+        return _encode_batches(len(vectors), encode, batch_size, "captions" if of_captions else "images", hidden)
+
+    def encode_texts(
+        self,
+        texts: Sequence[str],
+        batch_size: int = DEFAULT_BATCH_SIZE,
+        hidden: bool = True,
+        allow_unknown: bool = False,
+    ) -> PackedEmbeddings:
+        """Return the embeddings of texts; see :meth:`vse.training.use.queries.QueryEncoder.encode_texts`."""
+
+        def encode(part: slice) -> BatchVectors:
+            return self.queries.encode_texts(texts[part], allow_unknown).vectors
+
+        return _encode_batches(len(texts), encode, batch_size, "captions", hidden)
+
+    def encode_photos(self, paths: Sequence[Path], hidden: bool = True) -> PackedEmbeddings:
+        """Return the embeddings of photos. Raises UserError if a photo cannot be read, or if the network is missing."""
+        photos = progress_bar(paths, desc="encode images", unit="image", hidden=hidden)
+        return pack_embeddings([self.queries.encode(decode_image(path)).vectors for path in photos])
+
+    def build_embeddings(
+        self, images: PackedEmbeddings, captions: PackedEmbeddings, image_of_caption: NDArray[np.int64]
+    ) -> Embeddings:
+        """Return embeddings to evaluate, or the scores of their pairs. The ids are the indices of images and captions."""
+        trained = self.trained
+        scores: dict[str, Any] = {}
+        if trained.model.scores_every_pair:
+            blocks = PairScores(trained.model, images, captions).score_blocks(torch.from_numpy(image_of_caption))
+            names = ("scores",) if blocks[1] is None else ("scores_i2t", "scores_t2i")
+            scores = {
+                name: torch.cat([side.score(rows, None).cpu() for rows in side.row_slices]).numpy()
+                for name, side in zip(names, blocks, strict=False)
+                if side is not None
+            }
+        return Embeddings(
+            image_ids=np.arange(len(images)),
+            caption_ids=np.arange(len(captions)),
+            caption_image_ids=image_of_caption,
+            dataset=ARRAYS_NAME,
+            split="test",
+            experiment=trained.experiment.name,
+            seed=trained.record["seed"],
+            **build_vector_fields(trained.model, images, captions),
+            **scores,
+        )
+
+
+def hold_in_memory(run: Path, data: ArrayData, device: str) -> ArrayEncoder:
+    """Load a run that was trained on ``data``, so that no file of the run or of its caches is read afterwards."""
+    trained = load_run(run, None, device=device)
+    queries, pairs = QueryEncoder(trained, None), trained.split.pairs
+    images = ArrayFeatures(data.images, pairs.image_ids, trained.device)
+    captions = trained.split.caption_inputs
+    if data.captions is not None:
+        captions = ArrayFeatures(data.captions, pairs.caption_ids, trained.device)
+    else:
+        queries.load(by_photo=False)
+        if trained.caption_cache is not None:
+            captions = CaptionsEncodedOnRead(
+                pairs.captions, queries.require_caption_encoder(), trained.caption_cache, trained.device
+            )
+    return ArrayEncoder(replace(trained, split=RetrievalSplit(pairs, images, captions)), queries)
+
+
+def _encode_batches(
+    n: int, encode: Callable[[slice], BatchVectors], batch_size: int, name: str, hidden: bool
+) -> PackedEmbeddings:
+    starts = progress_bar(range(0, n, batch_size), desc=f"encode {name}", unit="batch", hidden=hidden)
+    return pack_embeddings([encode(slice(start, min(start + batch_size, n))) for start in starts])
