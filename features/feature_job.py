@@ -99,7 +99,9 @@ def default_shard_count(dataset: Dataset) -> int:
     return presets.load_dataset_preset(dataset.name).shards if known else min(4, len(dataset.images))
 
 
-def _find_option_path(request: FeatureRequest, config: FeatureSettings, option: ExtractorOption) -> Path | None:
+def _find_option_path(
+    request: FeatureRequest, config: FeatureSettings | type[FeatureSettings], option: ExtractorOption
+) -> Path | None:
     """Return the path that the request gives for an option, else the path in the option's environment variable, or None.
 
     The variable is ignored if the extractor does not have this option.
@@ -115,6 +117,7 @@ def _build_default_cache_path(dataset: Dataset, config: FeatureSettings) -> Path
 
 def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings:
     """Return the settings that the cache ``like`` records."""
+    from vse.features.backbones.weight_files import find_weights
     from vse.features.cache.feature_cache import open_cache
 
     cache = open_cache(like)
@@ -127,6 +130,7 @@ def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings
     settings = EXTRACTORS[extractor]
     names = ("weights", "seed", "revision")
     sources = {name: provenance[name] for name in names if name in provenance and name in settings.model_fields}
+    sources = find_weights(provenance, None, _find_option_path(request, settings, "weights_dir")) or sources
     content = {"name": cache.feature, **sources, **provenance["config"]}
     return presets.validate_settings(settings, "feature", str(like), content)
 

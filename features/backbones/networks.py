@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from vse.features.backbones.model_folder import download_first_file, hash_tensors
+from vse.features.backbones.weight_files import WEIGHTS_FILE_KEY, WeightsFile
 from vse.features.libraries import OPTIONAL_LIBRARIES
 from vse.features.settings.base import WEIGHT_FILE_SUFFIXES, NetworkSettings
 from vse.pipeline.errors import UserError, did_you_mean
@@ -39,16 +40,19 @@ def load_backbone(
 
     weights_dir : folder in which a file ``<model>.safetensors`` or ``<model>.pth`` replaces a download
     family : module of torchvision with the model's builder; None: classification networks
-    notes : dictionary that receives the commit of a download from the Hugging Face hub as its entry ``commit``
+    notes : dictionary that receives the record of the file of weights, and the commit of a download from the Hugging Face hub
+        as its entry ``commit``
     options : arguments of torchvision's builder
     """
+    notes = {} if notes is None else notes
     file = find_weights_file(config.model, config.weights, weights_dir)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         pretrained = file is None and config.weights != "random"
-        model = _build_model(config, pretrained, family, {} if notes is None else notes, options)
+        model = _build_model(config, pretrained, family, notes, options)
     if file is not None:
         load_weights_file(model, file, _rename_weights, config.weights_sha256)
+        notes[WEIGHTS_FILE_KEY] = WeightsFile.describe(file)
     return model.eval().requires_grad_(False)
 
 
@@ -178,7 +182,7 @@ def _build_model(
         options = {"init_weights": config.weights == "random", "transform_input": config.weights != "random"}
     model: nn.Module = torchvision.models.get_model(config.model, weights=None, **options)
     if pretrained:
-        model.load_state_dict(_rename_weights(model, _download_weights(config.model, config.weights)))
+        model.load_state_dict(_rename_weights(model, _download_weights(config.model, config.weights, notes)))
     return model
 
 
@@ -194,7 +198,7 @@ def _rename_weights(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Ten
     return {**counters, **(tower or {pattern.sub(r"\1\2", name): tensor for name, tensor in state.items()})}
 
 
-def _download_weights(name: str, weights: str) -> dict[str, Tensor]:
+def _download_weights(name: str, weights: str, notes: dict[str, Any]) -> dict[str, Tensor]:
     from vse.features.torchvision_import import torchvision
 
     choices = torchvision.models.get_model_weights(name)
@@ -210,6 +214,7 @@ def _download_weights(name: str, weights: str) -> dict[str, Tensor]:
             f"cannot download the weights of {name} from {entry.url} ({error}); put the file into a folder as {name}.pth "
             "and name the folder with --weights-dir"
         ) from None
+    notes[WEIGHTS_FILE_KEY] = WeightsFile.describe(Path(torch.hub.get_dir(), "checkpoints", entry.url.rpartition("/")[2]))
     return state
 
 
@@ -232,14 +237,15 @@ def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[s
         return {}
     model, _, revision = source.hf_hub_id.partition("@")
     file, notes["commit"] = download_first_file(model, ["model.safetensors"], revision or None, _weights_file_advice(name))
+    notes[WEIGHTS_FILE_KEY] = WeightsFile.describe(file)
     return {"file": str(file), "custom_load": False}
 
 
 def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
     """Build an OpenCLIP model, its image and text encoders. Raises UserError if the model or its weights are missing.
 
-    ``weights`` is the name of weights in the library; None: random weights. ``notes`` receives the commit of a download from
-    the Hugging Face hub as its entry ``commit``.
+    ``weights`` is the name of weights in the library; None: random weights. For a download from the Hugging Face hub,
+    ``notes`` receives the commit as its entry ``commit``, and the record of the file.
     """
     open_clip = OPTIONAL_LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
@@ -263,6 +269,7 @@ def _download_open_clip_weights(open_clip: Any, name: str, weights: str, notes: 
     stem = file_name.rpartition(".")[0] or "open_clip_model"
     names = [f"{stem}.safetensors", file_name or "open_clip_pytorch_model.bin"]  # the latter is loaded with weights_only
     file, notes["commit"] = download_first_file(model, list(dict.fromkeys(names)), None, _weights_file_advice(name))
+    notes[WEIGHTS_FILE_KEY] = WeightsFile.describe(file)
     if source.get("quick_gelu", False) != open_clip.get_model_config(name).get("quick_gelu", False):
         log.warning(
             "open_clip/%s: weights %s were trained with another activation (QuickGELU) than the model has", name, weights

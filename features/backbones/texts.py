@@ -31,6 +31,7 @@ from vse.features.backbones.networks import (
     load_weights_file,
     prevent_open_clip_log_handler,
 )
+from vse.features.backbones.weight_files import WEIGHTS_FILE_KEY, WeightsFile
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json
 
@@ -49,6 +50,7 @@ class TextBackbone(ABC):
     tokenizer_sha256 : SHA-256 of the tokenizer, the prompt and the maximum length
     settings_sha256 : SHA-256 of the network's settings that determine the vectors, such as the sizes of layers; "" without any
     provenance : notes for the provenance of a cache, such as the commit of a download
+    folder : folder with the files of the model; None for OpenCLIP
     """
 
     distributions: ClassVar[Sequence[str]]
@@ -59,6 +61,7 @@ class TextBackbone(ABC):
     tokenizer_sha256: str
     settings_sha256: str = ""
     provenance: Mapping[str, Any] = {}
+    folder: Path | None = None
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
@@ -116,8 +119,9 @@ class SentenceTextBackbone(TextBackbone):
     distributions = ("sentence-transformers", "transformers")
 
     def __init__(self, config: TextConfig, weights_dir: Path | None) -> None:
-        folder, self.provenance = _find_or_download_folder(config, weights_dir)
-        modules = read_modules(folder)
+        folder, provenance = _find_or_download_folder(config, weights_dir)
+        self.folder, modules = folder, read_modules(folder)
+        self.provenance = {**provenance, **_describe_weights(folder, modules, config)}
         self.network = self._model = _load_model(folder, config)
         self._transformer_module = self._model[0]
         transformer, tokenizer = getattr(self._transformer_module, "auto_model", None), getattr(self._model, "tokenizer", None)
@@ -184,6 +188,13 @@ def _find_or_download_folder(config: TextConfig, weights_dir: Path | None) -> tu
         return local, {}
     downloaded = download_model(config.model, _DOWNLOADED_FILE_PATTERNS, config.revision)
     return downloaded.folder, {"commit": downloaded.commit}
+
+
+def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config: TextConfig) -> dict[str, Any]:
+    """Return the record of the transformer's first file of weights; an empty dictionary for random weights."""
+    transformer = folder / (modules[0]["path"] if modules else "")
+    files = sorted(transformer.glob("model*.safetensors"))
+    return {WEIGHTS_FILE_KEY: WeightsFile.describe(files[0], folder)} if files and config.weights != "random" else {}
 
 
 def _read_network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], all_modules: bool) -> list[Any]:
@@ -258,6 +269,7 @@ class OpenClipTextBackbone(TextBackbone):
         self.provenance = notes
         if file is not None:
             load_weights_file(model, file, _replace_text_weights)
+            notes[WEIGHTS_FILE_KEY] = WeightsFile.describe(file)
         self.weights_sha256 = hash_tensors({k: v for k, v in model.state_dict().items() if not k.startswith("visual.")})
         model.visual = nn.Identity()
         self.network = self._model = model.eval().requires_grad_(False)

@@ -116,7 +116,7 @@ class BlockChecker:
     def __init__(self, shards: Sequence[StoredArray]) -> None:
         self._shards = shards
         self._firsts = np.cumsum([0, *(shard.n_blocks for shard in shards)])
-        self._checked = np.concatenate([np.full(shard.n_blocks, shard.checksums is None) for shard in shards])
+        self._checked = np.repeat(np.asarray([shard.checksums is None for shard in shards], bool), np.diff(self._firsts))
 
     def __reduce__(self) -> tuple[type[BlockChecker], tuple[Sequence[StoredArray]]]:
         return BlockChecker, (self._shards,)

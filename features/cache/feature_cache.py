@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 _REQUIRED_ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
 
 # Hashes in a cache's provenance that identify its rows, not the extractor that computed them.
-_ROW_HASH_NAMES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha256")
+ROW_HASH_NAMES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha256")
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class FeatureCache:
     skipped_ids : ids of the inputs that the extractor left out
     block_checker : checker of the blocks of the features
     extraction_seconds : duration of the extraction; None if unknown
+    model_folder : folder of the packed model that describes the feature, with its encoder; None for a cache
     """
 
     path: Path
@@ -84,11 +85,17 @@ class FeatureCache:
     skipped_ids: frozenset[int]
     block_checker: BlockChecker
     extraction_seconds: float | None = None
+    model_folder: Path | None = None
 
     @property
     def n_bytes(self) -> int:
         files = [self.path, *(shard["features"].path for shard in self.shard_arrays)]
         return sum(file.stat().st_size for file in files)
+
+    @property
+    def has_rows(self) -> bool:
+        """False if only the feature is known (:class:`vse.features.cache.description.FeatureDescription`), without rows."""
+        return bool(self.shard_arrays)
 
     @property
     def dim(self) -> int:
@@ -103,7 +110,7 @@ class FeatureCache:
         """
         provenance = self.provenance
         known = {name: provenance[name] for name in ("config", "extractor_version") if name in provenance}
-        hashes = {name: provenance[name] for name in provenance if name.endswith("_sha256") and name not in _ROW_HASH_NAMES}
+        hashes = {name: provenance[name] for name in provenance if name.endswith("_sha256") and name not in ROW_HASH_NAMES}
         if "imported" in provenance:
             known["imported"] = {"layout": provenance["imported"].get("layout"), "row_shape": list(self.row_shape)}
         return {"kind": self.kind, **known, **hashes}

@@ -33,6 +33,7 @@ from vse.pipeline.presets.presets import list_setting_changes
 from vse.pipeline.progress import progress_bar
 
 ENCODER_FILE_FORMAT = "vse-encoder-1"
+PACKED_ENCODER_NAME = "caption_encoder.safetensors"  # of a packed model
 log = logging.getLogger(__name__)
 
 
@@ -161,7 +162,7 @@ def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
 
 def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
     """Load the encoder next to a cache of captions. Raises UserError if another encoder computed the cache."""
-    path = encoder_path(cache.path)
+    path = encoder_path(cache.path) if cache.model_folder is None else cache.model_folder / PACKED_ENCODER_NAME
     fitted = _try_read_encoder(path)
     if fitted is None or fitted.metadata["sha256"] != cache.provenance.get("weights_sha256"):
         problem = "no such encoder, or its bytes changed" if fitted is None else f"not the encoder that computed {cache.path}"

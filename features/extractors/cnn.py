@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from vse.features.backbones.device import choose_query_precision, move_tensor
 from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, hash_weights, load_backbone
+from vse.features.backbones.weight_files import describe_missing_weights, find_weights
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
 from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnsuitableImageSize
@@ -231,8 +233,8 @@ def rebuild_cnn_extractor(
 ) -> CnnExtractor:
     """Load the CNN that computed a cache.
 
-    A bf16 CNN computes in fp32 on a device without bf16. Raises UserError if no CNN computed the cache, or if the CNN's
-    weights are missing or have changed.
+    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.weight_files`). A bf16 CNN computes in fp32 on a
+    device without bf16. Raises UserError if no CNN computed the cache, or if the CNN's weights are missing or have changed.
 
     weights_dir : folder whose files replace downloads of weights
     random_weights : True for random weights, which the caller will replace by trained ones; batch norms are not folded
@@ -240,14 +242,39 @@ def rebuild_cnn_extractor(
     trainable : True for a CNN that the caller will train; batch norms are not folded
     """
     changed: dict[str, object] = {"fold_batch_norm": False} if random_weights or trainable else {}
-    config = read_cnn_config(cache, allow_positions, **changed, **({"weights": "random"} if random_weights else {}))
+    changed |= {"weights": "random"} if random_weights else find_weights(cache.provenance, cache.model_folder, weights_dir)
+    config = read_cnn_config(cache, allow_positions, **changed)
     config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
-    extractor = CnnExtractor(config, weights_dir, device)
-    if not random_weights and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
-        raise UserError(
+    try:
+        extractor = CnnExtractor(config, weights_dir, device)
+    except UserError as error:
+        raise describe_missing_weights(cache.provenance, config.model, error) from None
+    if not random_weights:
+        _check_weights(cache, config, extractor.weights_sha256)
+    return extractor
+
+
+def load_cnn_weights(cache: FeatureCache, weights_dir: Path | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the weights of the CNN that computed a cache, and notes with the record of their file.
+
+    Raises UserError if the weights are missing or have changed.
+    """
+    notes: dict[str, Any] = {}
+    config = read_cnn_config(cache, allow_positions=True, **find_weights(cache.provenance, cache.model_folder, weights_dir))
+    try:
+        network = load_backbone(config, weights_dir, notes=notes)
+    except UserError as error:
+        raise describe_missing_weights(cache.provenance, config.model, error) from None
+    _check_weights(cache, config, hash_weights(network))
+    return network.state_dict(), notes
+
+
+def _check_weights(cache: FeatureCache, config: CnnConfig, sha256: str) -> None:
+    if sha256 != cache.provenance.get("weights_sha256"):
+        error = UserError(
             f"{cache.path} was computed with other weights of {config.model} than the current ones (the SHA-256 differs)"
         )
-    return extractor
+        raise describe_missing_weights(cache.provenance, config.model, error)
 
 
 class VectorBoxes:

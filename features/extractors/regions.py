@@ -63,7 +63,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
 
     def __init__(self, config: RegionsConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
         super().__init__(config, device)
-        self.detector = load_detector(config, weights_dir)
+        self.detector = load_detector(config, weights_dir, self.provenance)
         self.weights_sha256 = hash_weights(self.detector)
         self.detector = self.detector.to(self.device)
 
@@ -90,9 +90,10 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
         return ImageVectors(features.cpu().numpy(), boxes.cpu().numpy(), found.scores.float().cpu().numpy(), (width, height))
 
 
-def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.Module:
+def load_detector(config: RegionsConfig, weights_dir: Path | None = None, notes: dict[str, Any] | None = None) -> nn.Module:
     """Load the Faster R-CNN of ``config`` with its weights, in evaluation mode, on the CPU.
 
+    ``notes`` receives the record of the file of weights, see :func:`vse.features.backbones.networks.load_backbone`.
     Raises UserError if torchvision has no such model, or if the weights are missing.
     """
     options: dict[str, Any] = {
@@ -105,7 +106,7 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
     known = [name for name in torchvision.models.list_models(torchvision.models.detection) if name.startswith("fasterrcnn")]
     if config.model not in known:
         raise UserError(f"{config.model!r} is not a Faster R-CNN of torchvision{did_you_mean(config.model, known)}")
-    detector = load_backbone(config, weights_dir, torchvision.models.detection, **options)
+    detector = load_backbone(config, weights_dir, torchvision.models.detection, notes, **options)
     if config.model == "fasterrcnn_resnet50_fpn" and config.weights != "random":
         for module in detector.modules():  # its weights were trained with batch norms without an epsilon
             if isinstance(module, nn.BatchNorm2d):

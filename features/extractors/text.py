@@ -24,6 +24,7 @@ from vse.features.backbones.device import (
 )
 from vse.features.backbones.networks import autocast
 from vse.features.backbones.texts import load_text_backbone
+from vse.features.backbones.weight_files import describe_missing_weights, find_weights
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import ExtractorInput, FeatureRows, list_input_ids
 from vse.features.extractors.captions import load_cache_encoder
@@ -151,20 +152,27 @@ def _split_into_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[lis
 def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> TextExtractor:
     """Load the text encoder that computed a cache, to encode other texts.
 
-    A bf16 encoder computes in fp32 on a device without bf16. Raises UserError if the encoder is missing or has changed.
+    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.weight_files`). A bf16 encoder computes in fp32
+    on a device without bf16. Raises UserError if the encoder is missing or has changed.
     """
     provenance = cache.provenance
+    found = find_weights(provenance, cache.model_folder, weights_dir)
     with wrap_read_errors(cache.path, "a cache of a text encoder's vectors, by its provenance"):
         sources = {key: provenance[key] for key in ("weights", "seed", "revision") if key in provenance}
         if "revision" in sources and not str(provenance["config"]["model"]).startswith("open_clip/"):
             sources["revision"] = provenance.get("commit", sources["revision"])  # a branch may have another commit now
+        sources = found or sources  # a folder has no revision
         config = TextConfig(name=cache.feature, **sources, **provenance["config"])
         config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
-    extractor = TextExtractor(config, weights_dir, device)
+    try:
+        extractor = TextExtractor(config, weights_dir, device)
+    except UserError as missing:
+        raise describe_missing_weights(provenance, config.model, missing) from None
     hashes = {"weights_sha256": extractor.weights_sha256, **extractor.extra_hashes}
     for name, part in _DIFFERENCE_TEXTS.items():
         if hashes.get(name) != provenance.get(name):
-            raise UserError(f"{cache.path} was computed with {part} of {config.model}: {name} differs from the current one")
+            error = UserError(f"{cache.path} was computed with {part} of {config.model}: {name} differs from the current one")
+            raise describe_missing_weights(provenance, config.model, error)
     return extractor
 
 

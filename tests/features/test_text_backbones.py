@@ -279,11 +279,11 @@ def test_openclip_is_read_at_a_commit(file: str, hub: Path, tmp_path: Path, monk
     state = network.state_dict()
     folder = snapshot(hub, "some/clip")
     torch.save(state, folder / file) if file.endswith(".bin") else safetensors.torch.save_file(state, folder / file)
-    notes: dict[str, str] = {}
+    notes: dict[str, Any] = {}
     settings = {"name": "x", "model": f"open_clip/{name}", "weights": "some_tag"}
     images = load_backbone(CnnConfig(**settings, layer="output"), notes=notes)
     assert hash_weights(images) == hash_weights(network.visual)
-    assert notes == {"commit": NEW}
-    assert load_text_backbone(TextConfig(**settings)).provenance == {"commit": NEW}
+    assert (notes["commit"], notes["weights_file"]["name"]) == (NEW, file)
+    assert load_text_backbone(TextConfig(**settings)).provenance == notes
     with pytest.raises(UserError, match="unknown weights"):
         load_backbone(CnnConfig(**{**settings, "weights": "some/clip"}))

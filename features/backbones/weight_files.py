@@ -1,0 +1,124 @@
+"""Record which file the weights of a network come from, and find this file again by its SHA-256.
+
+The file is searched in the folder of a packed model, in the folder of ``--weights-dir``, and in the caches of torch and of the
+Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from vse.features.settings.base import WEIGHT_FILE_SUFFIXES
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import is_path_text
+from vse.pipeline.files.writing import sha256_file
+
+WEIGHTS_FILE_KEY = "weights_file"  # key of the record in the provenance of a cache
+_MAX_DEPTH = 4  # folders between a searched folder and a file, such as weights/all-MiniLM-L6-v2/0_Transformer
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """The record of a file of weights.
+
+    name : name of the file; for a folder with a text encoder, the path in this folder, with slashes
+    sha256, bytes : hash and size of the file
+    """
+
+    name: str
+    sha256: str
+    bytes: int
+
+    @classmethod
+    def describe(cls, file: Path, folder: Path | None = None) -> dict[str, Any]:
+        """Return the record of a file as JSON. ``folder`` is the folder of the text encoder that the file belongs to."""
+        name = file.name if folder is None else file.relative_to(folder).as_posix()
+        return asdict(cls(name, sha256_file(file), file.stat().st_size))
+
+    @classmethod
+    def read(cls, provenance: Mapping[str, Any]) -> WeightsFile | None:
+        """Return the record in the provenance of a cache; None if there is no valid record."""
+        record = provenance.get(WEIGHTS_FILE_KEY)
+        if not isinstance(record, Mapping):
+            return None
+        name, sha256, size = (record.get(key) for key in ("name", "sha256", "bytes"))
+        is_valid = is_path_text(name) and isinstance(sha256, str) and type(size) is int
+        return cls(str(name), str(sha256), int(size or 0)) if is_valid else None
+
+    def find(self, folders: Sequence[Path | None]) -> Path | None:
+        """Return a file with the same content in one of the folders or their subfolders; None if there is no such file."""
+        suffix, n_parts = PurePosixPath(self.name).suffix, len(PurePosixPath(self.name).parts)
+        for folder in folders:
+            for file in _list_files(folder, suffix) if folder is not None else ():
+                in_folder = n_parts == 1 or file.as_posix().endswith(f"/{self.name}")
+                if in_folder and file.stat().st_size == self.bytes and sha256_file(file) == self.sha256:
+                    return file
+        return None
+
+    def explain(self, model: str) -> str:
+        """Return what a user has to do to provide the file of ``model``."""
+        return (
+            f"the weights of {model} are the file {self.name} with {self.bytes:,} bytes and the SHA-256 {self.sha256}; put it "
+            "into a folder and name the folder with --weights-dir or VSE_WEIGHTS_DIR"
+        )
+
+
+def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weights_dir: Path | None) -> dict[str, str]:
+    """Return the setting ``weights`` with the weights that computed a feature; empty if their file is not on this machine.
+
+    The value is a file or, for a text encoder of several files, their folder.
+
+    provenance : provenance of the feature's cache
+    model_folder : folder of a packed model, the first place of the search; None for a cache
+    weights_dir : folder of ``--weights-dir``
+    """
+    record, settings = WeightsFile.read(provenance), provenance.get("config", {})
+    if record is None:  # of a cache of an earlier version; the caller compares the weights
+        place = str(provenance.get("weights", ""))
+        moved = None if weights_dir is None or Path(place).is_file() else weights_dir / Path(place).name
+        return {"weights": str(moved)} if place.endswith(WEIGHT_FILE_SUFFIXES) and moved and moved.is_file() else {}
+    if not record.name.endswith(WEIGHT_FILE_SUFFIXES):
+        return {}
+    model, commit = str(settings.get("model")), provenance.get("commit")
+    downloads = sorted(list_download_folders(), key=lambda folder: folder.name != commit)
+    own = None if weights_dir is None else weights_dir / model.rpartition("/")[2]  # others may have another tokenizer
+    file = record.find([model_folder, own, weights_dir, *downloads])
+    if file is None:
+        return {}
+    is_folder = settings.get("extractor") == "text" and not model.startswith("open_clip/")
+    return {"weights": str(file.parents[len(PurePosixPath(record.name).parts) - 1] if is_folder else file)}
+
+
+def describe_missing_weights(provenance: Mapping[str, Any], model: str, error: UserError) -> UserError:
+    """Return an error about missing or wrong weights with the name and the hash of the right file, if they are known."""
+    record = WeightsFile.read(provenance)
+    return error if record is None or record.sha256 in str(error) else UserError(f"{error}; {record.explain(model)}")
+
+
+def list_download_folders() -> list[Path]:
+    """Return the folders to which torch and the Hugging Face hub download files."""
+    try:
+        from huggingface_hub import constants
+
+        hub = Path(constants.HF_HUB_CACHE)
+    except ImportError:
+        home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+        hub = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    return [Path(torch.hub.get_dir()) / "checkpoints", *sorted(hub.glob("models--*/snapshots/*"))]
+
+
+def _list_files(folder: Path, suffix: str) -> Iterator[Path]:
+    """Yield the files of a folder and its subfolders whose names have this suffix. Hidden folders are left out."""
+    for parent, folders, names in os.walk(folder):
+        depth = len(Path(parent).relative_to(folder).parts)
+        folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < _MAX_DEPTH else []
+        for name in sorted(names):
+            file = Path(parent, name)
+            if file.suffix == suffix and file.is_file():
+                yield file
