@@ -36,7 +36,7 @@ def train_command(request: TrainRequest) -> None:
         click.echo(run)
 
 
-@command("vse-embed")
+@command("vse-embed", leave_out={"images"})
 def embed_command(request: EmbedRequest) -> None:
     """Write the embeddings of a split, for vse-eval.
 
@@ -57,16 +57,20 @@ def embed_command(request: EmbedRequest) -> None:
 def search_command(request: SearchCommandRequest) -> None:
     """Search a split with a run: a text finds images, an image file finds captions.
 
+    RUN is the folder of a run or of a packed model, or hf://user/name on the Hugging Face hub. With --images, a folder of
+    photos is searched instead of a split.
+
     QUERY is a text, or the path of a JPEG, PNG or WebP file. Each result is a line with rank, score, image and caption; the
     image is an id if dataset.json has no file name. With --image, QUERY is a phrase to find in this image. Each result is then
     a box of the image: rank, score and corners (x1, y1, x2, y2 in pixels).
     """
     from vse.features.backbones.device import use_threads
+    from vse.training.share.hub import find_model
     from vse.training.use.localise import find_phrase
     from vse.training.use.search import search_run
 
     use_threads(request.threads)
-    run, query, search, files = request.run, request.query, request.search, request.files
+    run, query, search, files = find_model(request.run), request.query, request.search, request.files
     if request.image is not None:
         best = find_phrase(run, request.image, query, search, files, request.device).select_best(search.k)
         for rank, (score, box) in enumerate(zip(best.scores.tolist(), best.boxes.tolist(), strict=True), 1):

@@ -1,4 +1,4 @@
-"""The options of ``vse-train``, ``vse-embed``, ``vse-search``, ``vse-report`` and ``vse-serve``.
+"""The options of ``vse-train``, ``vse-embed``, ``vse-search``, ``vse-report``, ``vse-serve`` and ``vse model``.
 
 This module imports no large library, so that ``--help`` is fast.
 """
@@ -93,6 +93,8 @@ class RunFileOptions(Options):
     """The caption cache, if it was moved."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of the weights of a CNN or a text encoder, for new photos and captions."""
+    images: FileOrFolderPath | None = None
+    """Folder of photos to search. It needs no data set and no cache, because their features are computed."""
 
 
 class EmbedRequest(Options):
@@ -189,6 +191,8 @@ class ServeRequest(Options):
     """The caption cache of each RUN, if it was moved."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder with the weights of a CNN or text encoder."""
+    images: FileOrFolderPath | None = None
+    """Folder of photos to search. It needs no data set and no cache, because their features are computed."""
     index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """The FAISS index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
@@ -210,3 +214,36 @@ class ServeRequest(Options):
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
+
+
+class PackOptions(Options):
+    """The options of a packed model."""
+
+    with_backbone: Flag = False
+    """Add the networks that compute the features. Without it, the folder has only their names and hashes."""
+    results: Annotated[tuple[FileOrFolderPath, ...], CliOption(("--result",))] = ()
+    """Result file of the run for the model card.  [default: the metrics of RUN/test.h5]"""
+    licence: Text | None = None
+    """Licence of the model, such as cc-by-4.0."""
+    notes: FileOrFolderPath | None = None
+    """Text file (Markdown) to add to the model card."""
+    weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
+    """Folder of the weights of the networks."""
+
+
+class PackRequest(Options):
+    """The arguments of ``vse model pack``."""
+
+    run: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    out: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    options: PackOptions = PackOptions()
+    force: Force = False
+
+
+class PushRequest(Options):
+    """The arguments of ``vse model push``."""
+
+    folder: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    name: Annotated[Text, CliOption(is_argument=True)]
+    private: Flag = False
+    """Create a private repository."""

@@ -31,7 +31,7 @@ from vse.encoding import EncodingModel, InputEncoder
 from vse.features.exchange.array_data import ARRAYS_NAME, ArrayData, sample_validation_images, write_array_data
 from vse.features.options import ExtractOptions, FeatureRequest
 from vse.fitted_run import DATA_FOLDER, FittedRun
-from vse.pipeline.dataset.preparation import PHOTO_SUFFIXES
+from vse.pipeline.dataset.photo_folder import PHOTO_SUFFIXES
 from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.option_types import NonNegativeInteger, PositiveInteger
 from vse.pipeline.options import format_value

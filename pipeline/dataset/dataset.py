@@ -92,6 +92,16 @@ class Dataset:
     def image_path(self, image: Image) -> Path:
         return self.path.parent / "images" / image.file
 
+    @property
+    def input_paths(self) -> list[Path]:
+        """The files and folders of the data set. No output may replace them."""
+        return [self.path, self.path.parent / "images"]
+
+    @property
+    def listed_files(self) -> list[Path]:
+        """The files and folders, besides ``path``, whose change makes this a different data set."""
+        return []
+
     @cached_property
     def splits(self) -> dict[str, Sequence[Image]]:
         """The images of each split in file order; splits without images are left out."""

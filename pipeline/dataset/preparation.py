@@ -19,6 +19,7 @@ from vse.pipeline.dataset.entities_dataset import (
     build_entities_content,
     mark_entities_phrases,
 )
+from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_valid_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_json_object
@@ -27,7 +28,6 @@ from vse.pipeline.presets.presets import load_dataset_preset
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
-PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 _CHUNKER_BATCH_SIZE = 1000  # captions that spaCy parses at once
 log = logging.getLogger(__name__)
 
@@ -259,20 +259,14 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
     the file names, so a new photo changes the ids of later ones. The data set is called ``name``, or like the folder ``out``.
     Returns the path of ``dataset.json``.
     """
-    if not photos.is_dir():
-        raise UserError(f"{photos}: no such folder of photos")
-    files = sorted(
-        path.relative_to(photos) for path in photos.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES and path.is_file()
-    )
-    if not files:
-        raise UserError(f"{photos}: no JPEG, PNG or WebP file in it")
+    files = list_photos(photos)
     name, file = name or out.resolve().name, out / "dataset.json"
     entries = [
         {
             "imgid": imgid,
             **({} if path.parent == Path() else {"filepath": path.parent.as_posix()}),
             "filename": path.name,
-            "split": "test",
+            "split": PHOTO_SPLIT,
             "sentences": [],
         }
         for imgid, path in enumerate(files)

@@ -57,12 +57,13 @@ class UserCode:
 class _CodeRules:
     """The code that may run.
 
-    allows_all_code : whether all code may run
+    allows_all_code, forbids_all_code : whether all or no code may run
     allowed_names : the names of code on the command line
     copies_folder : the folder with the code of the run to open; None if no run is opened
     """
 
     allows_all_code: bool = False
+    forbids_all_code: bool = False
     allowed_names: frozenset[str] = frozenset()
     copies_folder: Path | None = None
 
@@ -76,6 +77,13 @@ _LOADED_CODE: dict[tuple[str, str], UserCode] = {}  # code that this process has
 def allow_own_code(allowed: bool = True) -> Iterator[None]:
     """Allow all code in the block to run, as ``--allow-code`` does; change nothing if ``allowed`` is false."""
     with _change_rules(allows_all_code=_CODE_RULES.get().allows_all_code or allowed):
+        yield
+
+
+@contextmanager
+def forbid_own_code() -> Iterator[None]:
+    """Forbid all code in the block, even if ``--allow-code`` allows it."""
+    with _change_rules(forbids_all_code=True):
         yield
 
 
@@ -118,6 +126,8 @@ def load_code(name: str, sha256: str | None = None) -> UserCode:
     the code may not run or has another SHA-256 than ``sha256``. Raises UserError if the file is missing, fails, or lacks the
     class or function.
     """
+    if _CODE_RULES.get().forbids_all_code:
+        raise CodeNotAllowed(f"{name} is code outside of the package, and must not run here")
     if sha256 is not None and (name, sha256) in _LOADED_CODE:
         return _LOADED_CODE[name, sha256]
     if sha256 is not None and not _SHA256_PATTERN.fullmatch(sha256):

@@ -7,7 +7,9 @@ resumed run and several processes read the same crops.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from numpy.typing import NDArray
+from PIL import Image as PhotoImage
 from torch import Tensor
 
 from vse.features.backbones.device import move_tensor
@@ -24,11 +27,14 @@ from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import decode_image
+from vse.pipeline.files.images import BadImage, decode_image
+from vse.pipeline.progress import progress_bar
 from vse.training.kinds import BatchVectors, InputKind, add_full_mask, to_input_kind
 from vse.training.settings import ImagesConfig
 
+log = logging.getLogger(__name__)
 Indices = NDArray[np.int64]
+_BLACK_PHOTO_SIDE = 256  # pixels
 _ROWS_PER_READ = 4096
 _MAX_BATCHES_AHEAD = 3  # batches of photos that are decoded in advance during a step
 
@@ -245,6 +251,56 @@ class PhotoCrops:
             return (pixels,)
         parts = [self._extractor.compute_features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]
         return add_full_mask(torch.cat(parts)) if self._extractor.config.positions else (torch.cat(parts).flatten(1),)
+
+
+def compute_photo_inputs(extractor: CnnExtractor, crops: UInt8[Tensor, "n n_crops 3 crop crop"]) -> BatchVectors:
+    """Return the features of photos, given as crops, in the form that a cache of the same extractor provides.
+
+    For a bank of crops, the result is the mean over all crops, as in :class:`CachedFeatures`.
+    """
+    vectors, config = extractor.compute_features(crops), extractor.config
+    if config.row_kind == "sets":
+        return add_full_mask(vectors)
+    if config.row_kind == "vectors":
+        return (vectors,)
+    mean = vectors.mean(1)
+    return (torch.nn.functional.normalize(mean, dim=1) if config.normalize else mean,)
+
+
+class PhotoFeatures:
+    """Features of photos without a cache, computed on access.
+
+    A photo that turns out to be damaged counts as a black one, and a warning names it.
+
+    ``paths``, ``image_ids`` : the photos, in the order of their indices.
+    ``load_extractor`` : function that loads the CNN, called at the first access.
+    """
+
+    def __init__(self, paths: Sequence[Path], image_ids: Indices, load_extractor: Callable[[], CnnExtractor]) -> None:
+        self._paths, self._image_ids, self._load_extractor = paths, image_ids, load_extractor
+
+    def read_images(self, images: Indices) -> BatchVectors:
+        """Return the features of the photos with these indices."""
+        extractor, config = self._extractor, self._extractor.config
+        batch, parts = extractor.batch_size, []
+        crops = read_ahead(images.tolist(), self._load_crops, config.workers, 4 * config.workers + batch)
+        with progress_bar(total=len(images), desc=f"features of {len(self._paths)} photos", unit="image") as progress:
+            for size in [batch] * (len(images) // batch) + [len(images) % batch] * (len(images) % batch > 0):
+                parts.append(compute_photo_inputs(extractor, torch.stack([next(crops) for _ in range(size)])))
+                progress.update(size)
+        return tuple(torch.cat(some) for some in zip(*parts, strict=True))
+
+    @cached_property
+    def _extractor(self) -> CnnExtractor:
+        return self._load_extractor()
+
+    def _load_crops(self, index: int) -> Tensor:
+        try:
+            photo = decode_image(self._paths[index])
+        except BadImage as error:
+            log.warning("%s; it counts as a black photo", error)
+            photo = PhotoImage.new("RGB", (_BLACK_PHOTO_SIDE, _BLACK_PHOTO_SIDE))
+        return self._extractor.prepare(photo, int(self._image_ids[index]))
 
 
 def build_photo_crops(

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from vse.features.backbones.transformer import Transformer
+from vse.features.cache.description import FeatureDescription, describe_feature
+from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, error_reason, is_path_text, read_run_file, wrap_read_errors
@@ -36,6 +38,8 @@ _CHECKPOINT_KIND = text_kind("a checkpoint of a run", "PK", within=2)
 
 class RunFolder:
     """The paths and contents of one run."""
+
+    is_packed = False  # True for a packed model, which has no data and no caches
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,9 +78,14 @@ class RunFolder:
                 f"{self.config_file}: not the settings of a run of this version of vse; --overwrite trains again"
             ) from None
 
+    def read_settings_content(self) -> dict[str, Any]:
+        """Return the settings of the run as they are written."""
+        content: dict[str, Any] = read_yaml(self.config_file)
+        return content
+
     def read_record(self) -> dict[str, Any]:
         """Return the content of ``run.json``. Raises :class:`UserError` if the content is not the record of a run."""
-        record: dict[str, Any] = read_json(self.record_file)
+        record: dict[str, Any] = self._read_record_content()
         if not isinstance(record, dict):
             raise UserError(f"{self.record_file}: not the record of a run")
         optional = ("eval_features", "caption_features", "truth_features")
@@ -130,6 +139,20 @@ class RunFolder:
         """Return the path of the cache of captions, or None if the run reads words."""
         cache = self.read_record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
+
+    def build_feature(self, record: Mapping[str, Any]) -> FeatureCache:
+        """Return the feature of a cache that the run reads, as a cache without rows. The cache itself may be missing.
+
+        ``record`` is an entry of ``run.json``, such as ``features``. For a run of an earlier version, the cache must exist.
+        """
+        path = self.path / str(record["path"])
+        if "description" not in record:
+            return describe_feature(open_cache(path)).build_cache(path)
+        with wrap_read_errors(self.record_file, "the record of a run"):
+            return FeatureDescription.model_validate(record["description"]).build_cache(path)
+
+    def _read_record_content(self) -> Any:
+        return read_json(self.record_file)
 
     def check_output_folder(self, inputs: Sequence[Path]) -> None:
         """Raise UserError if a training in this folder would replace an input, or a file that belongs to no run."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from vse.features.backbones.transformer import Transformer
+from vse.features.cache.description import describe_feature
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import check_text_unit
 from vse.features.cache.rows import TextUnit
@@ -117,7 +118,10 @@ class RunInputs:
 
         def describe(cache: FeatureCache) -> dict[str, Any]:
             path = relative_path(cache.path, folder)
-            return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor_identity)}
+            return {
+                **{"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor_identity)},
+                "description": describe_feature(cache).model_dump(mode="json"),
+            }
 
         caches = {
             "eval_features": None if self.eval_image_cache is self.image_cache else self.eval_image_cache,

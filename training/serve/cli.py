@@ -28,6 +28,9 @@ def serve_command(request: ServeRequest) -> None:
 
     If several runs are given, the page displays their results side by side. The runs must search one data set. The server
     loads all runs at the start and writes no files; Ctrl-C stops the server. Scripts request /search?q=TEXT&as=json.
+
+    A RUN is the folder of a run or of a packed model, or hf://user/name. With --images, a folder of photos is searched instead
+    of a split.
     """
     for package in ("flask", "waitress"):
         import_extra(package, "vse-serve", "serve")
@@ -36,6 +39,7 @@ def serve_command(request: ServeRequest) -> None:
     from vse.training.serve.answers import ServedRuns
     from vse.training.serve.app import PageSettings, create_app
     from vse.training.serve.server import PageServer, is_loopback, trusted_hosts
+    from vse.training.share.hub import find_model
     from vse.training.use.search import SearchOptions
 
     use_threads(request.threads)
@@ -52,7 +56,8 @@ def serve_command(request: ServeRequest) -> None:
     )
     upload_bytes, pixels = request.upload_mb * 2**20, int(request.max_megapixels * 1e6)
     with wrap_memory_errors("--device cpu does without it"):
-        served = ServedRuns(request.runs, request.split, _list_run_file_options(request), options, request.device)
+        runs, files = [find_model(run) for run in request.runs], _list_run_file_options(request)
+        served = ServedRuns(runs, request.split, files, options, request.device)
         app = create_app(served, PageSettings(request.k, upload_bytes, trusted_hosts(request.host), pixels))
         if request.check:
             _print_best_hits(app, served.runs[0].searcher.choose_sample_text())
@@ -76,8 +81,14 @@ def _list_run_file_options(request: ServeRequest) -> list[RunFileOptions]:
             raise UserError(f"{option} is given {len(files)} times for {n_runs} runs; give it for each, in their order")
     features, caption_features = (files or (None,) * n_runs for files in (request.features, request.caption_features))
     return [
-        RunFileOptions(features=images, captions=request.captions, caption_features=texts, weights_dir=request.weights_dir)
-        for images, texts in zip(features, caption_features, strict=True)
+        RunFileOptions(
+            features=cache,
+            captions=request.captions,
+            caption_features=texts,
+            weights_dir=request.weights_dir,
+            images=request.images,
+        )
+        for cache, texts in zip(features, caption_features, strict=True)
     ]
 
 

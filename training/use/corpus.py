@@ -57,7 +57,7 @@ class SearchTarget:
 
 def find_default_split(dataset: Dataset) -> str | None:
     """Return the split that a search reads by default: ``test``, or None for all images if there is no such split."""
-    return "test" if "test" in dataset.splits else None
+    return "test" if "test" in dataset.splits or not dataset.images else None
 
 
 def check_has_captions(trained: TrainedRun, split: str | None) -> None:

@@ -39,9 +39,10 @@ from vse.training.data.pairs import CaptionsLoadedAtFirstRead, TokenIndices, sel
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import PairScores, build_vector_fields, encode
+from vse.training.use.leaks import count_leaked_images
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
-from vse.training.use.open_run import OpenedRun, count_leaked_images, open_run, read_recorded_identity, unfinished_state
+from vse.training.use.open_run import OpenedRun, open_run, read_recorded_identity, unfinished_state
 
 log = logging.getLogger(__name__)
 _VectorsById = Mapping[int, NDArray[np.float32]]

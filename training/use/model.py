@@ -15,7 +15,7 @@ from vse.features.extractors.cnn import rebuild_cnn_extractor
 from vse.features.extractors.text import load_text_input_encoder
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.training.data.images import CachedImageFeatures, EvaluationImages, build_photo_crops
+from vse.training.data.images import CachedImageFeatures, EvaluationImages, PhotoFeatures, build_photo_crops
 from vse.training.data.pairs import (
     CaptionInputs,
     CaptionsEncodedOnRead,
@@ -24,7 +24,7 @@ from vse.training.data.pairs import (
     RetrievalSplit,
     select_images_with_features,
 )
-from vse.training.kinds import InputKind
+from vse.training.kinds import InputKind, to_input_kind
 from vse.training.model_inputs import check_same_backbone, describe_model_inputs, load_caption_inputs
 from vse.training.models.build import Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
@@ -51,7 +51,9 @@ def load_run(
     device: str = "auto",
     allow_unfinished: bool = False,
 ) -> TrainedRun:
-    """Load a trained run, and a split or (None) all splits as inputs of the model. For ``files`` see :class:`RunFileOptions`.
+    """Load a trained run or a packed model, and a split or (None) all splits as inputs of the model.
+
+    For ``files`` see :class:`RunFileOptions`.
 
     Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
     """
@@ -64,23 +66,32 @@ def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions 
     cache, caption_cache = opened.image_cache, opened.caption_cache
     if experiment.solver.reads_phrases:
         raise UserError(f"{folder.path}: localises phrases, and embeds no images and captions; vse-embed writes its scores")
-    pairs = Pairs(select_images_with_features(dataset, list(dataset.splits) if split is None else [split], cache))
+    splits = list(dataset.splits) if split is None else [split]
+    pairs = Pairs(select_images_with_features(dataset, splits, cache) if splits else ())
     images: EvaluationImages
     cnn = None
     if experiment.images.finetune:
         extractor = rebuild_cnn_extractor(cache, device=str(where), random_weights=True, allow_positions=True)
         cnn = TrainableCnn(extractor, experiment.images.batch_norm)
         images = build_photo_crops(extractor, dataset, pairs.images, experiment.images)
-    else:
+    elif cache.has_rows:
         images = CachedImageFeatures(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
+    else:
+        load = partial(rebuild_cnn_extractor, cache, files.weights_dir, str(where), allow_positions=True)
+        images = PhotoFeatures([dataset.image_path(image) for image in pairs.images], pairs.image_ids, load)
     check_same_backbone(experiment.model, cache, caption_cache)
     vocabulary, vocabulary_sha256 = folder.read_vocabulary_with_sha256()
     encoder = experiment.model.caption_encoder
     transformer = folder.read_transformer() if encoder is not None and InputKind.TOKENS in encoder.input_kinds else None
     captions: CaptionInputs
-    if caption_cache is not None and not belongs_to_dataset(caption_cache, dataset):  # its encoder reads any captions
-        reader = load_text_input_encoder(caption_cache, files.weights_dir, str(where))
-        captions = CaptionsEncodedOnRead(pairs.captions, reader, caption_cache, where)
+    is_encoded = caption_cache is None or (caption_cache.has_rows and belongs_to_dataset(caption_cache, dataset))
+    if caption_cache is not None and not is_encoded:  # its encoder reads any captions
+
+        def open_encoder(cache: FeatureCache = caption_cache) -> CaptionInputs:
+            reader = load_text_input_encoder(cache, files.weights_dir, str(where))
+            return CaptionsEncodedOnRead(pairs.captions, reader, cache, where)
+
+        captions = CaptionsLoadedAtFirstRead(to_input_kind(caption_cache.row_kind), open_encoder)
     else:
         read = partial(load_caption_inputs, caption_cache, transformer, vocabulary, pairs, where)
         captions = (

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 
 from vse.features.backbones.device import pick_device
-from vse.features.cache.feature_cache import FeatureCache, open_cache, read_input_hashes
+from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.shards import shards_folder
 from vse.features.data_checks import check_belongs_to_dataset, compute_data_checksums, read_data_identity
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
@@ -25,15 +25,17 @@ from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import IdIndex, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
-from vse.pipeline.dataset.duplicates import find_same_images
 from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, describe_data_differences, hash_captions
+from vse.pipeline.dataset.photo_folder import open_photo_folder, without_photos
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
+from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.presets import list_setting_changes
 from vse.training.experiment import ExperimentConfig, list_changed_settings
 from vse.training.models.build import Model
 from vse.training.options import RunFileOptions
 from vse.training.run.folder import RunFolder
+from vse.training.run.packed import open_model_folder
 
 log = logging.getLogger(__name__)
 
@@ -171,8 +173,7 @@ class OpenedRun:
             *self.folder.output_files,
             self.folder.code_folder,
             *of_caches,
-            self.dataset.path,
-            self.dataset.path.parent / "images",
+            *self.dataset.input_paths,
         ]
 
     def _list_word_stand_ins(self) -> list[str]:
@@ -239,7 +240,7 @@ def open_run(
 
     ``allow_unfinished`` accepts a run whose training did not finish.
     """
-    folder = RunFolder(run)
+    folder = open_model_folder(run)
     experiment, record = folder.read_settings(ExperimentConfig), folder.read_record()
     folder.read_file_with_sha256(folder.config_file)
     if (state := unfinished_state(record)) and not allow_unfinished:
@@ -247,6 +248,8 @@ def open_run(
             f"{run}: its training did not finish (state: {state}); continue it with vse-train --resume, or take the best "
             "weights so far with --allow-unfinished"
         )
+    if files.images is not None or (folder.is_packed and files.features is None):
+        return _open_without_cache(folder, experiment, record, files, device)
     if "files" not in record:
         log.info("%s: has no checksums of its files, so they are not checked for changes", folder.record_file)
     cache = _open_compatible_cache(files.features or folder.image_cache_file(), folder.read_eval_cache_record(), folder)
@@ -257,9 +260,11 @@ def open_run(
         raise UserError(f"{run} reads captions as words, not from a cache; leave --caption-features out")
     caption_file = files.caption_features or caption_file
     caption_cache = None
-    if caption_file is not None:
+    if folder.is_packed and files.caption_features is None:
+        caption_cache = _build_caption_feature(folder, record)
+    elif caption_file is not None:
         caption_cache = _open_compatible_cache(caption_file, record["caption_features"], folder, "--caption-features")
-    dataset = load_dataset_file(files.captions or _training_dataset_file(folder, record, cache))
+    dataset = load_dataset_file(files.captions or training_dataset_file(folder, record, cache))
     check_belongs_to_dataset(cache, dataset)
     other_checksums, of_training = None, None
     if dataset.name == record["dataset"]:
@@ -275,7 +280,29 @@ def open_run(
     return opened
 
 
-def _training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
+def _open_without_cache(
+    folder: RunFolder, experiment: ExperimentConfig, record: dict[str, Any], files: RunFileOptions, device: str
+) -> OpenedRun:
+    """Open a run with a folder of photos as its data, or a packed model without data. The features are not cached."""
+    for name in ("features", "captions", "caption_features"):
+        if getattr(files, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} {getattr(files, name)}: does not go with --images, a folder of photos; leave one out")
+    tokeniser = str(record.get("tokeniser", DEFAULT_TOKENISER))
+    data = without_photos(folder.path, tokeniser)
+    cache = folder.build_feature(folder.read_eval_cache_record())
+    if files.images is not None:
+        data = open_photo_folder(files.images, tokeniser)
+        cache = replace(cache, dataset=data.name, key=sha256_json([cache.key, data.sha256]))
+    captions = _build_caption_feature(folder, record)
+    return OpenedRun(folder, experiment, record, data, cache, captions, pick_device(device), None, None)
+
+
+def _build_caption_feature(folder: RunFolder, record: Mapping[str, Any]) -> FeatureCache | None:
+    return folder.build_feature(record["caption_features"]) if "caption_features" in record else None
+
+
+def training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
     """Return the ``dataset.json`` of the training: that of the cache, or the file of the fold that the run was trained on."""
     return folder.path / str(record["captions"]) if "fold" in record else cache.dataset_file
 
@@ -335,47 +362,3 @@ def _read_extractor_identity(path: Path, key: str) -> Mapping[str, Any] | None:
     except UserError:
         return None
     return cache.extractor_identity if cache.key == key else None
-
-
-def count_leaked_images(
-    folder: RunFolder, restval: bool, cache: FeatureCache, tested: Dataset, split: str, allowed: bool = False
-) -> int:
-    """Count the images of a split that were training images of a run. Raises UserError if not 0, unless ``allowed``.
-
-    Images are the same if they have the same id on Flickr or in MS-COCO, or the same file checksum. The number is 0 if
-    ``tested`` is the run's own ``dataset.json`` or, with a log message, if the run's own data set is missing.
-
-    ``restval`` : True if the run was also trained on the split ``restval``.
-    ``cache``, ``tested``, ``split`` : the features, the data set and the split to test on.
-    """
-    own_key = folder.read_eval_cache_record()["key"]
-    try:
-        own_cache = cache if cache.key == own_key else open_cache(folder.image_cache_file())
-        own = load_dataset_file(_training_dataset_file(folder, folder.read_record(), own_cache))
-    except UserError as error:
-        level = logging.INFO if tested.name == folder.read_record()["dataset"] else logging.WARNING
-        log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, tested.path, error)
-        return 0
-    if own.sha256 == tested.sha256:
-        return 0
-    splits = ("train", "restval") if restval else ("train",)
-    training_images = [image for image in own.images if image.split in splits]
-    shared = find_same_images(tested.split(split), training_images, _photo_checksums(cache), _photo_checksums(own_cache))
-    if not shared:
-        return 0
-    image, twin = shared[0]
-    message = (
-        f"{folder.path}: was trained on {len(shared)} of the {len(tested.split(split))} images of split {split!r} of "
-        f"{tested.path}; {image.file} is {twin.file} in split {twin.split!r} of {own.path}"
-    )
-    if not allowed:
-        raise UserError(f"{message}. Metrics on them are meaningless. --allow-leak accepts them, and the result records it")
-    log.warning("%s", message)
-    return len(shared)
-
-
-def _photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
-    """Return the SHA-256 of each image file by image id, or an empty dict for a cache that was not computed from files."""
-    if "imported" in cache.provenance or read_backbone(cache) is not None:
-        return {}
-    return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_input_hashes(cache), strict=True)}

@@ -16,8 +16,9 @@ from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import TextInputEncoder, load_text_input_encoder
 from vse.pipeline.dataset.captions import PAD_ID, UNKNOWN_ID
 from vse.pipeline.errors import UserError
+from vse.training.data.images import compute_photo_inputs
 from vse.training.data.pairs import RaggedIndices, TokenIndices, encode_texts
-from vse.training.kinds import BatchVectors, add_full_mask
+from vse.training.kinds import BatchVectors
 from vse.training.use.model import TrainedRun, load_backbone_run
 
 Query = str | Image.Image
@@ -134,13 +135,7 @@ class QueryEncoder:
     def _encode_photo(self, photo: Image.Image) -> EncodedQuery:
         trained, extractor = self._trained, self._extractor
         crops = extractor.prepare(photo, 0)[None]
-        inputs: BatchVectors
-        if trained.model.cnn is not None:
-            inputs = (crops,)
-        else:
-            vectors = extractor.compute_features(crops)
-            sets = trained.image_cache.row_kind == "sets"
-            inputs = add_full_mask(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
+        inputs = (crops,) if trained.model.cnn is not None else compute_photo_inputs(extractor, crops)
         with torch.inference_mode():
             return EncodedQuery(
                 tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in inputs)))

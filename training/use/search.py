@@ -21,6 +21,7 @@ from vse.eval.search.top_k import N_RESCORED_CANDIDATES, Attention, Corpus, RowI
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
+from vse.pipeline.dataset.photo_folder import PHOTO_SUFFIXES
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
@@ -262,9 +263,6 @@ class Searcher:
         return hits
 
 
-PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-
-
 @dataclass(frozen=True)
 class _CachedSearcher:
     """A searcher, the request that it serves, and the states of its files when it was built."""
@@ -308,6 +306,7 @@ def _list_run_input_files(trained: TrainedRun) -> list[Path]:
         *trained.folder.output_files,
         *trained.folder.code_folder.glob("*"),
         trained.dataset.path,
+        *trained.dataset.listed_files,
         *(cache.path for cache in caches),
         *(encoder_path(cache.path) for cache in caches),
         *(shards_folder(cache.path) / "manifest.json" for cache in caches),
