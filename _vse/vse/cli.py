@@ -34,6 +34,9 @@ COMMANDS_BY_TASK = {
         "search": "vse.training.cli:search_command",
         "serve": "vse.training.serve.cli:serve_command",
     },
+    "Share": {
+        "model": "vse.training.share.cli:model_group",
+    },
 }
 _COMMANDS = {name: place for commands in COMMANDS_BY_TASK.values() for name, place in commands.items()}
 _SUMMARY_LENGTH = 90  # characters of a command's summary in the help

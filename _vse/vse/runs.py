@@ -24,11 +24,8 @@ from vse.arguments import (
 from vse.data_files import N_DISPLAYED_ROWS, FeatureFile, PathWrapper, html_summary
 from vse.encoding import EncodingModel, InputEncoder
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import read_run_file
-from vse.pipeline.files.writing import read_json
 from vse.pipeline.option_types import AllowedValues, FileOrFolderPath, NonNegativeInteger, PositiveInteger, Text, is_path
 from vse.pipeline.options import Options
-from vse.pipeline.presets.preset_files import read_yaml
 from vse.reports import SearchResults
 from vse.split_embeddings import SplitEmbeddings, embeddings
 from vse.training.options import (
@@ -69,12 +66,12 @@ IndexOrPath = Annotated[
 
 
 class TrainedModel(EncodingModel, PathWrapper):
-    """A trained model, which lies in the folder of a run.
+    """A trained model, which lies in the folder of a run, or a packed model.
 
     The first method that needs the weights loads them. They stay in memory for further calls.
 
     Attributes:
-        path (Path): the folder of the run
+        path (Path): the folder
         frame (pandas.DataFrame): one row per epoch, as in ``metrics.csv``: learning rate, loss, recalls on the validation
             split, seconds
         json (dict[str, Any]): the content of ``run.json``: the inputs, the state and the best epoch of the run
@@ -83,24 +80,25 @@ class TrainedModel(EncodingModel, PathWrapper):
 
     def __init__(self, path: Path, inputs: RunFileOptions, device: str = "auto", allow_code: bool = False) -> None:
         super().__init__(path)
-        for name in ("run.json", "config.yaml"):
+        from vse.training.run.packed import open_model_folder
+
+        self._folder = open_model_folder(self.path)
+        for name in () if self._folder.is_packed else ("run.json", "config.yaml"):
             if not (self.path / name).is_file():
                 raise UserError(f"{self.path}: not a trained run, because it has no {name}; vse.train writes one")
         self._file_options, self._device, self._allow_code = inputs, device, allow_code
 
     @cached_property
     def json(self) -> dict[str, Any]:
-        record: dict[str, Any] = read_json(self.path / "run.json")
-        return record
+        return self._folder.read_record()
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = read_yaml(self.path / "config.yaml")
-        return settings
+        return self._folder.read_settings_content()
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        return pd.read_csv(BytesIO(read_run_file(self.path / "metrics.csv", self.json)[0]))
+        return pd.read_csv(BytesIO(self._folder.read_file_with_sha256(self._folder.metrics_file)[0]))
 
     @public_api
     @describe_arguments(SearchCommandRequest)
@@ -122,6 +120,7 @@ class TrainedModel(EncodingModel, PathWrapper):
 
         Args:
             query: A text, or the path of a JPEG, PNG or WebP file.
+            corpus: A folder of photos, or an embeddings file.
             index: A FAISS index file, or a [`vse.SearchIndex`][], to search instead of embedding the split.
 
         Raises:
@@ -129,7 +128,8 @@ class TrainedModel(EncodingModel, PathWrapper):
         """
         from vse.training.use.search import search_run
 
-        request = SearchRequest(k=k, split=split, corpus=corpus, rerank=rerank, html=html)
+        photos = None if corpus is None else self._find_photo_folder(as_path(corpus))
+        request = SearchRequest(k=k, split=split, corpus=None if photos else corpus, rerank=rerank, html=html)
         if index is not None:
             index = index if isinstance(index, SearchIndex) else SearchIndex(index)
             changes = {"index": index.path, "index_type": index.factory, "index_parameters": index.parameters}
@@ -137,7 +137,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
         with self.permit_own_code():
-            hits = search_run(self.path, given, request, self._file_options, self._device, last=self._searcher_cache)
+            hits = search_run(self.path, given, request, self._choose_files(photos), self._device, last=self._searcher_cache)
         return SearchResults(text, hits)
 
     @public_api
@@ -216,6 +216,16 @@ class TrainedModel(EncodingModel, PathWrapper):
         """The Python expression that returned this object, for the provenance of files."""
         return f"vse.load({str(self.path)!r})"
 
+    @staticmethod
+    def _find_photo_folder(corpus: Path) -> Path | None:
+        """Return ``corpus`` if it is a folder of photos, or None if it is an embeddings file or a folder of arrays."""
+        return corpus if corpus.is_dir() and not any(corpus.glob("*.npy")) else None
+
+    def _choose_files(self, photos: Path | None) -> RunFileOptions:
+        """Return the files that a search reads. A search in a folder of photos reads no data set and no caches."""
+        files = self._file_options
+        return files if photos is None else RunFileOptions(images=photos, weights_dir=files.weights_dir)
+
     def permit_own_code(self) -> AbstractContextManager[None]:
         from vse.pipeline.presets.own_code import allow_own_code
 
@@ -235,7 +245,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         from vse.training.use.queries import QueryEncoder
 
         opened = open_run(self.path, self._file_options, self._device, allow_unfinished=True)
-        split = "test" if "test" in opened.dataset.splits else next(iter(opened.dataset.splits))
+        split = next((name for name in ("test", *opened.dataset.splits) if name in opened.dataset.splits), None)
         trained = load_opened_run(opened, split, self._file_options)
         return InputEncoder(ArrayEncoder(trained, QueryEncoder(trained, split, self._file_options.weights_dir)))
 
@@ -310,13 +320,14 @@ def load(
     device: str | None = None,
     threads: PositiveInteger | None = None,
 ) -> TrainedModel:
-    """Load a trained model from the folder of its run.
+    """Load a trained model from the folder of its run, or a packed model.
 
     Args:
-        run: The folder of the run.
+        run: The folder of the run or of the packed model; ``hf://user/name`` downloads a packed model from the Hugging Face
+            hub, and ``hf://user/name@revision`` takes one of its branches, tags or commits.
 
     Raises:
-        vse.UserError: if the folder is not a run
+        vse.UserError: if the folder is neither a run nor a packed model, or if the model cannot be downloaded
 
     Examples:
         ```python
@@ -325,6 +336,7 @@ def load(
         ```
     """
     from vse.features.backbones.device import use_threads
+    from vse.training.share.hub import find_model
 
     use_threads(threads)
     files = RunFileOptions(
@@ -333,4 +345,4 @@ def load(
         caption_features=caption_features,
         weights_dir=as_path(weights_dir or os.environ.get("VSE_WEIGHTS_DIR") or None),
     )
-    return TrainedModel(as_path(run), files, device or os.environ.get("VSE_DEVICE") or "auto", allow_code)
+    return TrainedModel(find_model(as_path(run)), files, device or os.environ.get("VSE_DEVICE") or "auto", allow_code)

@@ -1,0 +1,173 @@
+"""Pack a trained run into a folder that needs neither its data set nor its caches (:func:`pack`)."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vse.features.cache.description import FeatureDescription
+from vse.features.settings.images import CnnConfig
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import InputFile
+from vse.pipeline.files.outputs import may_replace_other_kinds
+from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_bytes, write_json, write_text
+from vse.pipeline.presets.parts import find_own_code
+from vse.training.experiment import ExperimentConfig
+from vse.training.options import PackOptions
+from vse.training.run.folder import RunFolder
+from vse.training.run.packed import (
+    CARD_FILE_NAME,
+    CONFIG_FILE_NAME,
+    PREPROCESSING_FILE_NAME,
+    WEIGHTS_FILE_NAME,
+    PackedConfig,
+    is_packed,
+)
+from vse.training.share.card import write_card
+from vse.training.share.networks import pack_caption_feature, pack_image_feature
+from vse.training.share.results import collect_results
+from vse.training.use.open_run import unfinished_state
+
+log = logging.getLogger(__name__)
+# Entries of run.json that concern files of this machine. ``made`` has the date and the command.
+_LOCAL_ENTRIES = ("captions", "start_from", "words", "files", "features", "eval_features", "caption_features", "made")
+
+
+def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
+    """Write a trained run as a packed model (``docs/formats.md``) to the folder ``out``, and return ``out``.
+
+    ``out`` appears only when the folder is complete. Raises UserError if the model cannot be used without the data set, or if
+    ``out`` exists. With ``--force``, an earlier packed model is replaced.
+    """
+    folder = RunFolder(run)
+    if is_packed(run):
+        raise UserError(f"{run}: is packed already; name the folder of a run")
+    experiment, record = folder.read_settings(ExperimentConfig), folder.read_record()
+    _check_run(folder, experiment, record)
+    notes = "" if options.notes is None else InputFile(options.notes).read().decode(errors="replace")
+    results = collect_results(folder, experiment, record, options.results)
+    if options.licence is None:
+        log.warning("no licence is given, so others do not know whether they may use the model; add --licence")
+    with _write_folder(out) as staged:
+        write_bytes(staged / WEIGHTS_FILE_NAME, folder.read_file_with_sha256(folder.best_weights_file)[0])
+        for file in (folder.vocabulary_file, folder.tokenizer_file, folder.transformer_file, folder.metrics_file):
+            if file.is_file():
+                write_bytes(staged / file.name, folder.read_file_with_sha256(file)[0])
+        features = _pack_features(folder, experiment, record, staged, options)
+        write_json(staged / PREPROCESSING_FILE_NAME, describe_preprocessing(features["features"]))
+        files = sorted(file for file in staged.rglob("*") if file.is_file())
+        config = PackedConfig(
+            settings=_select_settings(experiment),
+            run={**_select_record(record), **{name: _build_entry(feature) for name, feature in features.items()}},
+            results=results,
+            licence=options.licence,
+            files={file.relative_to(staged).as_posix(): sha256_file(file) for file in files},
+        )
+        write_json(staged / CONFIG_FILE_NAME, config.model_dump(mode="json"))
+        write_text(staged / CARD_FILE_NAME, write_card(out.resolve().name, experiment, config, features, notes))
+    return out
+
+
+def describe_preprocessing(feature: FeatureDescription) -> dict[str, Any]:
+    """Return the preparation of photos in the names of Hugging Face's image processors, for other programs.
+
+    ``vse`` itself reads the settings of the feature in ``config.json``. The preparation by other extractors than a CNN is
+    described by their settings.
+    """
+    settings = feature.provenance.get("config", {})
+    if settings.get("extractor") != "cnn":
+        return dict(settings)
+    cnn = CnnConfig.model_validate({"name": feature.feature, **settings})
+    side = {"height": cnn.resize, "width": cnn.resize} if cnn.resize_mode == "square" else {"shortest_edge": cnn.resize}
+    return {
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": side,
+        "resample": {"bilinear": 2, "bicubic": 3}[cnn.interpolation],
+        "do_center_crop": True,
+        "crop_size": {"height": cnn.crop, "width": cnn.crop},
+        "crops": cnn.crops,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(cnn.mean),
+        "image_std": list(cnn.std),
+    }
+
+
+def _check_run(folder: RunFolder, experiment: ExperimentConfig, record: Mapping[str, Any]) -> None:
+    """Raise UserError if a run cannot be packed."""
+    if state := unfinished_state(record):
+        raise UserError(f"{folder.path}: its training did not finish (state: {state}); continue it with vse-train --resume")
+    if experiment.solver.reads_phrases:
+        raise UserError(f"{folder.path}: localises phrases in regions of a cache, so it cannot be used without the cache")
+    without_loss = experiment.model_copy(update={"loss": ExperimentConfig.model_fields["loss"].default})
+    if codes := find_own_code(without_loss):
+        raise UserError(
+            f"{folder.path}: its model uses your own code, {codes[0].name}; a packed model contains no code, so it cannot be "
+            "packed"
+        )
+
+
+def _pack_features(
+    folder: RunFolder, experiment: ExperimentConfig, record: Mapping[str, Any], staged: Path, options: PackOptions
+) -> dict[str, FeatureDescription]:
+    """Write the encoders of the features that the run reads, and return the descriptions of the features by entry."""
+    images = folder.build_feature(folder.read_eval_cache_record())
+    captions = folder.build_feature(record["caption_features"]) if "caption_features" in record else None
+    for cache in (images, captions):
+        if cache is not None and "backbone" in cache.provenance:
+            raise UserError(f"{folder.path}: reads the embeddings of another run, and only one model can be packed")
+    # A CNN that was trained is a part of the model's own weights.
+    inside = options.with_backbone and not experiment.images.finetune
+    features = {"features": pack_image_feature(images, staged, options.weights_dir, inside)}
+    if captions is not None:
+        features["caption_features"] = pack_caption_feature(captions, staged, options.weights_dir, options.with_backbone)
+    return features
+
+
+def _select_settings(experiment: ExperimentConfig) -> dict[str, Any]:
+    """Return the settings of the experiment. A loss of the user's own is left out, because the model does not need it."""
+    return experiment.model_dump(mode="json", exclude={"loss"} if find_own_code(experiment.loss) else None)
+
+
+def _select_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a run without names of local files and without the user's command."""
+    made = record.get("made", {})
+    kept = {name: value for name, value in record.items() if name not in _LOCAL_ENTRIES}
+    return {**kept, "made": {name: made[name] for name in ("date", "code") if name in made}}
+
+
+def _build_entry(feature: FeatureDescription) -> dict[str, Any]:
+    """Return an entry of the record for a feature, as in ``run.json`` but without the path of a cache."""
+    identity = feature.build_cache(Path(CONFIG_FILE_NAME)).extractor_identity
+    entry = {"name": feature.feature, "key": feature.key, "path": CONFIG_FILE_NAME, "extractor": dict(identity)}
+    return {**entry, "description": feature.model_dump(mode="json")}
+
+
+@contextmanager
+def _write_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes ``out`` at the end of the block."""
+    if out.exists() and not is_packed(out):
+        raise UserError(f"{out}: exists and is not a packed model; name another folder")
+    if out.exists() and not may_replace_other_kinds():
+        raise UserError(f"{out}: exists already; name another folder, or replace it with --force")
+    staged, old = (out.with_name(f".{out.name}.{state}") for state in ("packing", "replaced"))
+    with lock_for_writing(out):
+        try:
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir(parents=True)
+            yield staged
+            if out.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                out.rename(old)
+            staged.rename(out)
+        except OSError as error:
+            raise UserError(f"cannot write {out}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
