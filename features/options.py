@@ -110,8 +110,6 @@ class ImportOptions(Options):
     """Quotation marks in CSV: minimal (they enclose fields) or none (they are text).  [default: minimal]"""
     encoding: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """Encoding of a CSV table, such as utf-8, utf-16, cp1252 or mac_roman.  [default: detected]"""
-    yes: Flag = False
-    """Do not ask whether a table was understood."""
     tokeniser: TokeniserOption = None
     skip_bad: Flag = False
     """Skip invalid rows and list them in OUT/import.failures.jsonl."""
@@ -135,4 +133,6 @@ class ImportRequest(Options):
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
     """Name of the table's column for a field: file, caption, split or an id."""
     splits: SplitShares = SplitShares()
+    yes: Flag = False
+    """Do not ask whether a table was understood."""
     options: ImportOptions = ImportOptions()

@@ -129,6 +129,7 @@ def import_data(
         images=images,
         columns=[f"{field}={column}" for field, names in pairs for column in names],
         splits=splits,
+        yes=True,
         options=options,
     )
     return ImportedData(request.out / "dataset.json", import_sources(request))

@@ -35,6 +35,7 @@ N_FOLDS = 5
 # Presets of image features, the best first: their order of rsum in the ladder of Flickr8k (docs/ladder.md).
 IMAGE_FEATURES = ("effnet2", "effnet", "mobilenet")
 # With few pairs, validation chooses a larger regularization than the preset tries.
+FEW_PAIRS_MIN_COUNT = 1  # occurrences that a word needs, for TF-IDF
 FEW_PAIRS_REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)
 _ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
 _MIN_ENGLISH_SHARE = 0.1  # share of these words among all words of English captions
@@ -81,8 +82,9 @@ def run_quickstart(request: QuickstartRequest) -> str:
     image_feature, caption_feature = choose_image_feature(name), choose_caption_feature(dataset)
     images, captions = (Path("features", f"{name}_{feature}.h5") for feature in (image_feature, caption_feature))
     steps.run("vse-extract", "cnn", "--dataset", dataset_file, "--feature", image_feature, "--out", images)
-    steps.extract_captions(dataset_file, caption_feature, captions)
     is_small = n_pairs < MIN_PAIRS_FOR_SPLIT
+    min_count = FEW_PAIRS_MIN_COUNT if is_small else None
+    steps.extract_captions(dataset_file, caption_feature, captions, min_count)
     training = [
         "--features",
         images,
@@ -100,7 +102,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
             fold = folds / f"fold-{k}.json"
             if load_feature(caption_feature).fits_encoder:  # to the training captions of the fold
                 captions = Path("features", f"{name}_folds-{k}_{caption_feature}.h5")
-                steps.extract_captions(fold, caption_feature, captions)
+                steps.extract_captions(fold, caption_feature, captions, min_count)
             embeddings.append(steps.train(training, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))
     result = Path("results", f"{name}_quickstart.json")
     report = result.with_suffix(".html")
@@ -155,10 +157,11 @@ class _Steps:
         with record_command(line), redirect_stdout(sys.stderr):
             _COMMANDS[name].main(args=words, prog_name=name, standalone_mode=False)
 
-    def extract_captions(self, dataset_file: Path, feature: str, cache: Path) -> None:
-        """Extract a feature of captions into ``cache``."""
+    def extract_captions(self, dataset_file: Path, feature: str, cache: Path, min_count: int | None) -> None:
+        """Extract a feature of captions into ``cache``. TF-IDF reads words that occur ``min_count`` times, if it is given."""
         extractor = load_feature(feature).extractor_name()
-        self.run("vse-extract", extractor, "--dataset", dataset_file, "--feature", feature, "--out", cache)
+        changes = ["--set", f"min_count={min_count}"] if min_count is not None and extractor == "tfidf" else []
+        self.run("vse-extract", extractor, "--dataset", dataset_file, "--feature", feature, *changes, "--out", cache)
 
     def train(self, training: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
         """Train a run and embed its test split. Return the file of embeddings."""
