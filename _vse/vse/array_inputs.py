@@ -212,10 +212,9 @@ def read_validation(given: Any) -> tuple[Any, Any, Any]:
     return given[0], given[1], given[2] if len(given) == 3 else None
 
 
-def read_query(query: Any) -> Any:
-    """Return a query as a list or array with a single item: a text, a path, or a vector (dim,)."""
-    if isinstance(query, str | os.PathLike):
-        return [query]
+def read_query_vectors(query: Any, is_set: bool) -> NDArray[np.float32]:
+    """Return the vector of a query as an array with a single row, or its set of vectors as an array with a single set."""
     if query is None or are_texts(query):
         raise UserError(f"query={format_value(query)}: a single text, path or vector is needed")
-    return read_vectors("query", [query])
+    vectors = read_vectors("query", [query])
+    return vectors[0] if vectors.ndim == 3 and len(vectors[0]) == 1 and not is_set else vectors

@@ -20,6 +20,7 @@ from vse.array_inputs import (
     read_caption_input,
     read_image_input,
     read_image_rows,
+    read_query_vectors,
     read_texts,
 )
 from vse.pipeline.errors import UserError
@@ -45,7 +46,7 @@ class EncodingModel:
 
     @property
     def encoder(self) -> InputEncoder:
-        """The loaded model, which encodes photos, texts and vectors. Raises UserError if there is none yet."""
+        """The loaded model, which encodes photos, texts and vectors. Raises UserError before the fit."""
         raise NotImplementedError
 
     def permit_own_code(self) -> AbstractContextManager[None]:
@@ -69,9 +70,9 @@ class EncodingModel:
 
         Args:
             images: the path of a photo, a list of paths, or an array (n_images, dim_of_features)
-            batch_size: the number of vectors that are encoded at once; photos are encoded one by one
-            show_progress_bar: whether to display a progress bar
-            normalize_embeddings: whether to divide each embedding by its length
+            batch_size: the number of vectors to encode at once; photos are encoded one by one
+            show_progress_bar: whether to display a bar
+            normalize_embeddings: whether to divide embeddings by their length
         """
         with self.permit_own_code():
             return self.encoder.encode(images, False, batch_size, show_progress_bar, normalize_embeddings)
@@ -93,8 +94,8 @@ class EncodingModel:
         Args:
             captions: a text, a list of texts, or an array (n_captions, dim_of_features)
             batch_size: the number of captions that are encoded at once
-            show_progress_bar: whether to display a progress bar
-            normalize_embeddings: whether to divide each embedding by its length
+            show_progress_bar: whether to display a bar
+            normalize_embeddings: whether to divide embeddings by their length
         """
         with self.permit_own_code():
             return self.encoder.encode(captions, True, batch_size, show_progress_bar, normalize_embeddings)
@@ -134,6 +135,18 @@ class InputEncoder:
     ) -> PackedEmbeddings:
         """Return the embeddings of captions or images as tensors. ``hidden`` displays no progress bar."""
         return self._encode(self._read(given, of_captions), of_captions, batch_size, hidden)
+
+    def encode_query(self, query: Any, of_captions: bool) -> PackedEmbeddings:
+        """Return the embedding of a text, of the photo at a path, or of a vector."""
+        if isinstance(query, str | os.PathLike):
+            return self.encode_packed([query], of_captions)
+        vectors = read_query_vectors(query, self.arrays.reads_sets(of_captions))
+        try:
+            self.arrays.check_vectors("query", vectors, of_captions)
+        except UserError as error:
+            side = "caption" if of_captions else "image"
+            raise UserError(f"{error}; it is read as that of {side}s (by={side!r})") from None
+        return self._encode(vectors, of_captions)
 
     def embed(self, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
         """Return the embeddings of images and captions, to evaluate them."""

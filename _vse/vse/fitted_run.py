@@ -28,12 +28,12 @@ DATA_FOLDER = "data"  # in the folder of the run
 class FittedRun:
     """A run in memory.
 
-    record, settings : the content of ``run.json`` and of ``config.yaml``
-    frame : the metrics of each epoch
-    arrays : the loaded model
-    files : the content of each file of the run by its path in the folder, without the checkpoint
-    photos : the path of the photo of each image, as far as they are known
-    has_texts : whether the captions are texts
+    ``record``, ``settings`` : the content of ``run.json`` and of ``config.yaml``.
+    ``frame`` : the metrics of each epoch.
+    ``arrays`` : the loaded model.
+    ``files`` : the content of each file of the run by its path in the folder, without the checkpoint.
+    ``photos`` : the path of the photo of each image, as far as they are known.
+    ``has_texts`` : whether the captions are texts.
     """
 
     record: dict[str, Any]

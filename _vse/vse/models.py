@@ -22,7 +22,6 @@ from vse.array_inputs import (
     VectorsOrPaths,
     VectorsOrTexts,
     read_array_data,
-    read_query,
     read_texts,
     read_validation,
 )
@@ -141,7 +140,7 @@ class Model(EncodingModel):
         if is_text:
             by = "image" if os.fspath(query).lower().endswith(PHOTO_SUFFIXES) else "caption"
         with self.permit_own_code():
-            encoded = self.encoder.encode_packed(read_query(query), of_captions=by == "caption")
+            encoded = self.encoder.encode_query(query, of_captions=by == "caption")
             hits = self._require_fit().search(encoded, k, by == "image")
         return SearchResults(os.fspath(query) if is_text else f"vector of {by}", hits)
 
@@ -287,7 +286,7 @@ def fit(
         images: the vectors of the images, (n_images, dim), from numpy, torch or pandas; or sets of vectors
             (n_images, n_regions, dim)
         captions: the vectors of the captions, (n_captions, dim), which may have another length; or a list of texts. Texts are
-            read as words, or as the caption feature that the experiment names, such as TF-IDF, which is fitted first
+            read as words, or as the caption feature that the experiment names; a feature such as TF-IDF is fitted first
         image_of_caption: the row of each caption's image in ``images``, (n_captions,); None if there is one caption per image
         experiment: a preset such as ``cca``, or a YAML file
         validation: a tuple (images, captions, image_of_caption) on which the best epoch is chosen; None samples 10% of the

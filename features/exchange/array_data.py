@@ -25,10 +25,10 @@ Vectors = NDArray[np.float32]
 class ArrayData:
     """Images as vectors, and their captions as vectors, as texts, or both. The ids are the indices of the rows.
 
-    images : (n_images, dim), or sets of vectors (n_images, n_regions, dim)
-    captions : (n_captions, dim), or sets of vectors; None if the captions are only texts
-    texts : n_captions texts; None if the captions are only vectors
-    image_of_caption : (n_captions,) row of each caption's image
+    ``images`` : (n_images, dim), or sets of vectors (n_images, n_regions, dim).
+    ``captions`` : (n_captions, dim), or sets of vectors; None if the captions are only texts.
+    ``texts`` : n_captions texts; None if the captions are only vectors.
+    ``image_of_caption`` : (n_captions,) row of each caption's image.
     """
 
     images: Vectors

@@ -196,4 +196,6 @@ def load_text_input_encoder(cache: FeatureCache, weights_dir: Path | None = None
     """Load the encoder that computed a cache of captions. Raises UserError if the encoder is missing or has changed."""
     if cache.provenance.get("config", {}).get("extractor") == "text":
         return rebuild_text_extractor(cache, weights_dir, device)
+    if "imported" in cache.provenance:
+        raise UserError(f"{cache.path}: another program computed these vectors of captions, so it must encode new texts, too")
     return load_cache_encoder(cache, device)

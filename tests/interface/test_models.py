@@ -20,6 +20,18 @@ WIDTHS = {"name": "branch", "widths": [4]}
 CCA = {"model.image_encoder": WIDTHS, "model.caption_encoder": WIDTHS, "solver.regularization": [0.01, 0.1]}
 WORDS = {"train.epochs": 2, "train.min_count": 1, "model.dim": 4, "model.word_dim": 4, "train.batch_size": 16}
 COLOURS, SHAPES = ("red", "green", "blue", "grey"), ("circle", "square", "line", "star", "cross")
+STOPPING_LOSS = """
+import signal
+
+calls = []
+
+
+def stop(scores, positives, negatives, margin):
+    calls.append(1)
+    if len(calls) == 1:
+        signal.raise_signal(signal.SIGINT)
+    return scores.sum()
+"""
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 
 
@@ -94,6 +106,15 @@ def test_save_replaces_only_a_run(model: vse.Model) -> None:
         model.save("mine")
     model.save("mine", force=True)
     assert vse.load("mine").json == model.json
+
+
+def test_a_stopped_training_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    Path("stop.py").write_text(STOPPING_LOSS)
+    sets = {**WORDS, "loss.name": "stop.py:stop", "warmup.epochs": 0, "train.batch_size": 64}
+    with pytest.raises(vse.Interrupted, match="fit was stopped, and nothing of it is kept"):
+        fit_words(sets=sets)
+    assert [path.name for path in tmp_path.iterdir()] == ["stop.py"]
 
 
 def test_the_best_epoch_is_chosen_on_a_seeded_tenth_of_the_images_or_on_given_data() -> None:
@@ -194,6 +215,8 @@ def test_a_model_refuses_what_it_cannot_read(model: vse.Model, reader: vse.Model
         (lambda: reader.encode_captions([]), r"captions=\[\]: at least one text or vector"),
         (lambda: reader.search(["a red star", "a line"]), "query=.*: a single text, path or vector"),
         (lambda: model.search(Y[0], by="text"), "by='text': .*'caption' or an 'image'"),
+        (lambda: model.search(X[0]), r"query: an array of shape \(1, 12\), but .*\(n, 8\); .*by='caption'"),
+        (lambda: model.search(Y), r"query: an array of shape \(1, 40, 8\), but"),
         (lambda: vse.Model().encode_images(X), r"Model\(\) is not fitted; call its method fit"),
         (lambda: vse.evaluate(model), r"for arrays call vse.evaluate\(model, images, captions\)"),
         (lambda: vse.evaluate(X, Y, ROWS), r"have no cosines; fit a model to both, vse.fit"),

@@ -59,6 +59,11 @@ class ArrayEncoder:
         cache = self.trained.caption_cache if of_captions else self.trained.image_cache
         return cache.dim if cache is not None and "imported" in cache.provenance else None
 
+    def reads_sets(self, of_captions: bool) -> bool:
+        """Return whether an image or a caption is a set of vectors."""
+        cache = self.trained.caption_cache if of_captions else self.trained.image_cache
+        return cache is not None and cache.row_kind == "sets"
+
     def check_vectors(self, argument: str, vectors: Vectors, of_captions: bool) -> None:
         """Raise UserError, which names the ``argument``, if the model does not read vectors of this shape."""
         cache = self.trained.caption_cache if of_captions else self.trained.image_cache
