@@ -126,7 +126,7 @@ class SearchRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
     split: Text | None = None
-    """The split.  [default: test, or all images if there is no such split]"""
+    """The split, several such as train,val, or all.  [default: test, or all if there is no such split]"""
     corpus: FileOrFolderPath | None = None
     """Embeddings file of this run to search instead of embedding the split."""
     index: FileOrFolderPath | None = None
@@ -181,8 +181,8 @@ class ServeRequest(Options):
     runs: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="RUN...")]
     k: Annotated[PositiveInteger, CliOption(("-k",), click_type=click.IntRange(1, 100))] = 10
     """Number of results per query; a query may ask for more."""
-    split: Text = "test"
-    """The split to search."""
+    split: Text | None = None
+    """The split to search, several such as train,val, or all.  [default: test, or all if there is no such split]"""
     features: tuple[FileOrFolderPath, ...] = ()
     """The feature cache of each RUN, if it was moved, or a cache of other photos, such as your album."""
     captions: FileOrFolderPath | None = None

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.browser import chromium
 from tests.eval.evaluating import Edit, Fails, Printed, result_of, succeeds, write_result
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.options import AllEvaluateOptions
@@ -25,6 +25,8 @@ from vse.training.cli import report_main
 N_IMAGES, N_EACH, DATA = 12, 2, "../../../data/dataset.json"
 EVIL_NAME = "<script src=x> & 'y'"  # names of data sets have no slash
 EVIL = "<script>alert(1)</script> & \"x\" 'y' $_^$"
+
+__all__ = ["chromium"]  # a fixture
 
 
 def fails_with(pattern: str, *arguments: Any, **options: Any) -> None:
@@ -428,20 +430,6 @@ def test_the_command_prints_its_page_or_fails_in_one_line(world: World, capsys: 
     ):
         (run / name).write_text(content)
         assert f"{name}: {reason}" in fails(report_main, result, *out)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """Debian's chromium; where there is none the test is skipped, unless VSE_NEEDS_BROWSER is 1."""
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        (pytest.fail if os.environ.get("VSE_NEEDS_BROWSER") == "1" else pytest.skip)("there is no chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
 
 
 @pytest.mark.slow
