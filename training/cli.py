@@ -93,7 +93,14 @@ def report_command(request: ReportRequest) -> None:
 
     click.echo(
         write_report(
-            request.results, request.out, request.data, request.embeddings, request.queries, request.seed, open_attending_run
+            request.results,
+            request.out,
+            request.data,
+            request.embeddings,
+            request.queries,
+            request.seed,
+            open_attending_run,
+            request.gallery,
         )
     )
 

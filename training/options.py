@@ -9,7 +9,6 @@ from typing import Annotated
 
 import click
 
-from vse.eval.defaults import N_REPORT_QUERIES
 from vse.pipeline.option_types import (
     AllowCode,
     CliOption,
@@ -167,8 +166,10 @@ class ReportRequest(Options):
     """dataset.json, if it is not at the path that the embeddings record."""
     embeddings: tuple[FileOrFolderPath, ...] = ()
     """The embeddings of the first seed, if they are not at the path that RESULT records; give one file for each RESULT."""
-    queries: NonNegativeInteger = N_REPORT_QUERIES
-    """Number of queries to display in each direction."""
+    queries: NonNegativeInteger | None = None
+    """Number of queries to display in each direction.  [default: 12; with --gallery 20 of the best and 20 of the worst]"""
+    gallery: Flag = False
+    """Display the worst and the best queries, with filters by rank. For two RESULTs: those in which they differ most."""
     seed: Seed = 0
     """Seed of the random choice of the displayed queries."""
     allow_code: AllowCode = False
