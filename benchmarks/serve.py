@@ -41,7 +41,7 @@ from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import create_app
 from vse.training.serve.server import PageServer
 from vse.training.training import train
-from vse.training.use.search import SearchOptions
+from vse.training.use.searcher import SearchOptions
 
 TRAINED_ON, REGIONS, FEATURE = 256, 36, 32
 WORDS = ["a", "red", "blue", "green", "large", "small", "circle", "square", "star", "above", "below", "two", "man", "dog"]

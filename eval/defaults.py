@@ -18,6 +18,7 @@ DEFAULT_KS = (1, 5, 10)  # the K of R@K in every result; rsum adds up these reca
 TREC_DEPTH = 1000  # answers for each query in a run file
 COST_NAMES = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # in seconds and MB
 N_REPORT_QUERIES = 12  # queries of each direction that a report displays
+N_GALLERY_QUERIES = 20  # best queries, and worst queries, of each direction in the gallery of a report
 
 
 def published_folder() -> Path:

@@ -164,6 +164,8 @@ class AlbumRequest(Options):
     out: FileOrFolderPath
     """Folder to write, e.g. data/album."""
     name: DatasetName = None
+    tokeniser: Annotated[Text | None, CliOption(metavar="NAME")] = None
+    """Splits the texts of queries into words: unicode_words or nltk.  [default: that of the run that searches the album]"""
     force: Force = False
 
 
@@ -172,7 +174,7 @@ def album_command(request: AlbumRequest) -> None:
     """Create a data set without captions from a folder of photos, for vse-search."""
     from vse.pipeline.dataset.preparation import create_album
 
-    click.echo(create_album(request.photos, request.out, request.name))
+    click.echo(create_album(request.photos, request.out, request.name, request.tokeniser))
 
 
 class CheckRequest(Options):

@@ -60,9 +60,10 @@ def search_command(request: SearchCommandRequest) -> None:
     RUN is the folder of a run or of a packed model, or hf://user/name on the Hugging Face hub. With --images, a folder of
     photos is searched instead of a split.
 
-    QUERY is a text, or the path of a JPEG, PNG or WebP file. Each result is a line with rank, score, image and caption; the
-    image is an id if dataset.json has no file name. With --image, QUERY is a phrase to find in this image. Each result is then
-    a box of the image: rank, score and corners (x1, y1, x2, y2 in pixels).
+    QUERY is a text, or the path of a JPEG, PNG or WebP file. Each result is a line with rank, score, image and caption. The
+    caption is the first one of the image if QUERY is a text, and the image is an id if dataset.json has no file name. With
+    --image, QUERY is a phrase to find in this image. Each result is then a box of the image: rank, score and corners (x1, y1,
+    x2, y2 in pixels).
     """
     from vse.features.backbones.device import use_threads
     from vse.training.share.hub import find_model
@@ -77,7 +78,7 @@ def search_command(request: SearchCommandRequest) -> None:
             click.echo("\t".join([str(rank), f"{score:.4f}", *(f"{corner:.0f}" for corner in box)]))
         return
     for rank, hit in enumerate(search_run(run, query, search, files, request.device), 1):
-        caption = [] if hit.caption is None else [hit.caption]
+        caption = hit.captions[:1] if hit.caption is None else [hit.caption]
         click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(to_printable_line, [hit.photo or hit.image_id, *caption])]))
 
 
@@ -92,7 +93,14 @@ def report_command(request: ReportRequest) -> None:
 
     click.echo(
         write_report(
-            request.results, request.out, request.data, request.embeddings, request.queries, request.seed, open_attending_run
+            request.results,
+            request.out,
+            request.data,
+            request.embeddings,
+            request.queries,
+            request.seed,
+            open_attending_run,
+            request.gallery,
         )
     )
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import click
 
-from vse.eval.defaults import N_REPORT_QUERIES
 from vse.pipeline.option_types import (
     AllowCode,
     CliOption,
@@ -126,7 +125,7 @@ class SearchRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
     split: Text | None = None
-    """The split.  [default: test, or all images if there is no such split]"""
+    """The split, several such as train,val, or all.  [default: test, or all if there is no such split]"""
     corpus: FileOrFolderPath | None = None
     """Embeddings file of this run to search instead of embedding the split."""
     index: FileOrFolderPath | None = None
@@ -167,8 +166,10 @@ class ReportRequest(Options):
     """dataset.json, if it is not at the path that the embeddings record."""
     embeddings: tuple[FileOrFolderPath, ...] = ()
     """The embeddings of the first seed, if they are not at the path that RESULT records; give one file for each RESULT."""
-    queries: NonNegativeInteger = N_REPORT_QUERIES
-    """Number of queries to display in each direction."""
+    queries: NonNegativeInteger | None = None
+    """Number of queries to display in each direction.  [default: 12; with --gallery 20 of the best and 20 of the worst]"""
+    gallery: Flag = False
+    """Display the worst and the best queries, with filters by rank. For two RESULTs: those in which they differ most."""
     seed: Seed = 0
     """Seed of the random choice of the displayed queries."""
     allow_code: AllowCode = False
@@ -181,8 +182,8 @@ class ServeRequest(Options):
     runs: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="RUN...")]
     k: Annotated[PositiveInteger, CliOption(("-k",), click_type=click.IntRange(1, 100))] = 10
     """Number of results per query; a query may ask for more."""
-    split: Text = "test"
-    """The split to search."""
+    split: Text | None = None
+    """The split to search, several such as train,val, or all.  [default: test, or all if there is no such split]"""
     features: tuple[FileOrFolderPath, ...] = ()
     """The feature cache of each RUN, if it was moved, or a cache of other photos, such as your album."""
     captions: FileOrFolderPath | None = None

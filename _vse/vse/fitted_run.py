@@ -19,7 +19,7 @@ from vse.pipeline.presets.preset_files import read_yaml
 if TYPE_CHECKING:
     from vse.training.kinds import PackedEmbeddings
     from vse.training.use.arrays import ArrayEncoder
-    from vse.training.use.search import Searcher
+    from vse.training.use.searcher import Searcher
 
 DATA_FOLDER = "data"  # in the folder of the run
 
@@ -84,7 +84,7 @@ class FittedRun:
 
     @cached_property
     def _searcher(self) -> Searcher:
-        from vse.training.use.search import Searcher
+        from vse.training.use.searcher import Searcher
 
         return Searcher(self.arrays.trained, None)
 

@@ -14,7 +14,6 @@ import pandas as pd
 from vse.arguments import Paths, StrPath, as_path, as_paths, describe_arguments, public_api
 from vse.data_files import PathWrapper, SavableObject
 from vse.eval.cli import TableCommand
-from vse.eval.defaults import N_REPORT_QUERIES
 from vse.eval.files.results import hash_file_content
 from vse.eval.options import TableRequest
 from vse.eval.report.pages import thumbnail_data_uri
@@ -186,7 +185,8 @@ def report(
     *,
     data: StrPath | None = None,
     embeddings: Paths = (),
-    queries: NonNegativeInteger = N_REPORT_QUERIES,
+    queries: NonNegativeInteger | None = None,
+    gallery: bool = False,
     seed: NonNegativeInteger = 0,
     force: bool = False,
     allow_code: bool = False,
@@ -215,7 +215,7 @@ def report(
     files = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
     with allow_own_code(allow_code):
         return HtmlReport(
-            write_report(as_paths(results), as_path(out), as_path(data), files, queries, seed, open_attending_run)
+            write_report(as_paths(results), as_path(out), as_path(data), files, queries, seed, open_attending_run, gallery)
         )
 
 

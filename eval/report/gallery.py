@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,14 +15,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.ranks import Ints, Ranks, blocks_from_embeddings, shared_tensor
+from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, shared_tensor
 from vse.eval.report.drawings import Drawing, DrawnWord, PairIds, ResultAttention, draw_attention
 from vse.eval.report.pages import DatasetPhotos, Photo
+from vse.eval.report.query_selection import select_groups
 from vse.eval.search.top_k import Attention
 
 N_CANDIDATES = 5  # candidates displayed for each query
-MAX_NEAR_MISS_RANK = 10  # a right answer up to this (1-based) rank is a near miss
 _N_NEGATIVES = 4  # hard negatives displayed for each kind of query
+_LAST_RANKS = (1, 10, 100)  # the last rank of each range of a filter; a further range has all larger ranks
+_RANK_RANGES = ("1", "2 to 10", "11 to 100", "above 100")
 
 DirectionName = Literal["i2t", "t2i"]
 
@@ -91,13 +95,20 @@ class ModelColumn:
 class QueryCard:
     """A query, either a photo or a caption, with a column per model.
 
-    ``drawings`` has the attention of the captions on the photo of the query.
+    ``element_id`` has the kind and the id of the query, for a link to the card. ``drawings`` has the attention of the captions
+    on the photo of the query.
     """
 
+    element_id: str
     photo: Photo | None
     caption: str
     columns: Sequence[ModelColumn]
     drawings: Sequence[Drawing] = ()
+
+    @property
+    def rank_range(self) -> int:
+        """The index of the range of the (first) model's rank, for the filters of a gallery."""
+        return bisect_left(_LAST_RANKS, self.columns[0].rank)
 
 
 @dataclass(frozen=True)
@@ -114,13 +125,20 @@ class Gallery:
 
     ``comparison_counts`` has, with two models, the number of queries for which the first, the second and neither is better.
     ``attention_directions`` has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t`` from regions to
-    words.
+    words. ``has_filters`` is True if the reader can select cards by their ranks.
     """
 
     direction: DirectionName
     groups: Sequence[CardGroup]
     comparison_counts: tuple[int, int, int] | None = None
     attention_directions: Sequence[str] = ()
+    has_filters: bool = False
+
+    @property
+    def rank_filters(self) -> list[tuple[int, str, int]]:
+        """The index, the name and the number of cards of each range of ranks that has cards; empty without filters."""
+        counts = Counter(card.rank_range for group in self.groups for card in group.cards)
+        return [(index, _RANK_RANGES[index], counts[index]) for index in sorted(counts)] if self.has_filters else []
 
     @property
     def max_words(self) -> int:
@@ -149,8 +167,9 @@ def build_gallery(
     n: int,
     seed: int,
     attention: Sequence[ResultAttention],
+    extremes: bool = False,
 ) -> Gallery:
-    """Return the gallery of ``n`` queries in one direction.
+    """Return the gallery of ``n`` queries in one direction, or with ``extremes`` of the ``n`` best and the ``n`` worst.
 
     ``embeddings``, ``ranks`` and ``attention`` have an entry for each of one or two models, which have the same queries in the
     same order. ``seed`` determines the sample of queries.
@@ -160,7 +179,7 @@ def build_gallery(
     # An image without a caption is not a query.
     rows = np.unique(image_of_caption) if direction == "i2t" else np.arange(n_captions)
     images = rows if direction == "i2t" else image_of_caption
-    titles, groups, counts = _select_groups([getattr(one, direction) for one in ranks], images, n, seed)
+    titles, groups, counts = select_groups([getattr(one, direction) for one in ranks], images, n, seed, extremes)
     queries = [rows[group].tolist() for group in groups]
     everything = [query for group in queries for query in group]
     results = [dict(zip(everything, retrieve_candidates(one, direction, everything), strict=True)) for one in embeddings]
@@ -181,74 +200,7 @@ def build_gallery(
         for title, group in zip(titles, queries, strict=True)
     ]
     attention_directions = sorted({one.direction for of_model in attentions for one in of_model.values()}, reverse=True)
-    return Gallery(direction, [group for group in cards if group.cards], counts, attention_directions)
-
-
-def _select_groups(
-    ranks: Sequence[Ints], images: Ints, n: int, seed: int
-) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
-    """Return the titles of the groups, the indices of their queries, and with two models the counts of :class:`Gallery`."""
-    if len(ranks) == 1:
-        titles = [
-            "Right answer at rank 1",
-            f"Near misses: right answer at rank 2 to {MAX_NEAR_MISS_RANK}",
-            "Failures: the largest ranks of all",
-        ]
-        return titles, select_queries(ranks[0], images, n, seed), None
-    first, second = ranks
-    better, worse = int(np.count_nonzero(first < second)), int(np.count_nonzero(first > second))
-    titles = ["A ranks the right answer higher", "B ranks the right answer higher"]
-    return titles, select_contrasting_queries(first, second, images, n), (better, worse, len(first) - better - worse)
-
-
-def select_queries(ranks: Ints, images: Ints, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
-    """Return the indices of up to ``n`` queries, a third each of successes, near misses and failures.
-
-    Successes (rank 0) and near misses are sampled with ``seed``; failures have the largest ranks. ``images`` (n_queries,) is
-    the row of each query's image. Each image is selected once.
-    """
-    parts = [n // 3 + (part < n % 3) for part in range(3)]
-    sample = np.random.default_rng(seed).permutation(len(ranks))
-    worst = np.argsort(-ranks, kind="stable")
-    used: set[int] = set()
-    failures = take_queries_of_new_images(worst[ranks[worst] > 0], images, parts[2], used)
-    near = sample[(ranks[sample] > 0) & (ranks[sample] < MAX_NEAR_MISS_RANK)]
-    near_misses = take_queries_of_new_images(near, images, parts[1], used)
-    successes = take_queries_of_new_images(sample[ranks[sample] == 0], images, parts[0], used)
-    near_misses.sort(key=lambda query: int(ranks[query]))
-    return successes, near_misses, failures
-
-
-def select_contrasting_queries(first: Ints, second: Ints, images: Ints, n: int) -> tuple[list[int], list[int]]:
-    """Return the indices of up to ``n`` queries that one model ranks better: half for the first model, half for the second.
-
-    ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model alone ranks at 0 come first
-    (Tables II and III of the TOD-Net paper), then queries are in descending order of the factor between the 1-based ranks.
-    ``images`` (n_queries,) is the row of each query's image. Each image is selected once.
-    """
-    gain = np.log1p(second) - np.log1p(first)
-    solved = (first == 0) | (second == 0)
-    used: set[int] = set()
-    halves = []
-    for sign, size in ((1, n - n // 2), (-1, n // 2)):
-        order = np.lexsort((-sign * gain, ~solved))
-        halves.append(take_queries_of_new_images(order[sign * gain[order] > 0], images, size, used))
-    return halves[0], halves[1]
-
-
-def take_queries_of_new_images(queries: Ints, images: Ints, n: int, used: set[int]) -> list[int]:
-    """Return the first ``n`` of ``queries`` whose images are not in ``used``, and add these images to ``used``.
-
-    ``queries`` are indices into ``images``, which has the image of every query.
-    """
-    selected: list[int] = []
-    for query in queries.tolist():
-        if len(selected) == n:
-            break
-        if images[query] not in used:
-            used.add(int(images[query]))
-            selected.append(query)
-    return selected
+    return Gallery(direction, [group for group in cards if group.cards], counts, attention_directions, extremes)
 
 
 def retrieve_candidates(
@@ -332,8 +284,9 @@ def _query_card(
         n_best = len(result.candidates)
         columns.append(ModelColumn(result.best_right.rank + 1, answers[:n_best], next(iter(answers[n_best:]), None)))
     if photo:
-        return QueryCard(photo, photo.caption, columns, drawings)
-    return QueryCard(None, photos.find_caption(int(run.caption_ids[query])), columns)
+        return QueryCard(f"image-{run.image_ids[query]}", photo, photo.caption, columns, drawings)
+    caption_id = int(run.caption_ids[query])
+    return QueryCard(f"caption-{caption_id}", None, photos.find_caption(caption_id), columns)
 
 
 def _answer_card(direction: DirectionName, run: Embeddings, photos: DatasetPhotos, candidate: Candidate) -> AnswerCard:

@@ -20,9 +20,9 @@ from vse.eval.ranking.bootstrap import compute_differences
 from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, phrase_ranks, rowwise_iou
 from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
-from vse.eval.report.gallery import take_queries_of_new_images
 from vse.eval.report.metrics_section import ReportDifference, ReportMetric, format_difference
 from vse.eval.report.pages import thumbnail_uri_and_size
+from vse.eval.report.query_selection import take_queries_of_new_images
 from vse.eval.report.report_inputs import ReportInput
 from vse.pipeline.dataset.dataset import Caption, Dataset, Mention, list_mentions
 from vse.pipeline.dataset.identity import check_recorded_data

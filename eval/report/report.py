@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from vse.eval.defaults import N_REPORT_QUERIES, PHRASE_PROTOCOL
+from vse.eval.defaults import N_GALLERY_QUERIES, N_REPORT_QUERIES, PHRASE_PROTOCOL
 from vse.eval.files.results import Result
 from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
@@ -74,9 +74,10 @@ def write_report(
     out: Path,
     data: Path | None = None,
     embeddings: Sequence[Path] = (),
-    queries: int = N_REPORT_QUERIES,
+    queries: int | None = None,
     seed: int = 0,
     open_attention: AttentionOpener | None = None,
+    gallery: bool = False,
 ) -> Path:
     """Write an HTML report of one result file, or of two results on the same queries; return ``out``.
 
@@ -88,10 +89,13 @@ def write_report(
     out : the report to write
     data : ``dataset.json``, if the embeddings name a wrong path
     embeddings : a file for the first seed of each result, if the path in the result is wrong
-    queries : number of queries in the gallery of each direction
+    queries : number of queries of each direction; with ``gallery``, of the best and of the worst queries each
     seed : seed for the sample of queries
     open_attention : function that opens a run, whose attention is drawn on the photos
+    gallery : select the best and the worst queries instead of a sample, or for two results those that differ most
     """
+    if queries is None:
+        queries = N_GALLERY_QUERIES if gallery else N_REPORT_QUERIES
     kind = page_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
     ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings]
@@ -112,7 +116,8 @@ def write_report(
             ]
             check_output(out, kind, [file for one in attention for file in one.input_paths])
             galleries = [
-                build_gallery(direction, runs, ranks, photos, queries, seed, attention) for direction in ("i2t", "t2i")
+                build_gallery(direction, runs, ranks, photos, queries, seed, attention, gallery)
+                for direction in ("i2t", "t2i")
             ]
         if len(inputs) == 1 and inputs[0].negative_table is not None:
             hardest = _HardestNegatives(*find_hardest_negatives(inputs[0].negative_table, photos))

@@ -50,6 +50,7 @@ __all__ = [
     "find_missing_image_files",
     "load_dataset_file",
 ]
+ALL_SPLITS = "all"  # stands for all splits where a command takes several
 _MIN_JSON_BYTES_FOR_COLUMNS = 2**23  # the size from which a dataset.json gets a file of columns
 _LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 _Tokeniser = Callable[[str], list[str]]
@@ -149,6 +150,18 @@ class Dataset:
             hint = f'; give some of its images "split": "{name}"' if name in SPLITS else ""
             raise UserError(f"{self.path}: no images in split {name!r}{did_you_mean(name, self.splits)}{hint}")
         return self.splits[name]
+
+    def parse_splits(self, names: str) -> list[str]:
+        """Return the splits that a text names: one (``test``), several (``train,val``) or ``all`` that have images.
+
+        Raises UserError if a split has no images.
+        """
+        if names == ALL_SPLITS:
+            return list(self.splits)
+        found = list(dict.fromkeys(name.strip() for name in names.split(",")))
+        for name in found:
+            self.split(name)
+        return found
 
 
 def load_dataset_file(path: Path) -> Dataset:

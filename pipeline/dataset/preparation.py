@@ -252,13 +252,15 @@ def link_images(link: Path, target: Path) -> None:
     os.replace(temporary, link)
 
 
-def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
+def create_album(photos: Path, out: Path, name: str | None = None, tokeniser: str | None = None) -> Path:
     """Write ``out/dataset.json`` for a folder of photos without captions, and link the folder to ``out/images``.
 
     All JPEG, PNG and WebP files in the folder and its subfolders become images of the split ``test``. Ids follow the order of
     the file names, so a new photo changes the ids of later ones. The data set is called ``name``, or like the folder ``out``.
-    Returns the path of ``dataset.json``.
+    ``tokeniser`` splits queries into words; by default each run uses its own. Returns the path of ``dataset.json``.
     """
+    if tokeniser is not None:
+        find_tokeniser(tokeniser, "--tokeniser")
     files = list_photos(photos)
     name, file = name or out.resolve().name, out / "dataset.json"
     entries = [
@@ -281,4 +283,4 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
         remove_temporary_files(out)
         if (out / "images").resolve() != photos.resolve():
             link_images(out / "images", photos.resolve())
-        return write_json(file, {"dataset": name, "images": entries})
+        return write_json(file, {"dataset": name, **({"tokeniser": tokeniser} if tokeniser else {}), "images": entries})

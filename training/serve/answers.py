@@ -1,142 +1,40 @@
-"""Loaded runs that answer the same query, and their answers as JSON and as columns of the page."""
+"""Loaded runs that answer the same query, and the photos of the images that they search."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from threading import BoundedSemaphore, Lock
-from typing import Any
+from threading import Lock
 
-from PIL import Image
+import numpy as np
 
 from vse.eval.report.pages import small_jpeg
-from vse.eval.search.top_k import Attention, SearchHit
-from vse.pipeline.dataset.dataset import Dataset
+from vse.eval.search.top_k import Attention
+from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import MAX_PIXELS, BadImage, count_pixels, decode_image, read_image_bytes
+from vse.pipeline.files.images import BadImage, count_pixels, read_image_bytes
 from vse.training.options import RunFileOptions
+from vse.training.serve.page_request import ItemKind
+from vse.training.serve.photos import SMALL_PHOTO_SIDE, read_photo
+from vse.training.serve.run_answer import RunAnswer, SplitImage
+from vse.training.use.corpus import describe_searched_images, find_default_split
 from vse.training.use.model import TrainedRun
 from vse.training.use.queries import Query
-from vse.training.use.search import Searcher, SearchOptions, load_run_for_search
+from vse.training.use.searcher import SearchAnswer, Searcher, SearchOptions, load_run_for_search
 
-LARGE_PHOTO_PIXELS = 10_000_000  # photos with more pixels are decoded one at a time
-LARGE_PHOTO_LOCK = Lock()
-_large_photo_slots = BoundedSemaphore(2)  # one large upload is decoded and one waits, so that some threads stay free
-_CAPTIONS_PER_IMAGE = 2
 log = logging.getLogger(__name__)
-SMALL_PHOTO_SIDE = 360  # longer side of a photo on the page, in pixels
-_MAX_CACHED_PHOTOS = 1024  # small photos in memory, about 20 KB each
-
-
-class TooManyLargePhotos(UserError):
-    """One large photo is being decoded, and another one already waits."""
-
-
-def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return a decoded photo. Large photos are decoded one at a time. Raises BadImage if ``path`` is invalid or too large."""
-    content = read_image_bytes(path) if content is None else content
-    with LARGE_PHOTO_LOCK if LARGE_PHOTO_PIXELS < count_pixels(path, content) <= max_pixels else nullcontext():
-        return decode_image(path, content, max_pixels)
-
-
-def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Return a decoded photo that a client sent. Raises TooManyLargePhotos if too many large photos wait."""
-    path = Path("the photograph")
-    if not LARGE_PHOTO_PIXELS < count_pixels(path, content) <= max_pixels:
-        return decode_image(path, content, max_pixels)
-    if not _large_photo_slots.acquire(blocking=False):
-        raise TooManyLargePhotos("The server reads other large photographs; try again in a moment.")
-    try:
-        return read_photo(path, content, max_pixels)
-    finally:
-        _large_photo_slots.release()
-
-
-def build_answer_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> dict[str, Any]:
-    """Return the answer of ``/search?as=json``, see ``docs/serve.md``."""
-    asked = {"query": query} if isinstance(query, str) else {"photo": {"width": query.width, "height": query.height}}
-    return {**asked, "dataset": served.dataset.name, "split": served.split, "runs": [_build_run_json(one) for one in answers]}
-
-
-def build_page_columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) -> list[dict[str, Any]]:
-    """Return a column of the page for each run, with the hits of the run and their ranks in the other columns."""
-    ranks = [{_hit_id(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
-    built = []
-    for number, (run, answer) in enumerate(zip(served.runs, answers, strict=True)):
-        cards = []
-        for rank, hit in enumerate(answer.hits, 1):
-            elsewhere = [
-                (served.runs[other].name, of_other[_hit_id(hit)])
-                for other, of_other in enumerate(ranks)
-                if other != number and _hit_id(hit) in of_other
-            ]
-            cards.append(
-                {
-                    "rank": rank,
-                    "score": f"{hit.score:.4f}".replace("-", "−"),
-                    "hit": _hit_id(hit),
-                    "image": hit.image_id,
-                    "photo": served.dataset.has_image_files,
-                    "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
-                    "captions": hit.captions[:_CAPTIONS_PER_IMAGE],
-                    "elsewhere": elsewhere,
-                }
-            )
-        built.append({"answer": answer, "cards": cards, "number": number, "attends": run.attends, "by_photo": by_photo})
-    return built
-
-
-def _build_run_json(answer: RunAnswer) -> dict[str, Any]:
-    hits = [
-        {
-            "rank": rank,
-            "score": hit.score,
-            "image": hit.image_id,
-            **({} if hit.caption_id is None else {"caption": hit.caption_id}),
-            "captions": list(hit.captions),
-        }
-        for rank, hit in enumerate(answer.hits, 1)
-    ]
-    return {
-        "name": answer.name,
-        "seconds": round(answer.seconds, 6),
-        "searched": answer.n_searched,
-        "scored": answer.n_scored,
-        "remark": answer.remark,
-        "error": answer.error,
-        "hits": hits,
-    }
-
-
-def _hit_id(hit: Any) -> int:
-    return int(hit.image_id if hit.caption_id is None else hit.caption_id)
+_LARGE_PHOTO_SIDE = 1600  # longer side of a photo that is displayed alone
+_MAX_CACHED_PHOTOS = 1024  # small photos in memory, about 30 KB each
+_MAX_EXAMPLE_LENGTH = 60  # characters of an example query
+_N_EXAMPLES, _N_EXAMPLE_IMAGES = 4, 20
 
 
 class UnknownId(UserError):
     """The run, image or caption that a request names does not exist."""
-
-
-@dataclass(frozen=True)
-class RunAnswer:
-    """The hits of one run for a query, best first, or an ``error`` message.
-
-    ``n_searched`` : number of images or captions to search.
-    ``remark`` : message about words that are unknown to the run.
-    ``n_scored`` : number of items that the model scored pair by pair; None for a model that compares vectors.
-    """
-
-    name: str
-    seconds: float
-    n_searched: int
-    hits: Sequence[SearchHit] = ()
-    remark: str = ""
-    error: str = ""
-    n_scored: int | None = None
 
 
 @dataclass(frozen=True)
@@ -150,42 +48,87 @@ class ServedRun:
     attends: bool
     lock: Lock = field(default_factory=Lock)  # a model answers one query at a time
 
-    def reads(self, query: Query) -> bool:
-        return self.reads_texts if isinstance(query, str) else self.reads_photos
+    def reads(self, query: Query | SplitImage) -> bool:
+        return isinstance(query, SplitImage) or (self.reads_texts if isinstance(query, str) else self.reads_photos)
 
 
 class ServedRuns:
-    """Loaded runs that search one split of one data set. Raises UserError if the data sets of the runs differ.
+    """Loaded runs that search the same splits of one data set. Raises UserError if the data sets of the runs differ.
 
     A warning is logged for a run that reads only texts or only photos.
 
     ``runs`` : run folders.
-    ``split`` : split to search.
+    ``split`` : split to search, or several, see :meth:`vse.pipeline.dataset.dataset.Dataset.parse_splits`; None is the
+        default of :func:`vse.training.use.corpus.find_default_split`.
     ``files`` : input files of each run.
     ``options`` : options of the search.
     ``device`` : device of the models.
     """
 
     def __init__(
-        self, runs: Sequence[Path], split: str, files: Sequence[RunFileOptions], options: SearchOptions, device: str = "auto"
+        self,
+        runs: Sequence[Path],
+        split: str | None,
+        files: Sequence[RunFileOptions],
+        options: SearchOptions,
+        device: str = "auto",
     ) -> None:
-        self.split, self.runs = split, _load_runs(runs, split, files, options, device)
+        self.runs = _load_runs(runs, split, files, options, device)
         searchers = [run.searcher for run in self.runs]
         self.dataset: Dataset = searchers[0].trained.dataset
-        images = [image for searcher in searchers for image in searcher.trained.split.pairs.images]
-        self._photo_files_by_image_id = {
-            image.imgid: self.dataset.image_path(image) for image in images if self.dataset.has_image_files
-        }
-        self.n_images = len({image.imgid for image in images})
-        self.read_small_photo = lru_cache(_MAX_CACHED_PHOTOS)(self._decode_small_photo)
+        self.split = split or find_default_split(self.dataset)
+        self._image_ids = {int(image_id) for searcher in searchers for image_id in searcher.trained.split.pairs.image_ids}
+        self.n_images = len(self._image_ids)
+        self.description = describe_searched_images(searchers[0].trained, self.split)
+        self.read_small_photo = lru_cache(_MAX_CACHED_PHOTOS)(self._encode_small_photo)
 
     @property
     def reads_photos(self) -> bool:
         return any(run.reads_photos for run in self.runs)
 
-    def answer_query(self, query: Query, k: int) -> list[RunAnswer]:
-        """Return the answer of each run: the ``k`` best images for a text, or the ``k`` best captions for a photo."""
-        return [_answer_query(run, query, k) for run in self.runs]
+    @property
+    def has_captions(self) -> bool:
+        return any(len(run.searcher.trained.split.pairs) for run in self.runs)
+
+    def list_examples(self) -> list[str]:
+        """Return some captions of the images to search, as example queries."""
+        images = self.runs[0].searcher.trained.split.pairs.images
+        spaced = (images[row] for row in range(0, len(images), max(1, len(images) // _N_EXAMPLE_IMAGES)))
+        captions = (image.captions[0].raw for image in spaced if image.captions)
+        return list(dict.fromkeys(text for text in captions if len(text) <= _MAX_EXAMPLE_LENGTH))[:_N_EXAMPLES]
+
+    def answer_query(
+        self, query: Query | SplitImage, k: int, start: int = 0, photo_finds: ItemKind = "captions"
+    ) -> list[RunAnswer]:
+        """Return the answer of each run: ``k`` results after the best ``start``.
+
+        A text finds images, an image of the split finds similar images, and a photo finds ``photo_finds``.
+        """
+        if isinstance(query, SplitImage):
+            self.find_image(query.image_id)
+        finds = "images" if isinstance(query, str | SplitImage) else photo_finds
+        return [_answer_query(run, query, k, start, finds) for run in self.runs]
+
+    def find_image(self, image_id: int) -> Image:
+        """Return an image of the split. Raises UnknownId if there is no such image."""
+        image = self.dataset.find_image(image_id) if image_id in self._image_ids else None
+        if image is None:
+            raise UnknownId(f"the split {self.split!r} has no image {image_id}")
+        return image
+
+    def read_large_photo(self, image_id: int) -> bytes:
+        """Return a large JPEG of an image of the split. Raises UnknownId if there is no such image or file."""
+        return self._encode_photo(image_id, _LARGE_PHOTO_SIDE)
+
+    def read_original(self, image_id: int) -> tuple[str, bytes]:
+        """Return the name and the bytes of an image file of the split. Raises UnknownId if it is not an image file."""
+        file = self._find_photo_file(image_id)
+        try:
+            content = read_image_bytes(file)
+            count_pixels(file, content)
+        except BadImage as error:
+            raise self._unreadable(image_id, error) from None
+        return file.name, content
 
     def attention(self, index: int, query: Query, hit_id: int) -> Attention:
         """Return the attention of a run between a query and one of the hits.
@@ -208,19 +151,29 @@ class ServedRuns:
             raise UserError("its photo cannot be read, or it is not known where on it the regions are")
         return attention
 
-    def _decode_small_photo(self, image_id: int) -> bytes:
-        file = self._photo_files_by_image_id.get(image_id)
-        if file is None:
-            raise UnknownId(f"the split {self.split!r} has no photo {image_id}")
+    def _encode_small_photo(self, image_id: int) -> bytes:
+        return self._encode_photo(image_id, SMALL_PHOTO_SIDE)
+
+    def _encode_photo(self, image_id: int, side: int) -> bytes:
+        file = self._find_photo_file(image_id)
         try:
-            return small_jpeg(read_photo(file), SMALL_PHOTO_SIDE)
+            return small_jpeg(read_photo(file), side)
         except BadImage as error:
-            log.warning("%s", error)
-            raise UnknownId(f"photo {image_id} cannot be read") from None
+            raise self._unreadable(image_id, error) from None
+
+    def _find_photo_file(self, image_id: int) -> Path:
+        image = self.find_image(image_id)
+        if not self.dataset.has_image_files:
+            raise UnknownId(f"the data set has no photo {image_id}")
+        return self.dataset.image_path(image)
+
+    def _unreadable(self, image_id: int, error: BadImage) -> UnknownId:
+        log.warning("%s", error)
+        return UnknownId(f"photo {image_id} cannot be read")
 
 
 def _load_runs(
-    runs: Sequence[Path], split: str, files: Sequence[RunFileOptions], options: SearchOptions, device: str
+    runs: Sequence[Path], split: str | None, files: Sequence[RunFileOptions], options: SearchOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
     opened = [load_run_for_search(run, split, run_files, device) for run, run_files in zip(runs, files, strict=True)]
@@ -229,7 +182,8 @@ def _load_runs(
         if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:
             first = served[0].searcher.trained.dataset.path
             raise UserError(f"{run} searches {trained.dataset.path}, and {runs[0]} {first}; all runs must search one file")
-        searcher = Searcher(trained, split, run_files.weights_dir, options)
+        searched = split or find_default_split(trained.dataset)
+        searcher = Searcher(trained, searched, run_files.weights_dir, options)
         texts, photos = (_try_load_networks(searcher, by_photo) for by_photo in (False, True))
         if texts and photos:
             raise UserError(texts)
@@ -240,7 +194,7 @@ def _load_runs(
             if error:
                 log.warning("%s reads no %s: %s", name, what, error)
         served.append(ServedRun(name, searcher, not texts, not photos, _can_attend(searcher)))
-        log.info("%s: %d images, %d captions", name, len(trained.split.pairs.images), len(trained.split.pairs))
+        log.info("%s: searches %s, %d captions", name, describe_searched_images(trained, searched), len(trained.split.pairs))
     return served
 
 
@@ -268,18 +222,39 @@ def _can_attend(searcher: Searcher) -> bool:
     return True
 
 
-def _answer_query(run: ServedRun, query: Query, k: int) -> RunAnswer:
-    by_photo = not isinstance(query, str)
-    searched = run.searcher.count_items(by_photo)
+def _answer_query(run: ServedRun, query: Query | SplitImage, k: int, start: int, finds: ItemKind) -> RunAnswer:
+    n_searched = run.searcher.count_items(finds == "captions")
     if not run.reads(query):
-        what = "photos" if by_photo else "texts"
-        return RunAnswer(run.name, 0.0, searched, error=f"It reads no {what} here; the terminal of vse-serve says why.")
+        what = "texts" if isinstance(query, str) else "photos"
+        return RunAnswer(run.name, 0.0, n_searched, error=f"It reads no {what} here; the terminal of vse-serve says why.")
     started = time.perf_counter()
     try:
         with run.lock:
-            encoded = run.searcher.encode(query)
-            answer = run.searcher.answer(by_photo, encoded, k)
+            answer, remark = _search(run.searcher, query, k, start, finds)
     except UserError as error:
-        return RunAnswer(run.name, time.perf_counter() - started, searched, error=str(error))
-    taken = time.perf_counter() - started
-    return RunAnswer(run.name, taken, searched, answer.hits, encoded.remark, n_scored=answer.n_scored)
+        return RunAnswer(run.name, time.perf_counter() - started, n_searched, error=str(error))
+    return RunAnswer(
+        run.name,
+        time.perf_counter() - started,
+        n_searched,
+        answer.hits,
+        start,
+        remark,
+        n_ranked=answer.n_ranked,
+        n_scored=answer.n_scored,
+        attends=run.attends and (isinstance(query, str) or finds == "captions"),
+    )
+
+
+def _search(searcher: Searcher, query: Query | SplitImage, k: int, start: int, finds: ItemKind) -> tuple[SearchAnswer, str]:
+    """Return the answer of a run, and a remark about words that are unknown to the run."""
+    if isinstance(query, SplitImage):
+        rows = np.flatnonzero(searcher.trained.split.pairs.image_ids == query.image_id)
+        if not len(rows):
+            raise UserError(f"It has no features of image {query.image_id}.")
+        row = int(rows[0])
+        return searcher.find_similar_images(searcher.encode_image_of_split(row), k, start, row), ""
+    encoded = searcher.encode(query)
+    if finds == "images" and not isinstance(query, str):
+        return searcher.find_similar_images(encoded, k, start), ""
+    return searcher.answer(not isinstance(query, str), encoded, k, start), encoded.remark

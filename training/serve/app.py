@@ -13,24 +13,25 @@ import flask
 from werkzeug.datastructures import FileStorage
 from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge, SecurityError, ServiceUnavailable
 
-from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, draw_attention
-from vse.eval.report.pages import jpeg_source, render_page, small_jpeg
-from vse.eval.search.top_k import Attention
+from vse.eval.report.pages import render_page
 from vse.pipeline.errors import UserError, to_printable_line
-from vse.training.serve.answers import (
-    SMALL_PHOTO_SIDE,
-    ServedRuns,
-    TooManyLargePhotos,
-    UnknownId,
-    build_answer_json,
-    build_page_columns,
-    read_upload,
+from vse.training.serve.answers import ServedRuns, UnknownId
+from vse.training.serve.page_fields import build_attention, build_image, build_results
+from vse.training.serve.page_request import (
+    MAX_RESULTS,
+    MAX_TEXT_LENGTH,
+    ItemKind,
+    PageRequest,
+    read_id,
+    read_number,
+    read_page_request,
 )
+from vse.training.serve.photos import TooManyLargePhotos, UploadedPhotos, read_upload
+from vse.training.serve.run_answer import SplitImage, build_answer_json, build_attention_json
 from vse.training.serve.server import REFUSAL_KEY
 from vse.training.use.queries import Query
 
-MAX_RESULTS = 100  # of a query
-MAX_TEXT_LENGTH = 1000  # characters
+_QUERY_PARAMETERS = {"q", "photo", "like"}
 _SCRIPT_FILE = Path(__file__).with_name("page.js")
 _RESPONSE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; script-src 'self'; "
@@ -74,13 +75,18 @@ class _InMemoryRequest(flask.Request):
 
 
 def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> flask.Flask:
-    """Build the application: ``GET /`` is the page, ``/search`` answers queries, ``GET /photo/<id>`` is a small JPEG."""
+    """Build the application.
+
+    ``GET /`` is the page, with the results of a query that the address names. ``POST /search`` takes a photo, and ``GET
+    /search`` answers scripts. ``GET /image/<id>`` is the page of an image, and ``GET /photo/<id>`` a small JPEG.
+    """
     app = flask.Flask("vse-serve", static_folder=None)
     app.request_class = _InMemoryRequest
     app.config.update(
         MAX_CONTENT_LENGTH=settings.max_upload_bytes + 4096,  # the form around the photo
         PROPAGATE_EXCEPTIONS=False,
     )
+    page = _Page(served, settings)
     script = _SCRIPT_FILE.read_bytes()
 
     @app.before_request
@@ -95,18 +101,34 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
             raise RequestEntityTooLarge if code == RequestEntityTooLarge.code else ServiceUnavailable(line)
 
     @app.get("/", provide_automatic_options=False)
-    def page() -> str:
-        return _render_page(served, settings)
+    def start() -> flask.Response | str:
+        return page.answer_search() if _QUERY_PARAMETERS & flask.request.args.keys() else page.render()
 
-    @app.route("/search", methods=["GET", "POST"], provide_automatic_options=False)
+    @app.get("/search", provide_automatic_options=False)
     def search() -> flask.Response | str:
-        return _search(served, settings)
+        return page.answer_search()
+
+    @app.post("/search", provide_automatic_options=False)
+    def upload() -> flask.Response | str:
+        return page.answer_upload()
+
+    @app.get("/image/<int:image_id>", provide_automatic_options=False)
+    def image(image_id: int) -> str:
+        fields = build_image(served.dataset, served.find_image(image_id))
+        return render_page("serve_image.html", image=fields) if _answer_format() == "part" else page.render(image=fields)
 
     @app.get("/photo/<int:image_id>", provide_automatic_options=False)
     def photo(image_id: int) -> flask.Response:
-        answer = flask.Response(served.read_small_photo(image_id), mimetype="image/jpeg")
-        answer.headers["Cache-Control"] = "private, max-age=3600"
-        return answer
+        return _photo_response(served.read_small_photo(image_id))
+
+    @app.get("/photo/<int:image_id>/large", provide_automatic_options=False)
+    def large_photo(image_id: int) -> flask.Response:
+        return _photo_response(served.read_large_photo(image_id))
+
+    @app.get("/photo/<int:image_id>/file", provide_automatic_options=False)
+    def original(image_id: int) -> flask.Response:
+        name, content = served.read_original(image_id)
+        return flask.send_file(BytesIO(content), "application/octet-stream", as_attachment=True, download_name=name)
 
     @app.get("/page.js", provide_automatic_options=False)
     def page_script() -> flask.Response:
@@ -121,54 +143,104 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
     @app.errorhandler(UserError)
     def answer_user_error(error: UserError) -> tuple[flask.Response | str, int]:
         code = 404 if isinstance(error, UnknownId) else 503 if isinstance(error, TooManyLargePhotos) else 400
-        return _error_response(served, settings, str(error), code)
+        return page.answer_error(str(error), code)
 
     @app.errorhandler(HTTPException)
     def answer_http_error(error: HTTPException) -> tuple[flask.Response | str, int]:
-        return _error_response(served, settings, _build_error_message(error, settings), error.code or 500)
+        return page.answer_error(_build_error_message(error, settings), error.code or 500)
 
     return app
 
 
-def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
-    """Answer a text (GET, ``q``) or a photo (POST, ``photo``). With ``run`` and ``hit``, return the attention of a hit."""
-    arguments = flask.request.args
-    k = _read_number_argument("k", settings.n_results, 1, MAX_RESULTS)
-    query = _read_uploaded_photo(settings) if flask.request.method == "POST" else _read_query_text()
-    if "run" in arguments or "hit" in arguments:
-        index, hit_id = _read_number_argument("run", None, 0, 2**31), _read_number_argument("hit", None, -(2**63), 2**63 - 1)
-        attention = served.attention(index, query, hit_id)
+class _Page:
+    """The search page, and the photos that clients sent."""
+
+    def __init__(self, served: ServedRuns, settings: PageSettings) -> None:
+        self._served, self._settings, self._uploads = served, settings, UploadedPhotos()
+        self._header = {
+            "dataset": served.dataset.name,
+            "split": served.split,
+            "searched": served.description,
+            "names": [run.name for run in served.runs],
+            "photos": served.reads_photos,
+            "captions": served.has_captions,
+            "examples": served.list_examples(),
+            "most": MAX_RESULTS,
+            "longest": MAX_TEXT_LENGTH,
+            "upload_bytes": settings.max_upload_bytes,
+            "upload_mb": f"{settings.max_upload_bytes / 2**20:g}",
+        }
+        self._facts = {
+            "dataset": served.dataset.name,
+            "split": served.split,
+            "images": {"searched": served.n_images, "all": len(served.dataset.images)},
+        }
+
+    def answer_search(self) -> flask.Response | str:
+        """Answer a text (``q``), a photo that was sent before (``photo``) or an image of the split (``like``).
+
+        With ``run`` and ``hit``, return the attention of a hit.
+        """
+        request = self._read_request()
+        query: Query | SplitImage
+        if request.kind == "photo":
+            query = read_upload(self._uploads.find(request.value), self._settings.max_pixels)
+        else:
+            query = SplitImage(int(request.value)) if request.kind == "like" else request.value
+        return self._answer(request, query)
+
+    def answer_upload(self) -> flask.Response | str:
+        """Answer a photo with JSON, or keep the photo and lead to the page of its results."""
+        content = _read_uploaded_file(self._settings)
         if _answer_format() == "json":
-            return flask.jsonify(build_attention_json(attention))
-        drawing = _attention_fields(query, attention, index, hit_id)
+            return self._answer(self._read_request(""), read_upload(content, self._settings.max_pixels))
+        address = self._read_request(self._uploads.keep(content)).build_address()
+        return flask.Response(status=303, headers={"Location": address})
+
+    def render(self, **values: Any) -> str:
+        """Return the complete page.
+
+        ``values`` are the contents of the page: the ``results`` of a query, the ``attention`` of a hit, an ``image`` or an
+        ``error``; and the ``text`` in the search field.
+        """
+        contents = {"results": None, "attention": None, "image": None, "error": "", "text": "", **values}
+        try:
+            k = read_number(flask.request.args, "k", 1, MAX_RESULTS, self._settings.n_results)
+        except BadRequest:
+            k = self._settings.n_results
+        return render_page("serve.html", **self._header, **contents, k=k)
+
+    def answer_error(self, message: str, code: int) -> tuple[flask.Response | str, int]:
+        line = to_printable_line(message)
+        if _answer_format() == "json":
+            return flask.jsonify({"error": line}), code
         if _answer_format() == "part":
-            return render_page("serve_look.html", **drawing)
-        return _render_page(served, settings, query, attention={**drawing, "name": served.runs[index].name})
-    answers = served.answer_query(query, k)
-    if _answer_format() == "json":
-        return flask.jsonify(build_answer_json(served, query, answers))
-    values = {
-        "query": _query_fields(query),
-        "columns": build_page_columns(served, answers, not isinstance(query, str)),
-        "k": k,
-    }
-    return (
-        render_page("serve_part.html", **values)
-        if _answer_format() == "part"
-        else _render_page(served, settings, query, results=values)
-    )
+            return render_page("serve_error.html", error=line), code
+        return self.render(error=line, text=flask.request.args.get("q", "")[:MAX_TEXT_LENGTH]), code
 
+    def _read_request(self, photo_key: str | None = None) -> PageRequest:
+        arguments = {**flask.request.args.to_dict(), **flask.request.form.to_dict()}
+        default_finds: ItemKind = "captions" if self._served.has_captions else "images"
+        return read_page_request(arguments, self._settings.n_results, default_finds, photo_key)
 
-def build_attention_json(attention: Attention) -> dict[str, Any]:
-    """Return attention as JSON fields, see ``docs/serve.md``."""
-    return {
-        "side": attention.direction,
-        "score": attention.score,
-        "size": list(attention.size),
-        "words": list(attention.words),
-        "boxes": attention.boxes.tolist(),
-        "weights": attention.weights.tolist(),
-    }
+    def _answer(self, request: PageRequest, query: Query | SplitImage) -> flask.Response | str:
+        arguments, served, form = flask.request.args, self._served, _answer_format()
+        text = query if isinstance(query, str) else ""
+        if ("run" in arguments or "hit" in arguments) and not isinstance(query, SplitImage):
+            index, hit_id = read_number(arguments, "run", 0, 2**31), read_id(arguments, "hit")
+            attention = served.attention(index, query, hit_id)
+            if form == "json":
+                return flask.jsonify(build_attention_json(attention))
+            fields = build_attention(query, attention, served.runs[index].name, hit_id)
+            return (
+                render_page("serve_look.html", attention=fields)
+                if form == "part"
+                else self.render(attention=fields, text=text)
+            )
+        answers = served.answer_query(query, request.k, request.start, request.finds)
+        if form == "json":
+            return flask.jsonify(build_answer_json(answers, **_describe_query(query), **self._facts))
+        return self.render(results=build_results(served.dataset, request, query, answers, served.has_captions), text=text)
 
 
 def _read_host_name() -> str:
@@ -178,90 +250,32 @@ def _read_host_name() -> str:
 
 
 def _answer_format() -> str:
-    """Return ``page``, ``part`` (the part of a page that the script inserts) or ``json``."""
+    """Return ``page``, ``part`` (the part of a page that the script displays in a dialog) or ``json``."""
     form = flask.request.args.get("as", "page")
     return form if form in ("part", "json") else "page"
 
 
-def _read_number_argument(name: str, default: int | None, least: int, most: int) -> int:
-    given = flask.request.args.get(name)
-    if given is None and default is not None:
-        return default
-    try:
-        number = int(given or "")
-    except ValueError:
-        raise BadRequest(f"{name} must be a number") from None
-    if not least <= number <= most:
-        raise BadRequest(f"{name} must be a number from {least} to {most}")
-    return number
+def _describe_query(query: Query | SplitImage) -> dict[str, Any]:
+    """Return the fields of the query in an answer as JSON."""
+    if isinstance(query, SplitImage):
+        return {"like": query.image_id}
+    return {"query": query} if isinstance(query, str) else {"photo": {"width": query.width, "height": query.height}}
 
 
-def _read_query_text() -> str:
-    text = flask.request.args.get("q", "").strip()
-    if not text:
-        raise BadRequest("Type a caption, or choose a photograph.")
-    if len(text) > MAX_TEXT_LENGTH:
-        raise BadRequest(f"The caption has more than {MAX_TEXT_LENGTH} characters.")
-    return text
-
-
-def _read_uploaded_photo(settings: PageSettings) -> Query:
+def _read_uploaded_file(settings: PageSettings) -> bytes:
     photo: FileStorage | None = flask.request.files.get("photo")
     content = photo.read() if photo else b""
     if not content:
         raise BadRequest("Choose a photograph first.")
     if len(content) > settings.max_upload_bytes:
         raise RequestEntityTooLarge
-    return read_upload(content, settings.max_pixels)
+    return content
 
 
-def _attention_fields(query: Query, attention: Attention, index: int, hit_id: int) -> dict[str, Any]:
-    """Return the template fields for a photo and its drawn attention. The photo is the hit of a text, or the query itself."""
-    source = f"/photo/{hit_id}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
-    drawing = draw_attention(f"look-{index}-{hit_id}".replace("--", "-m"), [attention])
-    return {
-        "drawing": drawing,
-        "source": source,
-        "explanation": ATTENTION_EXPLANATIONS[attention.direction],
-        "brackets": BRACKET_NOTE,
-    }
-
-
-def _query_fields(query: Query) -> dict[str, str]:
-    if isinstance(query, str):
-        return {"text": query, "photo": ""}
-    return {"text": "", "photo": jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))}
-
-
-def _render_page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
-    """Return the complete page.
-
-    ``values`` are the contents of the page: the ``results`` of a query, the ``attention`` of a hit, or an ``error``.
-    """
-    every = {"results": None, "attention": None, "error": "", **values}
-    return render_page("serve.html", **_page_fields(served, settings), text=query if isinstance(query, str) else "", **every)
-
-
-def _page_fields(served: ServedRuns, settings: PageSettings) -> dict[str, Any]:
-    return {
-        "dataset": served.dataset.name,
-        "split": served.split,
-        "n_images": served.n_images,
-        "names": [run.name for run in served.runs],
-        "photos": served.reads_photos,
-        "k": _read_n_results(settings),
-        "most": MAX_RESULTS,
-        "longest": MAX_TEXT_LENGTH,
-        "upload_bytes": settings.max_upload_bytes,
-        "upload_mb": f"{settings.max_upload_bytes / 2**20:g}",
-    }
-
-
-def _read_n_results(settings: PageSettings) -> int:
-    try:
-        return _read_number_argument("k", settings.n_results, 1, MAX_RESULTS)
-    except BadRequest:
-        return settings.n_results
+def _photo_response(content: bytes) -> flask.Response:
+    answer = flask.Response(content, mimetype="image/jpeg")
+    answer.headers["Cache-Control"] = "private, max-age=3600"
+    return answer
 
 
 def _build_error_message(error: HTTPException, settings: PageSettings) -> str:
@@ -274,12 +288,3 @@ def _build_error_message(error: HTTPException, settings: PageSettings) -> str:
     return {404: "There is no such page.", 405: "This page does not accept such a request."}.get(
         error.code or 500, "That did not work; the terminal of vse-serve may say why."
     )
-
-
-def _error_response(served: ServedRuns, settings: PageSettings, message: str, code: int) -> tuple[flask.Response | str, int]:
-    line = to_printable_line(message)
-    if _answer_format() == "json":
-        return flask.jsonify({"error": line}), code
-    if _answer_format() == "part":
-        return render_page("serve_error.html", error=line), code
-    return _render_page(served, settings, flask.request.args.get("q", "")[:MAX_TEXT_LENGTH] or None, error=line), code

@@ -40,7 +40,7 @@ def serve_command(request: ServeRequest) -> None:
     from vse.training.serve.app import PageSettings, create_app
     from vse.training.serve.server import PageServer, is_loopback, trusted_hosts
     from vse.training.share.hub import find_model
-    from vse.training.use.search import SearchOptions
+    from vse.training.use.searcher import SearchOptions
 
     use_threads(request.threads)
     if not is_loopback(request.host):

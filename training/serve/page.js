@@ -1,116 +1,99 @@
 "use strict";
-// What the page can do beyond its forms: answer in place, take a dropped photograph, and show where a model looked.
+// What the page does beyond its links and forms: take a photograph that is dropped or pasted, and open links in a dialog.
 
-const results = document.getElementById("results");
 const status = document.getElementById("status");
-const byText = document.getElementById("by-text");
 const byPhoto = document.getElementById("by-photo");
-document.documentElement.classList.add("scripted");
+const dialog = document.getElementById("large");
+const opened = document.getElementById("opened");
+const here = location.href; // the page that the server sent; a dialog has an address of its own
 
-let asked = null; // the query that the results are of, {q} or {photo}, unless they came with the page
-let running = null;
-
-function error(line) {
-  const p = document.createElement("p");
-  p.className = "error";
-  p.setAttribute("role", "alert");
-  p.textContent = line;
-  return p;
+function errorLine(text) {
+  const line = document.createElement("p");
+  line.className = "error";
+  line.setAttribute("role", "alert");
+  line.textContent = text;
+  return line;
 }
 
-// The part of the page that the server makes of a query; what is refused is a line of the server's, too.
-async function part(query, more, signal) {
-  const address = new URLSearchParams({ as: "part", ...more });
-  let options = { signal };
-  if (query.photo) {
-    const form = new FormData();
-    form.append("photo", query.photo);
-    options = { method: "POST", body: form, signal };
-  } else {
-    address.set("q", query.q);
+// Show the contents of a link in the dialog.
+async function show(href) {
+  const address = new URL(href);
+  address.searchParams.set("as", "part");
+  const part = document.createElement("template");
+  try {
+    part.innerHTML = await (await fetch(address)).text();
+  } catch {
+    part.content.append(errorLine("The server does not answer; is vse-serve still running?"));
   }
-  const answer = await fetch(`/search?${address}`, options);
-  const ours = (answer.headers.get("Content-Type") || "").startsWith("text/html");
-  if (!ours) return error(`The server refuses it (${answer.status}).`);
-  const template = document.createElement("template");
-  template.innerHTML = await answer.text();
-  return template.content;
+  if (location.href !== href) return; // the dialog was closed, or shows another link
+  opened.replaceChildren(part.content);
+  if (!dialog.open) dialog.showModal();
 }
 
-async function search(query) {
-  if (running) running.abort();
-  const mine = (running = new AbortController());
-  status.textContent = "Searching …";
-  const limit = byPhoto ? Number(byPhoto.dataset.bytes) : 0;
-  let found;
-  if (query.photo && query.photo.size > limit) {
-    found = error(`The photograph has more than ${limit / 2 ** 20} MB.`);
-  } else {
-    try {
-      found = await part(query, { k: document.getElementById("k").value || "10" }, mine.signal);
-    } catch (problem) {
-      if (problem.name === "AbortError") return;
-      found = error("The server does not answer; is vse-serve still running?");
-    }
-  }
-  if (mine !== running) return;
-  asked = query;
-  results.replaceChildren(found);
-  const n = results.querySelectorAll(".card").length;
-  status.textContent = n ? `${n} results` : "No results";
-  const heading = results.querySelector("h2");
-  if (heading) heading.focus();
-  const address = query.photo ? "/" : `/search?${new URLSearchParams({ q: query.q, k: document.getElementById("k").value })}`;
-  history.replaceState(null, "", address);
+// Show the link before or after the one in the dialog, among the links of the same kind.
+function step(by) {
+  const links = [...document.querySelectorAll("a.opens")];
+  const current = links.find((link) => link.href === location.href);
+  const same = links.filter((link) => current && link.className === current.className);
+  const addresses = [...new Set(same.map((link) => link.href))];
+  const next = addresses[addresses.indexOf(location.href) + by];
+  if (!next) return;
+  history.replaceState({ dialog: true }, "", next);
+  show(next);
 }
 
-async function look(button) {
-  const card = button.closest(".card");
-  let drawing = card.querySelector(".looked");
-  if (!drawing) {
-    const query = asked || { q: new URL(button.href).searchParams.get("q") };
-    drawing = document.createElement("div");
-    drawing.className = "looked looks";
-    card.append(drawing);
-    try {
-      drawing.append(await part(query, { run: button.dataset.run, hit: button.dataset.hit }));
-    } catch {
-      drawing.append(error("The server does not answer; is vse-serve still running?"));
-    }
-  } else {
-    drawing.hidden = !drawing.hidden;
-  }
-  button.setAttribute("aria-expanded", String(!drawing.hidden));
-}
-
-byText.addEventListener("submit", (event) => {
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("a.opens");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  search({ q: document.getElementById("q").value });
+  history.pushState({ dialog: true }, "", link.href);
+  show(link.href);
 });
 
-results.addEventListener("click", (event) => {
-  const button = event.target.closest(".look");
-  if (!button) return;
-  event.preventDefault();
-  look(button);
+dialog.addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (event.target === dialog || (button && button.id === "close")) dialog.close();
+  else if (button) step(Number(button.dataset.step));
 });
 
-results.addEventListener("keydown", (event) => {
-  if (event.key === " " && event.target.matches("a.look")) {
-    event.preventDefault();
-    look(event.target);
-  }
+document.addEventListener("keydown", (event) => {
+  if (!dialog.open) return;
+  if (event.key === "ArrowRight") step(1);
+  if (event.key === "ArrowLeft") step(-1);
 });
+
+dialog.addEventListener("close", () => {
+  if (history.state && history.state.dialog) history.back();
+});
+
+window.addEventListener("popstate", () => {
+  const opens = history.state && history.state.dialog;
+  if (opens && location.href !== here) show(location.href);
+  else if (dialog.open) dialog.close();
+  if (!opens && location.href.split("#")[0] !== here.split("#")[0]) location.reload(); // a dialog was reloaded as a page
+});
+
+document.addEventListener("submit", (event) => {
+  if (!event.defaultPrevented) status.textContent = "Searching …";
+});
+window.addEventListener("pageshow", () => (status.textContent = "")); // also after the back button
 
 if (byPhoto) {
   const input = document.getElementById("photo");
+  const limit = Number(byPhoto.dataset.bytes);
+
+  const search = (files) => {
+    if (!files.length) return;
+    input.files = files;
+    byPhoto.requestSubmit(byPhoto.querySelector("button"));
+  };
   byPhoto.addEventListener("submit", (event) => {
+    if (input.files[0].size <= limit) return;
     event.preventDefault();
-    search({ photo: input.files[0] });
+    document.getElementById("results").replaceChildren(errorLine(`The photograph has more than ${limit / 2 ** 20} MB.`));
   });
-  input.addEventListener("change", () => {
-    if (input.files.length) search({ photo: input.files[0] });
-  });
+  input.addEventListener("change", () => search(input.files));
+  document.addEventListener("paste", (event) => search(event.clipboardData.files));
   document.addEventListener("dragover", (event) => {
     event.preventDefault();
     byPhoto.classList.add("over");
@@ -121,8 +104,6 @@ if (byPhoto) {
   document.addEventListener("drop", (event) => {
     event.preventDefault();
     byPhoto.classList.remove("over");
-    if (!event.dataTransfer.files.length) return;
-    input.files = event.dataTransfer.files;
-    search({ photo: event.dataTransfer.files[0] });
+    search(event.dataTransfer.files);
   });
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import ipaddress
+import logging
 import signal
 import socket
 import time
@@ -28,6 +29,7 @@ from waitress.utilities import Error, RequestEntityTooLarge
 
 from vse.pipeline.errors import UserError
 
+logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a page with many photos fills the queue for a moment
 REFUSAL_KEY = "vse.refused"  # key in a request's environment, for the status and the message of a refusal
 _TOO_MANY_CONNECTIONS_MESSAGE = "The server has too many connections; try again in a moment."
 _TOO_MANY_BYTES_MESSAGE = "The server reads other photographs already; try again in a moment."

@@ -23,7 +23,7 @@ from vse.eval.search.index import (
     write_index,
 )
 from vse.eval.search.top_k import Corpus
-from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.dataset.dataset import ALL_SPLITS, Dataset
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
@@ -55,16 +55,25 @@ class SearchTarget:
     is_in_dataset: bool = True
 
 
-def find_default_split(dataset: Dataset) -> str | None:
-    """Return the split that a search reads by default: ``test``, or None for all images if there is no such split."""
-    return "test" if "test" in dataset.splits or not dataset.images else None
+def find_default_split(dataset: Dataset) -> str:
+    """Return the split that a search reads by default: ``test``, or ``all`` if there is no such split."""
+    return "test" if "test" in dataset.splits or not dataset.images else ALL_SPLITS
 
 
 def check_has_captions(trained: TrainedRun, split: str | None) -> None:
     """Raise UserError if the split has no caption for a photo to find."""
     if not len(trained.split.pairs):
-        name = "the data set" if split is None else f"the split {split!r}"
+        name = "the data set" if split in (None, ALL_SPLITS) else f"the split {split!r}"
         raise UserError(f"{trained.dataset.path}: no image of {name} has a caption for a photo to find")
+
+
+def describe_searched_images(trained: TrainedRun, split: str) -> str:
+    """Return the number of images to search, their splits, and the number of all images of the data set."""
+    n_images, dataset = len(trained.split.pairs.images), trained.dataset
+    splits = dataset.parse_splits(split)
+    names = "all splits" if split == ALL_SPLITS else f"split{'s' * (len(splits) > 1)} {' and '.join(splits)}"
+    every = "all" if n_images == len(dataset.images) else f"{n_images:,} of the"
+    return f"{every} {len(dataset.images):,} images of {dataset.name} ({names})"
 
 
 def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:

@@ -77,8 +77,9 @@ def embed_split(
     kind = PHRASE_SCORES_KIND if localises and not sentences else EMBEDDINGS_KIND
     check_output(out, kind, [*RunFolder(run).output_files, *opened.input_paths])
     restval = opened.experiment.train.restval
+    n_images = len(opened.dataset.split(split))
     n_seen = count_leaked_images(opened.folder, restval, opened.image_cache, opened.dataset, split, allow_leak)
-    overlap = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
+    overlap = {"images_trained_on": {"images": n_seen, "of": n_images}} if n_seen else {}
     if localises:
         write = score_sentences if sentences else score_phrases
         return write(opened, out, split, files, overlap)

@@ -55,6 +55,7 @@ def load_run(
 
     For ``files`` see :class:`RunFileOptions`.
 
+    ``split`` may name several splits, see :meth:`vse.pipeline.dataset.dataset.Dataset.parse_splits`.
     Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
     """
     return load_opened_run(open_run(run, files, device, allow_unfinished), split, files)
@@ -66,7 +67,7 @@ def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions 
     cache, caption_cache = opened.image_cache, opened.caption_cache
     if experiment.solver.reads_phrases:
         raise UserError(f"{folder.path}: localises phrases, and embeds no images and captions; vse-embed writes its scores")
-    splits = list(dataset.splits) if split is None else [split]
+    splits = list(dataset.splits) if split is None else dataset.parse_splits(split)
     pairs = Pairs(select_images_with_features(dataset, splits, cache) if splits else ())
     images: EvaluationImages
     cnn = None

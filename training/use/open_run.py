@@ -22,8 +22,8 @@ from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.captions import encoder_path
 from vse.features.settings import has_auto_precision
 from vse.pipeline.command import current_provenance
-from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
-from vse.pipeline.dataset.columns import IdIndex, image_ids
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser, unicode_words
+from vse.pipeline.dataset.columns import IdIndex, caption_counts, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, describe_data_differences, hash_captions
 from vse.pipeline.dataset.photo_folder import open_photo_folder, without_photos
@@ -161,8 +161,17 @@ class OpenedRun:
         return {"photo_hashes": photos, "caption_hashes": hash_captions(images)}
 
     def split_into_words(self, text: str) -> list[str]:
-        """Split a new text into words, with the tokeniser of the training captions."""
-        return find_tokeniser(self.record.get("tokeniser", DEFAULT_TOKENISER), self.folder.record_file)(text)
+        """Split a new text into words, with the tokeniser of the training captions or the one that an album names."""
+        return find_tokeniser(self._query_tokeniser, self.folder.record_file)(text)
+
+    def list_written_words(self, text: str) -> list[str]:
+        """Return the words of a text as they are written: a tokeniser of ASCII letters reads ``über`` as ``ber``."""
+        return unicode_words(text) if self._query_tokeniser == DEFAULT_TOKENISER else self.split_into_words(text)
+
+    @property
+    def _query_tokeniser(self) -> str:
+        names_one = self.dataset.tokeniser != DEFAULT_TOKENISER and not caption_counts(self.dataset.images).any()
+        return self.dataset.tokeniser if names_one else str(self.record.get("tokeniser", DEFAULT_TOKENISER))
 
     @property
     def input_paths(self) -> list[Path]:
@@ -275,7 +284,7 @@ def open_run(
     inputs = dataset, cache, caption_cache, pick_device(device)
     opened = OpenedRun(folder, experiment, record, *inputs, other_checksums, of_training)
     tokeniser = record.get("tokeniser", DEFAULT_TOKENISER)
-    if opened.training_data_name is not None and dataset.tokeniser != tokeniser:
+    if opened.training_data_name is not None and dataset.tokeniser != tokeniser and caption_counts(dataset.images).any():
         log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, tokeniser)
     return opened
 

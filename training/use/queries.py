@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from vse.training.data.pairs import RaggedIndices, TokenIndices, encode_texts
 from vse.training.kinds import BatchVectors
 from vse.training.use.model import TrainedRun, load_backbone_run
 
+_MAX_QUOTED_LENGTH = 80  # characters of a query in an error message
 Query = str | Image.Image
 """A text, or a photo in RGB."""
 
@@ -54,8 +55,9 @@ class QueryEncoder:
             _ = self._caption_encoder
 
     def encode(self, query: Query) -> EncodedQuery:
-        """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
+        """Return the embedding of a query. Raises UserError if the query has nothing to search for, or no known word."""
         if isinstance(query, str):
+            (self._text_backbone_encoder or self)._check_has_known_word(query)
             return self.encode_texts([query])
         if self._photo_backbone_encoder is None:
             return self._encode_photo(query)
@@ -106,29 +108,46 @@ class QueryEncoder:
             trained.image_cache, self._weights_dir, str(trained.device), random_weights=own, allow_positions=sets
         )
 
+    def _check_has_known_word(self, text: str) -> None:
+        trained = self._trained
+        words = text.split() if trained.transformer is not None else trained.list_written_words(text)
+        if words and "".join(self._list_unknown_words(text)) == "".join(words):
+            raise UserError(f"{_quote(text)}: none of its words is {self._describe_known_words()}")
+
+    def _list_unknown_words(self, text: str) -> list[str]:
+        """Return the words that the model does not know, as they are written; none if it reads a feature of captions."""
+        trained = self._trained
+        if trained.transformer is not None:
+            return trained.transformer.find_unknown_words(text)
+        if trained.caption_cache is not None:
+            return []
+        return [word for word in trained.list_written_words(text) if trained.vocabulary.encode([word])[1] == UNKNOWN_ID]
+
+    def _describe_known_words(self) -> str:
+        transformer = self._trained.transformer
+        return "a word of the training captions" if transformer is None else f"known to the tokenizer of {transformer.name}"
+
     def _encode_texts(self, texts: Sequence[str], allow_unknown: bool) -> EncodedQuery:
         trained, reader, remark = self._trained, self._caption_encoder, ""
         tokens = [trained.split_into_words(text) for text in texts]
         as_written = trained.transformer is not None or (reader is not None and reader.reads_raw_text)
-        for text, words in zip(texts, tokens, strict=True):
-            if not (text.strip() if as_written else words):
-                raise UserError(f"{text!r}: no word to search for")
+        for text in texts:
+            if not (text.strip() if as_written else trained.list_written_words(text)):
+                raise UserError(f"{_quote(text)}: no word to search for")
+        if unknown := ", ".join(dict.fromkeys(word for text in texts for word in self._list_unknown_words(text))):
+            remark = f"not {self._describe_known_words()}: {unknown}"
+        inputs: BatchVectors
         if trained.transformer is not None:
-            if unknown := _join_distinct(word for text in texts for word in trained.transformer.find_unknown_words(text)):
-                remark = f"not known to the tokenizer of {trained.transformer.name}: {unknown}"
-            inputs: BatchVectors = TokenIndices(texts, trained.transformer, trained.device).read(np.arange(len(texts)))
+            inputs = TokenIndices(texts, trained.transformer, trained.device).read(np.arange(len(texts)))
         elif trained.caption_cache is None or reader is None:
             indices = [trained.vocabulary.encode(words) for words in tokens]
-            pairs = (pair for words, row in zip(tokens, indices, strict=True) for pair in zip(words, row[1:-1], strict=True))
-            if unknown := _join_distinct(word for word, index in pairs if index == UNKNOWN_ID):
-                remark = f"not a word of the training captions: {unknown}"
             padded, lengths = RaggedIndices(indices).pad(np.arange(len(texts)), PAD_ID)
             inputs = torch.from_numpy(padded).to(trained.device), torch.from_numpy(lengths)
         else:
             inputs = encode_texts(trained.caption_cache, reader, list(zip(texts, tokens, strict=True)), trained.device)
             for text, vector in zip(texts, inputs[0], strict=True):
                 if not (allow_unknown or vector.any()):
-                    raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
+                    raise UserError(f"{_quote(text)}: none of its words is known to {trained.caption_cache.feature!r}")
         with torch.inference_mode():
             return EncodedQuery(tuple(part.cpu() for part in trained.model.embed_captions(*inputs)), remark)
 
@@ -142,5 +161,5 @@ class QueryEncoder:
             )
 
 
-def _join_distinct(words: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(words))
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[:_MAX_QUOTED_LENGTH]}…")

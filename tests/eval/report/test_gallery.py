@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.eval.slow_ranks import slow_order_scores
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.ranks import ranks_from_blocks
-from vse.eval.report.gallery import DirectionName, retrieve_candidates, select_contrasting_queries, select_queries
+from vse.eval.report.gallery import DirectionName, retrieve_candidates
+from vse.eval.report.query_selection import select_contrasting_queries, select_extreme_queries, select_queries
 
 
 def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: int = 2) -> Embeddings:
@@ -102,3 +103,11 @@ def test_of_two_results_what_one_puts_first_and_the_other_does_not_is_shown_befo
     second = np.array([10, 0, 0, 0, 0])
     assert select_contrasting_queries(first, second, np.arange(5), 8) == ([], [2, 3, 1, 0])
     assert select_contrasting_queries(second, first, np.arange(5), 8) == ([2, 3, 1, 0], [])
+
+
+def test_extreme_queries_have_the_largest_and_the_smallest_ranks() -> None:
+    worst, best = select_extreme_queries(RANKS, 3, seed=0)
+    assert RANKS[worst].tolist() == sorted(RANKS.tolist(), reverse=True)[:3]
+    assert RANKS[best].tolist() == sorted(RANKS.tolist())[:3]
+    worst, best = select_extreme_queries(RANKS, 100, seed=0)
+    assert sorted([*worst, *best]) == list(range(len(RANKS)))

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.browser import chromium, find_accessibility_errors
 from tests.eval.evaluating import Edit, Fails, write_phrase_result
-from tests.eval.report.test_report import chromium, fails_with
+from tests.eval.report.test_report import fails_with
 from tests.eval.some_phrases import phrases_of, some_phrases
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.report.phrases import build_phrase_gallery
@@ -197,4 +198,5 @@ def test_a_browser_shows_the_page_whole(
     )
     assert strokes
     assert "none" not in strokes
+    assert find_accessibility_errors(page) == []
     page.close()

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -208,7 +207,7 @@ def test_two_results_stand_side_by_side_on_the_same_queries(world: World) -> Non
     results = world.result(experiment="good", noise=0.1), world.result(experiment="worse", noise=3.0)
     page = world.page(*results)
     assert "<title>tiny good and worse</title>" in page
-    assert re.search(r"<td>loss.margin</td><td>0.1</td><td>3.0</td>", page)
+    assert re.search(r"<td>loss.<wbr>margin</td><td>0.1</td><td>3.0</td>", page)
     assert "A ranks the right answer higher" in page
     for direction in ("i2t", "t2i"):
         factors = []
@@ -222,7 +221,8 @@ def test_two_results_stand_side_by_side_on_the_same_queries(world: World) -> Non
     a, b = (json.loads(result.read_text())["protocols"]["full"] for result in results)
     cell = r'<td class="n">(.*?)</td>'
     rows = re.findall(
-        rf"<tr><td>(.*?)</td>{cell}{cell}{cell}", page.split("A minus B, on the same queries")[1].split("</table>")[0]
+        rf'<tr><td class="direction">(.*?)</td>{cell}{cell}{cell}',
+        page.split("A minus B, on the same queries")[1].split("</table>")[0],
     )
     assert [name for name, *_ in rows][::3] == ["image to text R@1", "text to image R@1", "rsum"]
     shown = {name: (text, p) for name, text, _, p in rows}
@@ -430,67 +430,24 @@ def test_the_command_prints_its_page_or_fails_in_one_line(world: World, capsys: 
         assert f"{name}: {reason}" in fails(report_main, result, *out)
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """Debian's chromium; where there is none the test is skipped, unless VSE_NEEDS_BROWSER is 1."""
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        (pytest.fail if os.environ.get("VSE_NEEDS_BROWSER") == "1" else pytest.skip)("there is no chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@pytest.mark.parametrize(("two", "width"), [(False, 1280), (True, 390)])
-def test_a_browser_shows_the_page_whole(world: World, chromium: Any, two: bool, width: int) -> None:
-    long = "w" * 200  # one word, longer than a phone is wide
-    world.change(lambda content: [s.update(raw=f"{EVIL} {long}") for i in content["images"] for s in i["sentences"]])
-    results = [world.result(noise=0.9), *([world.result(experiment="x" * 60, noise=2.0)] if two else [])]
-    path = write_report(results, world.folder / "page.html")
-    page = chromium.new_page(viewport={"width": width, "height": 800})
-    said, asked = [], []
-    for event in ("console", "pageerror", "dialog"):
-        page.on(event, lambda message: said.append(message))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(path.as_uri())
-    assert said == []
-    assert {url.partition(":")[0] for url in asked} <= {"file", "data"}
-    assert asked.count(path.as_uri()) == 1
-    widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
-    assert len(widths) > 20
-    assert all(widths)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.evaluate("document.scripts.length") == 0
-    charts = page.evaluate("[...document.querySelectorAll('svg')].map(svg => svg.getBoundingClientRect().width)")
-    assert len(charts) == 5
-    assert all(200 < chart <= width for chart in charts)
-    page.close()
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-def test_the_page_follows_the_reader_s_colour_scheme(world: World, chromium: Any) -> None:
-    page = chromium.new_page()
-    page.goto(write_report([world.result(noise=0.9)], world.folder / "page.html").as_uri())
-
-    def lightness(selector: str, which: str) -> float:
-        script = "([selector, which]) => getComputedStyle(document.querySelector(selector))[which]"
-        return sum(map(float, re.findall(r"\d+", page.evaluate(script, [selector, which]))[:3])) / 765
-
-    for dark in (False, True):
-        page.emulate_media(color_scheme="dark" if dark else "light")
-        assert (lightness("body", "backgroundColor") < 0.2) == dark
-        for text in ("body", "h2", "td", "svg text", ".quiet", ".tile span"):
-            assert (lightness(text, "fill" if "svg" in text else "color") > 0.5) == dark, text
-        assert (lightness(".tile", "backgroundColor") < 0.3) == dark
-    page.emulate_media(media="print")
-    assert lightness("body", "backgroundColor") > 0.9, "on paper it is light"
-    page.set_viewport_size({"width": 718, "height": 1000})  # A4 less its margins
-    assert page.evaluate("document.documentElement.scrollWidth") <= 718
-    assert page.pdf(format="A4").startswith(b"%PDF")
-    page.close()
+def test_a_gallery_has_the_worst_and_the_best_queries_with_links_and_filters(world: World) -> None:
+    result = world.result(noise=2.0)
+    page = world.page(result, gallery=True, queries=4)
+    every = cards(world.page(result, gallery=True), "t2i")
+    ranks = [int(re.search(r"right answer at rank <b>(\d+)</b>", card)[1]) for card in every]
+    assert len(every) == 2 * N_IMAGES, "all captions, half of them in each group"
+    for direction in ("i2t", "t2i"):
+        found = [int(re.search(r"right answer at rank <b>(\d+)</b>", card)[1]) for card in cards(page, direction)]
+        assert len(found) == 8
+        if direction == "t2i":
+            assert found == [*sorted(ranks, reverse=True)[:4], *sorted(ranks)[:4]]
+        section = page.split(f'<h2 id="{direction}">')[1].split("<h2")[0]
+        assert re.findall("<h3>(.*?)</h3>", section) == ["The worst 4 queries", "The best 4 queries"]
+        assert sum(map(int, re.findall(r'<span class="quiet">\((\d+)\)</span></label>', section))) == 8
+        for card in cards(page, direction):
+            (name,) = re.findall(r' id="([a-z]+-\d+)"', card)
+            assert f'href="#{name}"' in card
+    assert 'class="filters"' not in world.page(result)
+    contrast = world.page(result, world.result(experiment="other", noise=3.0), gallery=True)
+    assert "A ranks the right answer higher" in contrast
+    assert "Right answer at rank (by A)" in contrast

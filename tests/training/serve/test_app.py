@@ -19,7 +19,7 @@ from tests.training.use.attending import compare
 from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.serve.answers import ServedRuns
-from vse.training.serve.app import MAX_RESULTS, MAX_TEXT_LENGTH
+from vse.training.serve.page_request import MAX_RESULTS, MAX_TEXT_LENGTH
 from vse.training.use.search import SearchRequest, search_run
 
 TEXT = "a red square above a blue circle"
@@ -72,23 +72,17 @@ def test_the_page_shows_the_runs_side_by_side(client: FlaskClient) -> None:
     assert f"rank {ranks[first]} by {found['runs'][1]['name']}" in sections[0].replace("&#34;", '"')
 
 
-def test_a_part_of_the_page_has_the_results_alone(client: FlaskClient, photo: Path) -> None:
-    for part in (
-        client.get("/search", query_string={"q": TEXT, "as": "part"}),
-        client.post("/search?as=part", data=upload(photo.read_bytes())),
-    ):
-        text = part.get_data(as_text=True)
-        assert "<html" not in text
-        assert text.count('<li class="card">') == 6
-    assert 'src="data:image/jpeg;base64,' in text
-
-
 def test_unknown_words_are_named_and_a_query_without_words_is_a_line_in_each_column(client: FlaskClient) -> None:
     runs = client.get("/search", query_string={"q": "a Zebra", "as": "json"}).get_json()["runs"]
     assert [run["remark"] for run in runs] == ["not a word of the training captions: zebra"] * 2
     assert "Not a word of the training captions: zebra." in client.get("/search?q=a+zebra").get_data(as_text=True)
-    page = client.get("/search", query_string={"q": "?!"}).get_data(as_text=True)
-    assert page.count("no word to search for") == 2
+    for query, line in (
+        ("?!", "no word to search for"),
+        ("zebra \u00fcber", "none of its words is a word of the training captions"),
+    ):
+        page = client.get("/", query_string={"q": query}).get_data(as_text=True)
+        assert page.count(line) == 2
+        assert '<li class="card">' not in page
 
 
 def test_where_a_run_looked_is_what_its_model_attends_to(client: FlaskClient, sets_run: Path) -> None:
@@ -97,7 +91,7 @@ def test_where_a_run_looked_is_what_its_model_attends_to(client: FlaskClient, se
     query = {"q": TEXT, "run": 1, "hit": image}
     for form in ("part", "page"):
         (shown,) = drawings(client.get("/search", query_string={**query, "as": form}).get_data(as_text=True)).values()
-        assert shown.source == f"/photo/{image}"
+        assert shown.source == f"/photo/{image}/large"
         compare(shown, sets_run, image, ascii_words(TEXT))
     seen = client.get("/search", query_string={**query, "as": "json"}).get_json()
     assert seen["side"] == "t2i"
@@ -109,7 +103,8 @@ def test_where_a_run_looked_is_what_its_model_attends_to(client: FlaskClient, se
 def test_where_a_run_looked_in_a_photograph_if_it_attends(client: FlaskClient, photo: Path, served: ServedRuns) -> None:
     run = client.post("/search?as=json", data=upload(photo.read_bytes())).get_json()["runs"][1]
     caption = run["hits"][0]["caption"]
-    part = client.post(f"/search?as=part&run=1&hit={caption}", data=upload(photo.read_bytes())).get_data(as_text=True)
+    address = client.post("/search", data=upload(photo.read_bytes())).location
+    part = client.get(f"{address}&as=part&run=1&hit={caption}").get_data(as_text=True)
     (shown,) = drawings(part).values()
     assert shown.source.startswith("data:image/jpeg;base64,")
     words = [label.split(" ")[0] for label in shown.words.values()]
@@ -138,6 +133,7 @@ def test_photos_of_the_split_are_served_by_their_ids_as_small_jpegs(client: Flas
     [
         *("/photo/", "/photo/999999", "/photo/-1", "/photo/1.0", "/photo/1e3", "/photo/abc", "/photo/" + "9" * 400),
         *("/photo/../dataset.json", "/photo/..%2f..%2fdataset.json", "/photo/%2e%2e/1", "/photo/60%00.jpg", "/photo/60/.."),
+        *("/photo/0/file", "/photo/0/large", "/image/0", "/image/999999", "/photo/54/other"),
         *("/photo", "/images", "/static/page.js", "/../page.js", "/page.js/", "/dataset.json", "/.."),
     ],
 )
@@ -199,8 +195,8 @@ def png_bomb(side: int) -> bytes:
     ids=["nothing", "text", "svg", "gif", "bomb", "larger bomb", "cut"],
 )
 def test_what_is_no_photograph_is_one_line(client: FlaskClient, content: bytes, line: str) -> None:
-    for form in ("json", "part"):
-        answer = client.post(f"/search?as={form}", data=upload(content, "../../etc/passwd"))
+    for form in ("json", "page"):
+        answer = client.post(f"/search?as={form}", data=upload(content, "../../etc/passwd"), follow_redirects=True)
         text = answer.get_json()["error"] if form == "json" else answer.get_data(as_text=True)
         assert answer.status_code == 400
         assert line in text
@@ -223,7 +219,7 @@ def test_forms_without_a_photo_or_too_large_are_refused(client: FlaskClient, enc
     assert answer.status_code == 413
 
 
-@pytest.mark.parametrize("path", ["/", "/search?q=a", "/photo/60", "/page.js"])
+@pytest.mark.parametrize("path", ["/", "/?q=a", "/search?q=a", "/photo/54", "/photo/54/file", "/image/54", "/page.js"])
 def test_another_host_name_is_refused_and_those_of_this_machine_are_not(client: FlaskClient, path: str) -> None:
     hosts = ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost@evil", "10.0.0.1", ""]
     for answer in (client.get(path, headers={"Host": host}) for host in hosts):

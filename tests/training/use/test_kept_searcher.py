@@ -27,7 +27,8 @@ from vse.training.training import train
 from vse.training.use import corpus as searched
 from vse.training.use.corpus import encode_side, pool_side
 from vse.training.use.model import load_run
-from vse.training.use.search import LastSearcherCache, Searcher, SearchOptions, SearchRequest, search_run
+from vse.training.use.search import LastSearcherCache, SearchRequest, search_run
+from vse.training.use.searcher import Searcher, SearchOptions
 
 TEXT = "a red square above a blue circle"
 Search = Callable[..., list[SearchHit]]

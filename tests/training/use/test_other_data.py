@@ -27,7 +27,7 @@ from vse.pipeline.dataset.preparation import check_and_describe_dataset
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import Interrupted, UserError
 from vse.training.cli import embed_main, report_main, search_main, train_main
-from vse.training.options import TrainInputs
+from vse.training.options import RunFileOptions, TrainInputs
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
 from vse.training.training import train
@@ -191,6 +191,21 @@ def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched_but_not_rank
     assert "no image of the split 'test' has a caption" in fails(search_main, run, photo, "--features", out)
     assert "no image of split 'test' has a caption" in fails(embed_main, run, "--features", out)
     assert "no images in split 'train'" in fails(train_main, "--features", out)
+
+
+def test_an_album_reads_queries_as_the_run_does_or_by_its_own_tokeniser(
+    photos: Path, own_run: Path, cache: Path, tmp_path: Path, edit: Edit, fails: Fails, caplog: Log
+) -> None:
+    edit(own_run / "run.json", lambda record: record.update(tokeniser="unicode_words"))
+    for tokeniser, words in (((), "s"), (("--tokeniser", "nltk"), "'s")):
+        done(main, "album", photos, "--out", tmp_path / "album", *tokeniser)
+        out, data = tmp_path / f"{len(tokeniser)}.h5", tmp_path / "album" / "dataset.json"
+        done(extract_main, "cnn", "--dataset", data, "--out", out, "--like", cache)
+        caplog.clear()
+        search_run(own_run, "a circle's", SearchRequest(k=1), RunFileOptions(features=out))
+        assert f"not a word of the training captions: {words}" in caplog.messages
+        assert "words were cut by" not in caplog.text
+    assert "--tokeniser: no tokeniser 'nlkt'" in fails(main, "album", photos, "--out", tmp_path / "x", "--tokeniser", "nlkt")
 
 
 @pytest.fixture

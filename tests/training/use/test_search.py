@@ -19,6 +19,7 @@ from vse.eval.report.pages import thumbnail_data_uri
 from vse.eval.search.index import metadata_file
 from vse.eval.search.top_k import N_RESCORED_CANDIDATES
 from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_file, write_json
 from vse.training.cli import embed_main, search_main
 from vse.training.experiment import ExperimentConfig
@@ -84,7 +85,9 @@ def test_a_text_or_a_photo_finds_what_its_embedding_is_nearest_to(run: Path, dem
 def test_what_cannot_be_searched_for_is_one_line(run: Path, tmp_path: Path, fails: Fails, tfidf: Path) -> None:
     assert "'?!': no word to search for" in fails(search_main, run, "?!")
     assert "no such image file" in fails(search_main, run, tmp_path / "none.jpg")
-    assert "no images in split 'tset'" in fails(search_main, run, "a dog", "--split", "tset")
+    for split in ("tset", "train,tset"):
+        assert "no images in split 'tset'" in fails(search_main, run, "a dog", "--split", split)
+    assert "no images in split 'all'" in fails(embed_main, run, "--split", "all")
     Image.new("RGB", (20, 20)).save(tmp_path / "black.png")
     assert len(search_run(run, tmp_path / "black.png", SearchRequest(k=2))) == 2
     for main, *query in ((embed_main,), (search_main, "a disc")):
@@ -279,12 +282,30 @@ def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path:
     assert all(line.split("\t")[3:] == ["a disc 1 0.9 forged ."] for line in lines)
 
 
-def test_a_text_is_cut_as_the_captions_of_the_training_were(cache: Path, tmp_path: Path, caplog: Log) -> None:
+def test_unknown_words_are_named_as_they_are_written(cache: Path, tmp_path: Path, caplog: Log) -> None:
     run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run")
     record = read_json(RunFolder(run).record_file)
     assert record["tokeniser"] == "letters_and_digits"
-    search_run(run, "eine weiße Scheibe", SearchRequest(k=1))
-    assert "not a word of the training captions: eine, wei, e, scheibe" in caplog.text
-    write_json(RunFolder(run).record_file, {**record, "tokeniser": "unicode_words"})
-    search_run(run, "eine weiße Scheibe", SearchRequest(k=1))
-    assert "not a word of the training captions: eine, weiße, scheibe" in caplog.text
+    for tokeniser in ("letters_and_digits", "unicode_words"):
+        write_json(RunFolder(run).record_file, {**record, "tokeniser": tokeniser})
+        search_run(run, "a weiße Scheibe über a weiße circle", SearchRequest(k=1))
+        assert caplog.messages[-1] == "not a word of the training captions: weiße, scheibe, über"
+        for query in ("über", "東京 zrtwq"):
+            with pytest.raises(UserError, match=f"'{query}': none of its words is a word of the training captions"):
+                search_run(run, query, SearchRequest(k=1))
+
+
+@BY_COSINE
+def test_several_splits_are_searched_and_their_captions_are_printed(run: Path, demo: Path, capsys: Capture) -> None:
+    dataset = load_dataset_file(demo)
+    for split, n_images, description in (
+        ("all", 66, "all 66 images of demo (all splits)"),
+        ("val,train", 54, "54 of the 66 images of demo (splits val and train)"),
+        ("test", 12, "12 of the 66 images of demo (split test)"),
+    ):
+        lines, messages = printed(capsys, run, "a red circle", "--split", split, "-k", 100)
+        assert f"searching {description}" in messages
+        assert len(lines) == n_images
+        splits = dataset.parse_splits(split)
+        captions = {str(dataset.image_path(image)): image.captions[0].raw for image in dataset.images if image.split in splits}
+        assert {line[2]: line[3] for line in lines} == captions
