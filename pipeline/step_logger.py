@@ -1,4 +1,4 @@
-"""Print one line for each step of the workflow instead of Snakemake's own output. ``snakemake --verbose`` prints both."""
+"""Print one line for each step of the workflow. With ``--verbose``, Snakemake prints its own, longer output instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from logging import ERROR, LogRecord
+from logging import ERROR, INFO, Handler, LogRecord
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -48,6 +48,8 @@ _HIDDEN_MESSAGES = (
     "Shutting down",
     "Some jobs were triggered by provenance information",
     "Using shell:",
+    "Waiting for more resources",
+    "host:",
 )
 _ERROR_HEADER_PATTERN = re.compile(
     r"(IncompleteFiles|InputFunction|Lock|MissingInput|MissingRule)Exception\b.*:|WorkflowError\b.*:|Error:"
@@ -77,22 +79,24 @@ class LogHandler(LogHandlerBase):
     needs_rulegraph = False
 
     def __post_init__(self) -> None:
+        Handler.__init__(self)  # not called by the base class in snakemake-interface-logger-plugins 1
         self._stream = sys.stdout if self.common_settings.stdout else sys.stderr
         self._environment = dict(os.environ)  # before the workflow sets variables for its steps
         self._running: dict[int, _Step] = {}
         self._finished: list[_Step] = []
         self._failed: dict[int, str] = {}  # names of steps
+        self._has_error = False  # outside of a step
         self._rule_error = ""  # Snakemake's text of the last error of a step
         self._bar: Any = None
         self._ended = Event()
 
     @property
     def writes_to_stream(self) -> bool:
-        """Return False with --verbose: Snakemake then also prints its own output."""
+        """Return False with --verbose, so that Snakemake prints its own output."""
         return not self.common_settings.verbose
 
     def emit(self, record: LogRecord) -> None:
-        if not self.writes_to_stream:
+        if not self.writes_to_stream or record.levelno < INFO:
             return
         try:
             self._emit(record)
@@ -122,6 +126,7 @@ class LogHandler(LogHandlerBase):
         elif record.levelno >= ERROR:
             message = _clean_error(message)
             if not message.startswith(_HIDDEN_MESSAGES):
+                self._has_error = True
                 self._print(f"snakemake: error: {message}")
         elif event not in _HIDDEN_EVENTS and not message.startswith(_HIDDEN_MESSAGES):
             self._print(message)
@@ -155,6 +160,8 @@ class LogHandler(LogHandlerBase):
             self._bar.update()
 
     def _fail_step(self, record: Any) -> None:
+        if record.jobid in self._failed:  # older versions of Snakemake report an error twice
+            return
         step = self._running.pop(record.jobid, None) or _Step(record.rule_name, record.rule_name, [], [], record.created)
         command = record.shellcmd or ""
         code = re.search(r"non-zero exit status (\d+)", self._rule_error) if command in self._rule_error else None
@@ -182,6 +189,7 @@ class LogHandler(LogHandlerBase):
     def _print_end(self) -> None:
         if self._failed:
             self._print(f"Failed: {', '.join(self._failed.values())}. To continue, remove the cause and repeat your command.")
+        if self._failed or self._has_error:
             return
         files = [(step.rule, step.outputs[0]) for step in self._finished if step.outputs]
         reports = [path for rule, path in files if rule == "report"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +77,15 @@ def read_last_lines(log: Path, count: int) -> list[str]:
 
 def repeat_command(shell_command: str, variables: Mapping[str, str]) -> str:
     """Return the command that repeats a step in a terminal: with its environment variables, and without writing a log."""
-    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), _LOG_SUFFIX_PATTERN.sub("", shell_command)])
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return " ".join([*assignments, _LOG_SUFFIX_PATTERN.sub("", shell_command)])
 
 
 def _distinct_protocols(result: Path) -> dict[str, dict[str, Any]]:
-    """Return the protocols of a result file without those that repeat the metrics of a later one, as 1k does on 1,000 images."""
+    """Return the protocols of a result file. If several have the same metrics, such as 1k and full, return the last of them."""
     protocols = read_json(result)["protocols"]
-    metrics = {name: [protocol.get(direction) for direction in _DIRECTIONS] for name, protocol in protocols.items()}
-    names = list(protocols)
-    return {name: protocols[name] for k, name in enumerate(names) if metrics[name] not in [metrics[n] for n in names[k + 1 :]]}
+    names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
+    return {name: protocols[name] for name in names.values()}
 
 
 def _describe_rsum(protocol: Mapping[str, Any]) -> str:

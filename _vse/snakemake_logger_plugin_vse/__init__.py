@@ -1,3 +1,3 @@
-"""The logger plugin ``vse`` of Snakemake, which finds it by the name of this package. The profiles of the workflow select it."""
+"""The logger plugin ``vse`` of Snakemake. Snakemake finds plugins by the name of their package."""
 
 from vse.pipeline.step_logger import LogHandler as LogHandler
