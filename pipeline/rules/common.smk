@@ -23,6 +23,12 @@ except UserError as error:  # print one line; Snakemake prints a WorkflowError w
     sys.exit(1)
 
 
+# The rules pass the output of their commands through tee, to a log and to the terminal. If the logger plugin of the profile
+# prints a line for each step (pipeline/step_logger.py), the output goes to the log alone.
+if "vse" in workflow.output_settings.log_handler_settings and not workflow.output_settings.verbose:
+    shell.prefix("set -euo pipefail; exec >/dev/null; ")
+
+
 def gpu_resources(rule):
     """Return the GPU resources of the jobs of a rule: one GPU unless the settings differ, none on the device cpu."""
     count = SETTINGS.gpus.get(rule, 1) if SETTINGS.device != "cpu" else 0
@@ -40,9 +46,9 @@ wildcard_constraints:
 
 
 # Settings that do not change the outputs are passed to the commands as environment variables. If they were parameters of
-# rules, a changed value would run the jobs again.
-os.environ["VSE_DEVICE"] = SETTINGS.device
-os.environ["VSE_SKIP_BAD"] = str(int(SETTINGS.skip_bad))
+# rules, a changed value would run the jobs again. The commands ignore empty variables.
+os.environ["VSE_DEVICE"] = SETTINGS.device if SETTINGS.device != "auto" else ""
+os.environ["VSE_SKIP_BAD"] = "1" if SETTINGS.skip_bad else ""
 os.environ.update({preparation.source_folder_variable(name): folder for name, folder in SETTINGS.sources.items()})
 os.environ["VSE_WEIGHTS_DIR"] = str(SETTINGS.weights_dir or "") or os.environ.get("VSE_WEIGHTS_DIR", "")
 os.environ["VSE_WORDS"] = str(SETTINGS.words or "") or os.environ.get("VSE_WORDS", "")

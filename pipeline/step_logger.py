@@ -1,0 +1,223 @@
+"""Print one line for each step of the workflow. With ``--verbose``, Snakemake prints its own, longer output instead."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from logging import ERROR, INFO, Handler, LogRecord
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+from tqdm import tqdm
+
+from vse.pipeline import steps
+from vse.pipeline.errors import to_printable_line
+
+_N_LOG_LINES = 10  # lines of the log of a failed step
+_MAX_TABLES = 6  # results whose metrics are printed at the end
+_MAX_REASON_LENGTH = 100  # characters
+_REFRESH_SECONDS = 1.0
+_CTRL_C_EXIT_CODE = "130"
+_BAR_FORMAT = "{n_fmt} of {total_fmt} steps |{bar:16}| {elapsed}  {desc}"
+_HIDDEN_EVENTS = (
+    LogEvent.WORKFLOW_STARTED,
+    LogEvent.JOB_STARTED,
+    LogEvent.RESOURCES_INFO,
+    LogEvent.PROGRESS,
+    LogEvent.SHELLCMD,
+    LogEvent.GROUP_INFO,
+    LogEvent.RULEGRAPH,
+)
+# The beginnings of messages of Snakemake that are not needed. Unknown messages are printed, so that none is lost.
+_HIDDEN_MESSAGES = (
+    "Assuming unrestricted shared filesystem",
+    "At least one job did not complete successfully",
+    "Building DAG of jobs",
+    "Complete log",
+    "Elapsed time",
+    "Exiting because a job execution failed",
+    "Reasons:",
+    "Removing output files of failed job",
+    "Rules with provenance triggered jobs",
+    "Select jobs to execute",
+    "Shutting down",
+    "Some jobs were triggered by provenance information",
+    "Using shell:",
+    "Waiting for more resources",
+    "host:",
+)
+_ERROR_HEADER_PATTERN = re.compile(
+    r"(IncompleteFiles|InputFunction|Lock|MissingInput|MissingRule)Exception\b.*:|WorkflowError\b.*:|Error:"
+)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step that Snakemake has started."""
+
+    rule: str
+    name: str
+    outputs: list[Path]
+    logs: list[Path]
+    started: float
+
+    def line(self, now: float, result: str) -> str:
+        return f"{self.name:<44} {steps.format_duration(now - self.started):>7}   {result}"
+
+
+class LogHandler(LogHandlerBase):
+    """The logger plugin ``vse``. Snakemake passes each of its messages to :meth:`emit`, and calls :meth:`close` at the end."""
+
+    writes_to_file = False
+    has_filter = False  # Snakemake's own filter applies --quiet and --printshellcmds
+    has_formatter = True
+    needs_rulegraph = False
+
+    def __post_init__(self) -> None:
+        Handler.__init__(self)  # not called by the base class in snakemake-interface-logger-plugins 1
+        self._stream = sys.stdout if self.common_settings.stdout else sys.stderr
+        self._environment = dict(os.environ)  # before the workflow sets variables for its steps
+        self._running: dict[int, _Step] = {}
+        self._finished: list[_Step] = []
+        self._failed: dict[int, str] = {}  # names of steps
+        self._has_error = False  # outside of a step
+        self._rule_error = ""  # Snakemake's text of the last error of a step
+        self._bar: Any = None
+        self._ended = Event()
+
+    @property
+    def writes_to_stream(self) -> bool:
+        """Return False with --verbose, so that Snakemake prints its own output."""
+        return not self.common_settings.verbose
+
+    def emit(self, record: LogRecord) -> None:
+        if not self.writes_to_stream or record.levelno < INFO:
+            return
+        try:
+            self._emit(record)
+        except Exception:  # an error would end the thread that prints all messages
+            self.handleError(record)
+
+    def close(self) -> None:
+        if not self._ended.is_set():
+            self._ended.set()
+            if self._bar is not None:
+                self._bar.close()
+            self._print_end()
+        super().close()
+
+    def _emit(self, record: Any) -> None:
+        event, message = getattr(record, "event", None), record.getMessage()
+        if event == LogEvent.RUN_INFO:
+            self._announce(record.stats["total"])
+        elif event == LogEvent.JOB_INFO:
+            self._start_step(record)
+        elif event == LogEvent.JOB_FINISHED:
+            self._finish_step(record)
+        elif event == LogEvent.JOB_ERROR:
+            self._fail_step(record)
+        elif message.startswith("RuleException"):
+            self._rule_error = message
+        elif record.levelno >= ERROR:
+            message = _clean_error(message)
+            if not message.startswith(_HIDDEN_MESSAGES):
+                self._has_error = True
+                self._print(f"snakemake: error: {message}")
+        elif event not in _HIDDEN_EVENTS and not message.startswith(_HIDDEN_MESSAGES):
+            self._print(message)
+
+    def _announce(self, n_steps: int) -> None:
+        if self.common_settings.dryrun:
+            if not self._running:
+                self._print(f"Steps to run: {n_steps}")
+        elif self._bar is None and self._stream.isatty():
+            self._bar = tqdm(total=n_steps, bar_format=_BAR_FORMAT, file=self._stream, leave=False, dynamic_ncols=True)
+            Thread(target=self._refresh_bar, daemon=True).start()
+
+    def _start_step(self, record: Any) -> None:
+        outputs, logs = ([Path(name) for name in names] for names in (record.output, record.log))
+        step = _Step(record.rule_name, steps.name_step(record.rule_name, record.wildcards), outputs, logs, record.created)
+        self._running[record.jobid] = step
+        self._failed.pop(record.jobid, None)  # the step is repeated
+        if self.common_settings.dryrun:
+            reason = to_printable_line(record.reason)
+            self._print(f"{step.name:<44} {reason[:_MAX_REASON_LENGTH]}{'…' if len(reason) > _MAX_REASON_LENGTH else ''}")
+        if self.common_settings.printshellcmds:
+            self._print(f"    {record.shellcmd}")
+
+    def _finish_step(self, record: Any) -> None:
+        step = self._running.pop(record.job_id, None)
+        if step is None or self.common_settings.dryrun:
+            return
+        self._finished.append(step)
+        self._print(step.line(record.created, steps.describe_result(step.rule, step.outputs[0])))
+        if self._bar is not None:
+            self._bar.update()
+
+    def _fail_step(self, record: Any) -> None:
+        if record.jobid in self._failed:  # older versions of Snakemake report an error twice
+            return
+        step = self._running.pop(record.jobid, None) or _Step(record.rule_name, record.rule_name, [], [], record.created)
+        command = record.shellcmd or ""
+        code = re.search(r"non-zero exit status (\d+)", self._rule_error) if command in self._rule_error else None
+        if code and code[1] == _CTRL_C_EXIT_CODE:
+            self._print(step.line(record.created, "stopped"))
+            return
+        self._failed[record.jobid] = step.name
+        lines = [step.line(record.created, f"failed (exit code {code[1]})" if code else "failed")]
+        lines += [to_printable_line(record.rule_msg)] if record.rule_msg else []
+        for log in map(Path, record.log):
+            if last_lines := steps.read_last_lines(log, _N_LOG_LINES):
+                lines += [f"The last lines of {log}:", *(f"    {line}" for line in last_lines)]
+        if command:
+            lines += ["This command repeats the step:", f"    {steps.repeat_command(command, self._added_variables())}"]
+        self._print("\n".join(lines))
+
+    def _added_variables(self) -> dict[str, str]:
+        """Return the environment variables that the workflow has set for its steps."""
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith("VSE_") and value and self._environment.get(name) != value
+        }
+
+    def _print_end(self) -> None:
+        if self._failed:
+            self._print(f"Failed: {', '.join(self._failed.values())}. To continue, remove the cause and repeat your command.")
+        if self._failed or self._has_error:
+            return
+        files = [(step.rule, step.outputs[0]) for step in self._finished if step.outputs]
+        reports = [path for rule, path in files if rule == "report"]
+        results = [path for rule, path in files if rule == "evaluate"]
+        results += [path.with_suffix(".json") for path in reports if path.with_suffix(".json") not in results]
+        if len(results) <= _MAX_TABLES:
+            for result in results:
+                self._print("\n".join(["", *steps.format_metrics(result)]))
+        for path in reports:
+            self._print(f"report: {path}")
+
+    def _refresh_bar(self) -> None:
+        """Display the last line of the log of the step that started last, until the end."""
+        while not self._ended.wait(_REFRESH_SECONDS):
+            if running := list(self._running.values()):
+                lines = [line for log in running[-1].logs for line in steps.read_last_lines(log, 1)]
+                self._bar.set_description_str(": ".join([running[-1].name, *lines]))
+
+    def _print(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)
+
+
+def _clean_error(message: str) -> str:
+    """Return an error of Snakemake without its traceback and headings."""
+    message = re.split(r"^Traceback\b", message, maxsplit=1, flags=re.M)[0]
+    message = re.sub(r"^Wildcards:\n(  .*\n?)*", "", message, flags=re.M)
+    lines = [line.strip() for line in message.splitlines()]
+    return "\n".join(line for line in lines if line and not _ERROR_HEADER_PATTERN.fullmatch(line))
