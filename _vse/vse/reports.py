@@ -187,7 +187,6 @@ def report(
     embeddings: Paths = (),
     queries: NonNegativeInteger | None = None,
     gallery: bool = False,
-    seed: NonNegativeInteger = 0,
     force: bool = False,
     allow_code: bool = False,
 ) -> HtmlReport:
@@ -215,7 +214,7 @@ def report(
     files = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
     with allow_own_code(allow_code):
         return HtmlReport(
-            write_report(as_paths(results), as_path(out), as_path(data), files, queries, seed, open_attending_run, gallery)
+            write_report(as_paths(results), as_path(out), as_path(data), files, queries, 0, open_attending_run, gallery)
         )
 
 

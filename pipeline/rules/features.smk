@@ -54,10 +54,10 @@ rule merge:
     output:
         cache="features/{dataset}_{feature}.h5",
         manifest="features/{dataset}_{feature}.shards/manifest.json",
-    wildcard_constraints:
-        feature=rf"(?!(?:{IMPORTED_FEATURES})\.)(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+",
     log:
         "logs/merge_{dataset}_{feature}.log",
+    wildcard_constraints:
+        feature=rf"(?!(?:{IMPORTED_FEATURES})\.)(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+",
     params:
         shards=lambda wildcards: load_or_stop(presets.load_dataset_preset, wildcards.dataset).shards,
     shell:
