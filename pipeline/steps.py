@@ -82,7 +82,7 @@ def repeat_command(shell_command: str, variables: Mapping[str, str]) -> str:
 
 
 def _distinct_protocols(result: Path) -> dict[str, dict[str, Any]]:
-    """Return the protocols of a result file. Of several with the same metrics, such as 1k and full, return the last."""
+    """Return the protocols of a result file. Return only the last of several with the same metrics."""
     protocols = read_json(result)["protocols"]
     names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
     return {name: protocols[name] for name in names.values()}

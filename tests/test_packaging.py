@@ -87,7 +87,8 @@ def test_vse_imports_beside_a_folder_of_that_name_however_it_is_installed(mode: 
     code = (
         f"import site; site.addsitedir({str(site)!r}); import vse, vse.{', vse.'.join(ROOMS)}, vse.eval.ranking, vse.presets\n"
     )
-    code += "print(vse.__version__, vse.__file__)"
+    code += "print(vse.__version__, vse.__file__)\n"
+    code += "import pkgutil; assert ('snakemake_logger_plugin_vse', True) in [module[1:] for module in pkgutil.iter_modules()]"
     for folder in [tmp_path, tmp_path / "with an empty one", clone, clone.parent]:
         version, file = python(folder, code, "-S").split(maxsplit=1)
         assert version == "0.1.0"
