@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -190,7 +190,7 @@ def read_image_bytes(path: Path) -> bytes:
 
 
 def decode_image(
-    path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = IMAGE_FORMATS
+    path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = IMAGE_FORMATS
 ) -> Image.Image:
     """Decode an image file to 8-bit RGB, upright according to its EXIF data, with transparent pixels blended with white.
 
@@ -210,7 +210,7 @@ def decode_image(
         return convert_to_rgb(ImageOps.exif_transpose(image))
 
 
-def count_pixels(path: Path, content: bytes, formats: Sequence[str] = IMAGE_FORMATS) -> int:
+def count_pixels(path: Path, content: bytes, formats: tuple[str, ...] = IMAGE_FORMATS) -> int:
     """Return the number of pixels that the header states. Raises BadImage if the file has none of ``formats``."""
     with _wrap_decode_errors(path, formats), Image.open(BytesIO(content), formats=formats) as image:
         return image.width * image.height
@@ -234,7 +234,7 @@ def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]
 
 
 @contextmanager
-def _wrap_decode_errors(path: Path, formats: Sequence[str] = IMAGE_FORMATS) -> Iterator[None]:
+def _wrap_decode_errors(path: Path, formats: tuple[str, ...] = IMAGE_FORMATS) -> Iterator[None]:
     """Turn any error in the block into BadImage, except MemoryError."""
     try:
         yield
