@@ -84,8 +84,8 @@ def test_a_search_finds_what_the_command_prints(run: Path, demo: Path, capsys: p
     hits = model.search("a red circle", k=3)
     succeeds(search_main, run, "a red circle", "-k", 3)
     printed = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    rows = zip(hits.frame["rank"], hits.frame["score"], hits.frame["file"], strict=True)
-    assert [[str(rank), f"{score:.4f}", file] for rank, score, file in rows] == printed
+    rows = zip(*(hits.frame[column] for column in ("rank", "score", "file", "caption")), strict=True)
+    assert [[str(rank), f"{score:.4f}", file, caption] for rank, score, file, caption in rows] == printed
     assert hits._repr_html_().count("data:image/jpeg") == len(hits) == 3
     assert hits.json[0]["caption_id"] is None
     data = vse.open_dataset(demo)
