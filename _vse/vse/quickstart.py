@@ -10,23 +10,24 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 import vse.features.data_cli  # noqa: F401  adds sub-commands to vse-data
 from vse.doctor import find_weights
 from vse.eval.cli import eval_command
-from vse.eval.files.results import Result, mean_and_std, read_result
 from vse.features.cli import extract
 from vse.features.settings import load_feature
 from vse.pipeline.cli import data_group
 from vse.pipeline.command import record_command
-from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import CliOption, FileOrFolderPath, PositiveInteger, Text
 from vse.pipeline.options import Options, command
 from vse.training.cli import embed_command, report_command, train_command
+
+if TYPE_CHECKING:
+    from vse.pipeline.dataset.dataset import Dataset
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ def quickstart_command(request: QuickstartRequest) -> None:
 
 def run_quickstart(request: QuickstartRequest) -> str:
     """Run all steps, and return a text: the report, the command of the search page, and the commands of all steps."""
+    from vse.pipeline.dataset.dataset import load_dataset_file
+
     steps, name = _Steps(request.threads), _choose_name(request)
     dataset_file = Path("data", name, "dataset.json")
     _prepare_dataset(steps, request, dataset_file)
@@ -84,6 +87,8 @@ def run_quickstart(request: QuickstartRequest) -> str:
     steps.run("vse-extract", "cnn", "--dataset", dataset_file, "--feature", image_feature, "--out", images)
     is_small = n_pairs < MIN_PAIRS_FOR_SPLIT
     min_count = FEW_PAIRS_MIN_COUNT if is_small else None
+    if load_feature(caption_feature).fits_encoder:  # the name without the suffix is that of the preset's own settings
+        captions = captions.with_name(f"{name}_quickstart_{caption_feature}.h5")
     steps.extract_captions(dataset_file, caption_feature, captions, min_count)
     training = [
         "--features",
@@ -111,7 +116,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
     taken_over = [f"  {line}" for line in steps.lines if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))]
     return "\n".join(
         [
-            *_describe_result(read_result(result)),
+            *_describe_result(result),
             f"report: {report}",
             f"search page: vse-serve {run} --split all",
             f"These commands were run{'; vse-train and vse-embed also for each fold' if is_small else ''}:",
@@ -120,8 +125,11 @@ def run_quickstart(request: QuickstartRequest) -> str:
     )
 
 
-def _describe_result(result: Result) -> Iterator[str]:
+def _describe_result(file: Path) -> Iterator[str]:
     """Yield a sentence for each direction: how often the first ten answers have a right one, and among how many."""
+    from vse.eval.files.results import mean_and_std, read_result
+
+    result = read_result(file)
     metrics = next(iter(result.protocols.values()))
     sought = {"t2i": ("captions", "their image", result.n_images), "i2t": ("images", "a caption of theirs", result.n_captions)}
     for direction, (queries, answer, n_items) in sought.items():

@@ -63,7 +63,7 @@ def boxes_file(demo: Path, tmp_path: Path) -> Path:
 
 def test_without_opencv_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(UserError, match=r"needs the package cv2: pip install 'vse-pipeline\[edgeboxes\]'$"):
+    with pytest.raises(UserError, match=r"needs the package cv2: pip install"):
         BoxesExtractor(TINY)
 
 

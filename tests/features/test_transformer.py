@@ -180,7 +180,7 @@ def test_weights_that_are_replaced_meanwhile_are_refused(folder: Path) -> None:
 def test_a_missing_library_is_named(module: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformer = read_transformer(str(folder))
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"needs {name}: pip install 'vse-pipeline\[text\]'"):
+    with pytest.raises(UserError, match=f"needs {name}: pip install"):
         (transformer.tokenizer if module == "tokenizers" else transformer.load_network)()
 
 

@@ -84,11 +84,11 @@ def test_embeddings_need_the_best_weights_but_no_folder(run: Path, demo: Path, t
 
 def test_texts_are_read_by_the_same_tokenizer(run: Path, capsys: Capture, demo: Path, tmp_path: Path) -> None:
     found, said = printed(capsys, run, "A RED disc!", "-k", 3)
-    assert (len(found), said) == (3, "")
+    assert (len(found), "not known" in said) == (3, False)
     assert printed(capsys, run, "a red disc!", "-k", 3)[0] == found, "it makes letters small"
     _, said = printed(capsys, run, "a red ☂", "-k", 3)
     assert "not known to the tokenizer of" in said
-    assert said.strip().endswith(": ☂")
+    assert any(line.endswith(": ☂") for line in said.splitlines())
     photo = load_dataset_file(demo).image_path(load_dataset_file(demo).split("test")[0])
     plain, _ = printed(capsys, run, photo)
     for _ in range(2):

@@ -201,7 +201,7 @@ def test_mistakes_are_one_line(three: list[Path], tmp_path: Path, fails: Fails) 
     good, folds = three[0], result(tmp_path, "folds", embeddings("folds", 0, 1.0))
     edited(folds, lambda content: content["protocols"].pop("full"))
     for arguments, message in (
-        (["vsepp_9"], "'vsepp_9' is not one of 'summary', 'significance', 'ladder', 'cards', 'ace_1'"),
+        (["vsepp_9"], "'vsepp_9' is no choice (did you mean 'vsepp_4'?"),
         (["vsepp_4", "--out", "t.xls"], "written as .csv, .tex"),
         (["ladder"], "the table ladder needs result files"),
         (["ladder", folds], "folds.json: has no metrics of the whole split"),

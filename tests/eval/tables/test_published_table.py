@@ -213,12 +213,13 @@ def test_a_difference_is_of_the_same_test_images(result: Results, caplog: pytest
 
 def test_features_that_have_seen_the_test_images_have_no_difference(result: Results, caplog: pytest.LogCaptureFixture) -> None:
     """The detector of the feature regions was trained on COCO's train2017, with most test photographs."""
-    seen = result("scan_i2t_avg", "coco", 5000, config=settings("scan_i2t_avg", "coco"))
+    name = "scan_i2t_avg_bottom_up"
+    seen = result(name, "coco", 5000, config=settings(name, "coco", feature="regions"))
     row = line(compare_published("todnet_6", [seen]), "todnet 6.2")
     assert np.isnan(row["i2t_r1_difference"])
     assert "regions: trained on test images of coco" in row["changed"]
     assert "the feature regions were trained on test images of coco" in caplog.text
-    grid = result("scan_i2t_avg", "coco", 5000, config=settings("scan_i2t_avg", "coco", feature="resnet_grid"))
+    grid = result(name, "coco", 5000, config=settings(name, "coco", feature="resnet_grid"))
     row = line(compare_published("todnet_6", [grid]), "todnet 6.2")
     assert not np.isnan(row["i2t_r1_difference"])
 
