@@ -70,7 +70,9 @@ rule imported:
         require_imported_cache,
     output:
         "features/{dataset}_{feature}.h5",
+    log:
+        "logs/imported_{dataset}_{feature}.log",
     wildcard_constraints:
         feature=IMPORTED_FEATURES,
     shell:
-        "vse-extract cnn --dataset data/{wildcards.dataset}/dataset.json --feature {wildcards.feature}"
+        "vse-extract cnn --dataset data/{wildcards.dataset}/dataset.json --feature {wildcards.feature} 2>&1 | tee {log}"
