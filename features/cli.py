@@ -8,13 +8,33 @@ from vse.features.options import FeatureRequest, MergeRequest, VerifyRequest
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import FeatureSettings
 from vse.pipeline.command import entry_point
+from vse.pipeline.errors import UserError
 from vse.pipeline.options import command
+from vse.pipeline.presets.own_code import allow_named_code, is_code_name
 
 _EXTRACTOR_OPTIONS = frozenset({"skip_bad", "weights_dir", "words"})  # options that only some extractors have
 _SHARD_OPTIONS = frozenset({"shards", "shard", "like"})  # options that have no effect on a fit
 
 
-@click.group("vse-extract")
+class _ExtractorGroup(click.Group):
+    """A group with a command for every extractor of the registry. A user's own extractor is the command ``FILE.py:NAME``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*EXTRACTORS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.commands or cmd_name not in EXTRACTORS:
+            return super().get_command(ctx, cmd_name)
+        if is_code_name(cmd_name):
+            with allow_named_code([cmd_name]):
+                return _build_extractor_command(cmd_name, EXTRACTORS[cmd_name])
+        try:
+            return _build_extractor_command(cmd_name, EXTRACTORS[cmd_name])
+        except UserError as error:  # a wrong line of the registry must not take the other commands away
+            return _build_failing_command(cmd_name, error)
+
+
+@click.group("vse-extract", cls=_ExtractorGroup)
 def extract() -> None:
     """Extract the features of a data set into a cache. Models are trained on caches.
 
@@ -22,19 +42,28 @@ def extract() -> None:
     """
 
 
-def _add_extractor_command(extractor: str, settings: type[FeatureSettings]) -> None:
+def _build_extractor_command(extractor: str, settings: type[FeatureSettings]) -> click.Command:
     missing_options = _EXTRACTOR_OPTIONS.difference(settings.option_names)
     default = settings.default_preset or extractor
 
-    @command(extractor, group=extract, leave_out=missing_options, defaults={"feature": default}, text=settings.__doc__)
+    @command(extractor, leave_out=missing_options, defaults={"feature": default}, text=settings.__doc__)
     def run(request: FeatureRequest) -> None:
         from vse.features.feature_job import extract_feature
 
-        click.echo(extract_feature(request, extractor))
+        with allow_named_code([extractor]):
+            click.echo(extract_feature(request, extractor))
+
+    return run
 
 
-for _extractor in EXTRACTORS:
-    _add_extractor_command(_extractor, EXTRACTORS[_extractor])
+def _build_failing_command(name: str, error: UserError) -> click.Command:
+    """Return a command that raises ``error`` whatever its arguments are."""
+
+    def fail() -> None:
+        raise error
+
+    any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, callback=fail, help=str(error), context_settings=any_arguments)
 
 
 @command("fit", group=extract, leave_out=_SHARD_OPTIONS | (_EXTRACTOR_OPTIONS - {"words"}), defaults={"feature": ...})

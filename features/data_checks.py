@@ -19,7 +19,7 @@ from vse.features.cache.rows import Ids, find_text_unit, list_extractor_inputs
 from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import collect_truth_boxes, has_truth_boxes, hash_boxes
-from vse.features.settings import EXTRACTORS
+from vse.features.settings import find_extractor
 from vse.pipeline.dataset.columns import IdIndex, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import (
@@ -115,8 +115,8 @@ def _is_from_file(cache: FeatureCache, dataset: Dataset) -> bool:
 
 def _is_fitted(cache: FeatureCache) -> bool:
     config = cache.provenance.get("config")
-    extractor = config.get("extractor") if isinstance(config, Mapping) else None
-    return isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].fits_encoder
+    extractor = find_extractor(config.get("extractor")) if isinstance(config, Mapping) else None
+    return extractor is not None and extractor.fits_encoder
 
 
 def read_data_identity(cache: FeatureCache) -> DataIdentity:
@@ -153,8 +153,8 @@ def compare_texts(dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapp
     input_hashes : (n, 32) hashes of the texts of these rows
     config : recorded settings of the extractor
     """
-    extractor, text_unit = config.get("extractor"), find_text_unit(config)
-    raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw_text
+    extractor, text_unit = find_extractor(config.get("extractor")), find_text_unit(config)
+    raw = extractor is not None and extractor.reads_raw_text
     items = list_extractor_inputs(dataset, "text", raw, text_unit)
     rows = IdIndex(ids).find_rows(np.asarray([item.id for item in items], np.int64))
     wrong = [

@@ -43,7 +43,7 @@ from vse.features.cache.shards import (
 from vse.features.data_checks import compare_texts
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
-from vse.features.settings import EXTRACTORS
+from vse.features.settings import find_extractor
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, list_mentions, load_dataset_file
 from vse.pipeline.dataset.identity import N_PHOTOS_COMPARED, DataIdentity, describe_data_differences, hash_available_photos
@@ -307,8 +307,8 @@ def verify_inputs(cache: FeatureCache) -> str:
     if read_backbone(cache) is not None:
         return "not at hand (embeddings of a model)"
     kind: FeatureKind = "image" if cache.kind == "image" else "text"
-    extractor = cache.provenance.get("config", {}).get("extractor")
-    raw = extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw_text
+    extractor = find_extractor(cache.provenance.get("config", {}).get("extractor"))
+    raw = extractor is not None and extractor.reads_raw_text
     items = list_extractor_inputs(dataset, kind, raw, cache.text_unit)
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
         return f"not at hand (all images of {dataset.path} are missing)"

@@ -11,13 +11,14 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from vse.features.options import FeatureRequest
-from vse.features.settings import EXTRACTORS, load_feature
+from vse.features.settings import EXTRACTORS, find_extractor, load_feature
 from vse.features.settings.base import ExtractionArguments, ExtractorOption, FeatureSettings, ImportedSettings
 from vse.features.settings.captions import FittedCaptionSettings
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.writing import lock_for_writing
 from vse.pipeline.presets import presets
+from vse.pipeline.presets.parts import is_own_part
 
 log = logging.getLogger(__name__)
 
@@ -49,15 +50,15 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
 
     from vse.features import extraction
     from vse.features.backbones.device import use_threads
+    from vse.features.own_extractor import check_extractor
 
     use_threads(request.options.threads)
     _check_feature_outputs(dataset, config, out, word_file)
     with lock_for_writing(out) if shard is None else nullcontext():  # single shards may run as parallel jobs
-        built = config.build_extractor(
-            ExtractionArguments(
-                request.dataset, out, request.options.device, weights_dir, word_file, must_fit_encoder=shard is None
-            )
+        arguments = ExtractionArguments(
+            request.dataset, out, request.options.device, weights_dir, word_file, must_fit_encoder=shard is None
         )
+        built = check_extractor(config, arguments) if is_own_part(config) else config.build_extractor(arguments)
         if request.like is None:
             _log_preset_changes(request, dataset, config)
         written = extraction.extract_shards(request.dataset, built, out, n_shards, shard, request.options.skip_bad)
@@ -122,12 +123,11 @@ def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings
 
     cache = open_cache(like)
     provenance = cache.provenance
-    extractor = provenance.get("config", {}).get("extractor")
+    settings = find_extractor(provenance.get("config", {}).get("extractor"))
     if request.sets:
         raise UserError("--set does not go with --like")
-    if extractor not in EXTRACTORS or EXTRACTORS[extractor].fits_encoder:
+    if settings is None or settings.fits_encoder:
         raise UserError(f"{like}: --like needs a cache whose features a network of vse-extract computed")
-    settings = EXTRACTORS[extractor]
     names = ("weights", "seed", "revision")
     sources = {name: provenance[name] for name in names if name in provenance and name in settings.model_fields}
     sources = find_weights(provenance, None, _find_option_path(request, settings, "weights_dir")) or sources

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from vse.pipeline import __version__
 from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import Interrupted, UserError, to_printable_line
 from vse.pipeline.files.inputs import error_reason, find_nearest_path, is_path_text, report_changed_inputs
+from vse.pipeline.presets.own_code import describe_own_error
 
 _MAX_ERROR_LENGTH = 1500  # characters of an error message, a few lines of a terminal
 _MAX_PATH_LENGTH = 300  # characters of a path that is compared with other paths
@@ -92,8 +94,8 @@ def _run_git(root: Path, *arguments: str) -> str | None:
 def entry_point(command: click.Command) -> Callable[..., None]:
     """Return the function that the console script of a click command calls, and add ``--version`` to the command.
 
-    Exit codes: 0 for success, 2 for bad input or usage, 1 (with a traceback) for an error in this program, 130 after Ctrl-C,
-    and 143 after SIGTERM if the command handles SIGTERM.
+    Exit codes: 0 for success, 2 for bad input or usage and for an error in a user's own code, 1 (with a traceback) for an
+    error in this program, 130 after Ctrl-C, and 143 after SIGTERM if the command handles SIGTERM.
     """
     if not any(parameter.name == "version" for parameter in command.params):
         click.version_option(__version__, message="%(prog)s %(version)s")(command)
@@ -118,6 +120,10 @@ def entry_point(command: click.Command) -> Callable[..., None]:
             sys.exit(128 + stop.signal)
         except (KeyboardInterrupt, click.Abort):
             sys.exit(130)
+        except Exception as error:
+            if (own_error := describe_own_error(error)) is None:
+                raise
+            _exit_with_error(command, own_error)
         sys.exit(code if isinstance(code, int) else 0)
 
     main.__doc__ = command.help
@@ -151,6 +157,7 @@ class _StderrHandler(logging.Handler):
 def _suggest_nearest_path(message: str) -> str:
     """Return a hint for a message that begins with a missing path: the most similar path. Empty if there is none."""
     text, colon, _ = message.partition(": ")
+    text = re.sub(r":\d+$", "", text)  # the number of a line
     if not colon or len(text) > _MAX_PATH_LENGTH or not is_path_text(text) or "did you mean" in message:
         return ""
     nearest = find_nearest_path(Path(text))

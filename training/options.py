@@ -5,7 +5,7 @@ This module imports no large library, so that ``--help`` is fast.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 
@@ -248,3 +248,18 @@ class PushRequest(Options):
     name: Annotated[Text, CliOption(is_argument=True)]
     private: Flag = False
     """Create a private repository."""
+
+
+class CheckRequest(Options):
+    """The arguments of ``vse check``."""
+
+    part: Annotated[Text, CliOption(is_argument=True)]
+    sets: SettingChanges = ()
+    """Setting of the part to change."""
+
+
+class NewRequest(Options):
+    """The arguments of ``vse new``."""
+
+    kind: Annotated[Literal["loss", "similarity", "extractor"], CliOption(is_argument=True)]
+    file: Annotated[FileOrFolderPath, CliOption(is_argument=True)]

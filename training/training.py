@@ -34,6 +34,7 @@ from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_json
 from vse.pipeline.presets.presets import list_setting_changes
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.options import TrainInputs, TrainOptions, TrainRequest
+from vse.training.own_parts.check import check_own_parts
 from vse.training.prepare import prepare_task
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import RunInputs, open_inputs
@@ -103,6 +104,7 @@ def train(
             experiment.warmup.loss,
             experiment.loss.name,
         )
+    check_own_parts(experiment)
     cache = open_cache(features)
     dataset = load_dataset_file(inputs.captions or cache.dataset_file)
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))

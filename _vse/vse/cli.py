@@ -25,6 +25,10 @@ COMMANDS_BY_TASK = {
         "train": "vse.training.cli:train_command",
         "embed": "vse.training.cli:embed_command",
     },
+    "Write your own parts": {
+        "new": "vse.training.own_parts.cli:new_command",
+        "check": "vse.training.own_parts.cli:check_command",
+    },
     "Evaluate": {
         "eval": "vse.eval.cli:eval_command",
         "table": "vse.eval.cli:table_command",

@@ -22,7 +22,7 @@ from vse.features.backbones.device import library_versions, pick_device
 from vse.features.backbones.model_folder import hash_tensors
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import ExtractorInput, FeatureRows, list_input_ids
-from vse.features.settings import EXTRACTORS
+from vse.features.settings import find_extractor
 from vse.features.settings.base import ExtractionArguments, Extractor
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, FittedCaptionSettings, select_phrase_words
 from vse.pipeline.dataset.dataset import Dataset, list_mentions, load_dataset_file
@@ -172,7 +172,8 @@ def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEnco
 
 def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncoder:
     name = fitted.metadata["extractor"]
-    if name not in EXTRACTORS or not issubclass(settings := EXTRACTORS[name], FittedCaptionSettings):
+    settings = find_extractor(name)
+    if settings is None or not issubclass(settings, FittedCaptionSettings):
         raise UserError(f"{path}: fitted by the extractor {name!r}, but it is not installed here")
     encoder = settings.encoder_class().from_tensors(fitted.tensors, pick_device(device))
     config = fitted.metadata["inputs"]["config"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -103,8 +105,12 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
                     else:
                         raise BadImage(f"{prepared}; --skip-bad leaves such images out")
                 if readable:
-                    with wrap_memory_errors(
-                        "lower batch_size (cnn), chunk (boxes) or shorter with --set, or --set precision=bf16"
+                    paths = [item.path for item, prepared, _ in batch if not isinstance(prepared, BadImage)]
+                    with (
+                        wrap_memory_errors(
+                            "lower batch_size (cnn), chunk (boxes) or shorter with --set, or --set precision=bf16"
+                        ),
+                        _name_photographs(paths),
                     ):
                         vectors += [
                             replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute_vectors(readable)
@@ -119,7 +125,9 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         assert item.path is not None
         try:
             content = read_image_bytes(item.path)
-            return item, self.prepare(decode_image(item.path, content), item.id), sha256_bytes(content)
+            image = decode_image(item.path, content)
+            with _name_photographs([item.path]):
+                return item, self.prepare(image, item.id), sha256_bytes(content)
         except BadImage as error:
             return item, error, np.zeros(32, np.uint8)
         except UnsuitableImageSize as error:
@@ -154,6 +162,17 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
             "arithmetic": self.config.precision,
             "versions": {**library_versions(), **library},
         }
+
+
+@contextmanager
+def _name_photographs(paths: Sequence[Path | None]) -> Iterator[None]:
+    """Add the paths of photographs to an exception in the block, as a note."""
+    try:
+        yield
+    except Exception as error:
+        first, more = paths[0], f" and {len(paths) - 1} more photographs" if len(paths) > 1 else ""
+        error.add_note(f"photograph {first}{more}")
+        raise
 
 
 def _stack_rows(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vse.features.settings.base import FeatureSettings, ImportedSettings
+from vse.features.settings.base import FeatureSettings, ImageSettings, ImportedSettings
 from vse.pipeline.errors import UserError
+from vse.pipeline.presets.own_code import is_code_name
 from vse.pipeline.presets.parts import Registry
 from vse.pipeline.presets.presets import (
     apply_overrides,
@@ -25,6 +26,7 @@ from vse.pipeline.presets.presets import (
 EXTRACTORS: Registry[FeatureSettings] = Registry(
     "extractor",
     key="extractor",
+    base=ImageSettings,
     lazy={
         "cnn": "vse.features.settings.images:CnnConfig",
         "regions": "vse.features.settings.images:RegionsConfig",
@@ -43,10 +45,18 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
 
     Settings in the preset of the data set ``dataset`` replace settings of the feature preset. The strings ``key=value`` in
     ``sets`` replace both. ``name`` may also be the name of an extractor. If no preset has this name, the extractor's default
-    settings are returned. Raises UserError if the extractor is unknown or a setting is not valid.
+    settings are returned; the feature of a user's own extractor ``FILE.py:Colours`` is named ``colours``. Raises UserError if
+    the extractor is unknown or a setting is not valid.
     """
     has_preset = name not in EXTRACTORS or name in list_preset_names("features")
-    content = read_preset_settings("features", name) if has_preset else {"name": name, "extractor": name}
+    content = (
+        read_preset_settings("features", name)
+        if has_preset
+        else {
+            "name": name.rpartition(":")[2].lower() if is_code_name(name) else name,
+            "extractor": name,
+        }
+    )
     if dataset in list_preset_names("datasets"):
         content = merge_settings(content, load_dataset_preset(dataset).features.get(content["name"], {}))
     try:
@@ -55,6 +65,11 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
     except ValueError as error:
         raise UserError(f"feature {name!r}: {error}") from None
     return validate_settings(settings, "feature", name, apply_overrides(settings, content, sets))
+
+
+def find_extractor(name: object) -> type[FeatureSettings] | None:
+    """Return the settings class of an extractor of the package; None for any other name, also that of a user's own code."""
+    return EXTRACTORS[name] if isinstance(name, str) and name in list(EXTRACTORS) else None
 
 
 def list_imported_features() -> list[str]:

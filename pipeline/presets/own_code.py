@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -109,6 +110,42 @@ def is_code_name(name: object) -> bool:
 def code_copy_name(name: str, sha256: str) -> str:
     """Return the file name of a copy of code: the name of the file and the first digits of the SHA-256."""
     return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_N_SHOWN_DIGITS]}.py"
+
+
+@contextmanager
+def explain_own_errors(name: str, expected: str) -> Iterator[None]:
+    """Turn an exception in the block, which tries the user's own part ``name``, into a UserError.
+
+    The message has the line of the user's file that failed, and ends with ``expected``: what the part should be, with an
+    example.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        description = describe_own_error(error)
+        if description is None:  # the package failed on what the part returned
+            description = f"{name} does not fit ({type(error).__name__}: {error_reason(error)})"
+        raise UserError(f"{description}; {expected}") from error
+
+
+def describe_own_error(error: Exception) -> str | None:
+    """Return one line about an exception in a user's own code: the user's calls, the line that failed and the reason.
+
+    Returns None if no file of own code is in the traceback. Calls inside the package or other libraries are left out.
+    """
+    sources = {str(code.file): code.source for code in _LOADED_CODE.values()}
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if call.filename in sources]
+    if not calls:
+        return None
+    *outer, last = calls
+    lines = sources[last.filename].decode(errors="replace").splitlines()
+    line = lines[last.lineno - 1].strip() if last.lineno and last.lineno <= len(lines) else ""
+    callers = "".join(f", called in {call.name} at {call.filename}:{call.lineno}" for call in reversed(outer))
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    reason = f"{type(error).__name__}: {error_reason(error)}"
+    return f"{last.filename}:{last.lineno}: {last.name} fails at `{line}` ({reason}){callers}{notes}"
 
 
 def hash_code_files(settings: object) -> dict[str, str]:

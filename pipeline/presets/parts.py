@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from inspect import isabstract
 from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, create_model
 from pydantic_core import PydanticUndefined
 
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files.inputs import error_reason
 from vse.pipeline.presets.own_code import UserCode, is_code_name, load_code
 from vse.pipeline.presets.schema import Settings
 
@@ -78,7 +80,12 @@ class Registry(Generic[_Part]):
             raise ValueError(f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._parts)}")
         part = self._parts[name]
         if isinstance(part, str):
-            part = self._parts[name] = cast(type[_Part], import_object(part))
+            try:
+                part = self._parts[name] = cast(type[_Part], import_object(part))
+            except (ImportError, AttributeError, SyntaxError) as error:
+                raise UserError(
+                    f"the registry has the {self.kind} {name!r} at {part}, which cannot be imported ({error_reason(error)})"
+                ) from error
         return part
 
     def parse(self, value: Any) -> Any:
@@ -124,6 +131,9 @@ class Registry(Generic[_Part]):
             fields: dict[str, Any] = {name: (Literal[value], value) for name, value in identity.items()}
             create: Any = create_model  # mypy would read a direct call as the definition of a class
             own = create(part.__name__, __base__=part, __module__=part.__module__, **fields)
+            if isabstract(own):
+                missing = ", ".join(sorted(own.__abstractmethods__))
+                raise UserError(f"{code.name}: lacks {missing}, which every {self.kind} of its kind defines")
             own.__doc__ = part.__doc__
             own.own_code = code
             self._own_parts[code.name, code.sha256] = own
@@ -172,6 +182,11 @@ def find_own_code(settings: BaseModel) -> list[UserCode]:
             codes |= {code.copy_name: code for code in find_own_code(value)}
     code = type(settings).__dict__.get("own_code")
     return [*codes.values(), *([code] if isinstance(code, UserCode) and code.copy_name not in codes else [])]
+
+
+def is_own_part(part: BaseModel | None) -> bool:
+    """Return whether a part is a user's own code."""
+    return isinstance(type(part).__dict__.get("own_code"), UserCode)
 
 
 def _annotation_metadata(annotation: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from vse.features.extraction import hash_shard_images
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import preparation
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.own_code import hash_code_files
+from vse.pipeline.presets.own_code import allow_own_code, hash_code_files
 from vse.pipeline.workflow import PLANNING_VARIABLE, check_targets, dataset_pattern
 
 try:
@@ -64,7 +64,8 @@ envvars:
 def load_or_stop(load, *names):
     """Return ``load(*names)``. A wrong name ends the workflow with a message that suggests the nearest valid name."""
     try:
-        return load(*names)
+        with allow_own_code(os.environ.get("VSE_ALLOW_CODE", "").lower() in ("1", "true", "yes", "on")):
+            return load(*names)
     except UserError as error:
         raise WorkflowError(str(error))
 

@@ -154,7 +154,10 @@ def _main(command: str) -> Callable[[list[str]], None]:
 def _commands() -> Iterator[tuple[str, click.Command]]:
     def below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
         if isinstance(command, click.Group):
-            for key, each in command.commands.items():
+            context = click.Context(command)
+            for key in command.list_commands(context):
+                each = command.get_command(context, key)
+                assert each is not None
                 yield from below(f"{name} {key}", each)
         else:
             yield name, command

@@ -285,7 +285,7 @@ class FunctionLoss(RankingLoss):
     function: ClassVar[Callable[..., Tensor]]
     setting_names: ClassVar[tuple[str, ...]]
 
-    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
+    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Any:
         settings = {name: getattr(self, name) for name in self.setting_names}
         return type(self).function(scores, positives, negatives, **settings)
 

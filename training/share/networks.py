@@ -18,7 +18,7 @@ from vse.features.cache.feature_cache import FeatureCache
 from vse.features.extractors.captions import PACKED_ENCODER_NAME, encoder_path, load_cache_encoder
 from vse.features.extractors.cnn import load_cnn_weights
 from vse.features.extractors.text import TextExtractor, rebuild_text_extractor
-from vse.features.settings import EXTRACTORS
+from vse.features.settings import find_extractor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.writing import write_bytes
@@ -54,7 +54,8 @@ def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | Non
     With ``with_network``, a pretrained text encoder is written, too. Raises UserError if the encoder is needed and missing.
     """
     extractor = cache.provenance.get("config", {}).get("extractor")
-    if extractor in EXTRACTORS and EXTRACTORS[extractor].fits_encoder:
+    settings = find_extractor(extractor)
+    if settings is not None and settings.fits_encoder:
         load_cache_encoder(cache, "cpu")
         write_bytes(out / PACKED_ENCODER_NAME, InputFile(encoder_path(cache.path)).read())
         return _describe(cache, {})

@@ -1,0 +1,1 @@
+"""Try a user's own loss, similarity, encoder or extractor on a small batch, and write templates for them."""
