@@ -162,7 +162,7 @@ def _commands() -> Iterator[tuple[str, click.Command]]:
         else:
             yield name, command
 
-    for name in console_scripts():
+    for name in [name for name in console_scripts() if name != "vse"]:  # its commands are those of the other scripts
         main = _main(name)
         (command,) = (cell.cell_contents for cell in main.__closure__ or () if isinstance(cell.cell_contents, click.Command))
         yield from below(name, command)
