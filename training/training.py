@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import resource
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -350,10 +350,21 @@ def _write_final_record(folder: RunFolder, record: dict[str, Any], solver: Solve
         "best_epoch": progress.best_row["epoch"],
         "best_rsum": progress.best_row["rsum"],
         "train_seconds": round(sum(row["seconds"] for row in progress.rows), 1),
-        "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
+    if (peak := _measure_peak_memory_mb()) is not None:
+        timing["peak_memory_mb"] = peak
     learned = {name: round(value, 6) for name, value in solver.learned_loss_parameters().items()}
     if learned:
         log.info("learned values of the loss: %s", ", ".join(f"{name} {value:.4g}" for name, value in learned.items()))
         timing["learned"] = learned
     write_json(folder.record_file, {**record, "state": "finished", "files": files, **timing})
+
+
+def _measure_peak_memory_mb() -> int | None:
+    """Return the largest memory of this process so far in MB, or None on Windows."""
+    try:
+        import resource  # exists on Unix only
+    except ImportError:
+        return None
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux counts KB
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit)

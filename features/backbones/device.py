@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import platform
@@ -21,6 +20,7 @@ from torch import Tensor
 from vse.pipeline import __version__
 from vse.pipeline.cores import count_allowed_cores
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import try_lock
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,11 @@ class GpuLeases:
             log.warning("%s: %s; other commands may compute on the same GPU", file, error.strerror)
             return True
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            is_locked = try_lock(descriptor)
+        except OSError as error:
+            log.warning("%s: %s; other commands may compute on the same GPU", file, error.strerror)
+            is_locked = True
+        if not is_locked:
             os.close(descriptor)
             return False
         self._held[index] = descriptor
