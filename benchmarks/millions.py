@@ -43,7 +43,7 @@ def plan_of(n_images: int) -> TargetPlan:
     """Return the estimate of ``vse-data plan`` for an extraction and a training."""
     shard, run = f"features/millions_{FEATURE}.shards/shard-00000-of-00001.h5", f"runs/millions_{EXPERIMENT}/seed-0/run.json"
     with preset(n_images):
-        return estimate_plan([PlannedFile("extract", Path(shard)), PlannedFile("train", Path(run))], load_rates(), {})
+        return estimate_plan([PlannedFile("extract", Path(shard)), PlannedFile("train", Path(run))], load_rates())
 
 
 def extended(points: pd.DataFrame, column: str, size: float) -> float:
@@ -56,7 +56,7 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     """Return the needs of a data set of ``n_pairs``, with units; ``growth`` has the points of each program, by size."""
     n_images = n_pairs // EACH
     plan = plan_of(n_images)
-    (extraction, _), (training, _) = sorted(plan.durations, key=lambda item: not item[1].startswith("features/"))
+    extraction, training = (one.seconds for one in sorted(plan.durations, key=lambda one: "features/" not in one.description))
     stored = plan.cache_sizes[0][0]
     texts = growth["dataset.json"]
     jobs = math.ceil(extraction / 3600 / JOB_HOURS)

@@ -189,17 +189,20 @@ class PlanRequest(Options):
     """A setting of snakemake --config, e.g. seeds=[0,1]."""
     rates: FileOrFolderPath | None = None
     """YAML file with the speeds of your machine, such as images per second; its entries replace those of config/rates.yaml."""
+    calibrate: Flag = False
+    """Run a fixed computation for ten seconds, to compare this machine with that of the rates."""
 
 
 @command("plan", group=data_group)
 def plan_command(request: PlanRequest) -> None:
     """Estimate the downloads, the size of the caches and the hours that TARGETS of the workflow need. Nothing is run.
 
-    Run the command in the folder of the workflow. Finished jobs are left out. Sizes and times that are not known are listed.
+    Run the command in the folder of the workflow. Finished jobs are left out. Sizes and times that are not known are listed. A
+    time is a range, unless this machine has run the same extraction or training.
     """
     from vse.features.plan import describe_plan
 
-    click.echo(describe_plan(request.targets, request.config, request.rates))
+    click.echo(describe_plan(request.targets, request.config, request.rates, request.calibrate))
 
 
 main = entry_point(data_group)

@@ -1,22 +1,24 @@
 """Estimate the downloads, the disk space and the time of a workflow target before it runs (``vse-data plan``).
 
-The estimate uses the sizes and speeds in ``config/rates.yaml``. Unknown sizes and speeds are listed, not guessed.
+A speed comes from this machine's own runs and caches (:mod:`vse.features.own_rates`), else from ``config/rates.yaml``, which
+was measured on another machine; the time is then a range. Unknown sizes and speeds are listed, not guessed.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
+from operator import mul, truediv
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from vse.features.own_rates import OwnRates, measure_calibration, read_own_rates
 from vse.features.settings import load_feature
 from vse.features.settings.base import FeatureSettings
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -50,9 +52,15 @@ class Rates(Settings):
     """Sizes and speeds that were measured on a machine, the content of ``config/rates.yaml``."""
 
     machine: str
+    calibration_per_s: PositiveFloat | None = Field(
+        None, description="result of vse.features.own_rates.measure_calibration on this machine"
+    )
     networks: dict[str, NetworkRates] = Field(default_factory=dict)
     features: dict[str, PositiveFloat] = Field(default_factory=dict, description="rows per second, by the preset's name")
     training: dict[str, PositiveFloat] = Field(default_factory=dict, description="pairs per second, by the experiment's name")
+    own_names: frozenset[str] = Field(
+        frozenset(), description="networks, features and experiments whose rates are those of the user's machine"
+    )
 
 
 def load_rates(user_file: Path | None = None) -> Rates:
@@ -67,21 +75,15 @@ def load_rates(user_file: Path | None = None) -> Rates:
     content = content if isinstance(content, Mapping) else {"machine": content}
     named = content.get("machine", f"that of {user_file}")
     both = {**merge_settings(shipped, content), "machine": f"{named}; where {user_file.name} has none: {shipped['machine']}"}
-    return validate_settings(Rates, "rates", str(user_file), both)
-
-
-def read_training_rates(runs: Path = Path("runs")) -> dict[str, float]:
-    """Return the training pairs per second of each experiment's latest finished run in the folder ``runs``."""
-    rates: dict[str, float] = {}
-    for file in sorted(runs.glob("*/seed-*/run.json"), key=lambda path: path.stat().st_mtime):
-        with suppress(OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-            record = json.loads(file.read_text(encoding="utf-8"))
-            if record["state"] == "finished":
-                rates[str(record["experiment"])] = record["n_train_pairs"] * record["epochs"] / record["train_seconds"]
-    return rates
+    rates = validate_settings(Rates, "rates", str(user_file), both)
+    groups = (content.get(key) or {} for key in ("networks", "features", "training"))
+    return rates.model_copy(update={"own_names": frozenset(name for group in groups for name in group)})
 
 
 DEFAULT_EPOCHS = 30  # for an experiment without a number of epochs
+# Factor by which a time may be shorter or longer than on the machine of the rates. Processors of the last ten years differ by
+# about 3 for each core; after a calibration, what remains is that networks use memory and instructions differently.
+_UNCALIBRATED_FACTOR, _CALIBRATED_FACTOR = 3.0, 1.5
 _CROP = 224  # side of the crops whose rates were measured
 _BYTES_PER_NUMBER = {"float16": 2, "float32": 4}
 _OUTPUT_PATTERNS = {  # patterns of output paths, by the name of the workflow's rule
@@ -95,6 +97,14 @@ _EXTRA_OUTPUT_NAMES = ("manifest.json",)  # second output files of jobs, which m
 SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
 
 
+class Duration(NamedTuple):
+    """The time of an extraction or a training in seconds; ``is_own`` if this machine measured the speed."""
+
+    seconds: float
+    description: str
+    is_own: bool = False
+
+
 @dataclass
 class TargetPlan:
     """The estimate for some targets.
@@ -102,35 +112,37 @@ class TargetPlan:
     job_counts : number of jobs of each rule
     download_sizes : (bytes, description) of each download
     cache_sizes : (bytes, description) of each feature cache
-    durations : (seconds, description) of each extraction and training
+    durations : the time of each extraction and training
     unknown_amounts : descriptions of unknown sizes and times
     """
 
     job_counts: Counter[str] = field(default_factory=Counter)
     download_sizes: list[tuple[float, str]] = field(default_factory=list)
     cache_sizes: list[tuple[float, str]] = field(default_factory=list)
-    durations: list[tuple[float, str]] = field(default_factory=list)
+    durations: list[Duration] = field(default_factory=list)
     unknown_amounts: list[str] = field(default_factory=list)
 
 
-def describe_plan(targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None) -> str:
+def describe_plan(
+    targets: Sequence[str], settings: Sequence[str] = (), rates_file: Path | None = None, must_calibrate: bool = False
+) -> str:
     """Return a report of the remaining work of the workflow for some targets. Nothing is run.
 
     ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` has the format of ``config/rates.yaml`` and holds
-    speeds of the user's machine. Raises UserError if the workflow lacks a target.
+    speeds of the user's machine. ``must_calibrate`` compares this machine with that of the rates. Raises UserError if the
+    workflow lacks a target.
     """
-    rates = load_rates(rates_file)
-    plan = estimate_plan(plan_files(targets, settings), rates, read_training_rates())
-    return "\n".join(_build_report_lines(", ".join(targets), plan, rates))
+    rates, own = load_rates(rates_file), read_own_rates()
+    planned = plan_files(targets, settings)
+    if must_calibrate and rates.calibration_per_s is not None:
+        own = replace(own, relative_speed=measure_calibration() / rates.calibration_per_s)
+    plan = estimate_plan(planned, rates, own)
+    return "\n".join(_build_report_lines(", ".join(targets), plan, rates, own.relative_speed))
 
 
-def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: dict[str, float]) -> TargetPlan:
-    """Return the estimate for the files that jobs still have to write.
-
-    ``training_rates`` holds training pairs per second by experiment (:func:`read_training_rates`); its entries replace those
-    of ``rates``.
-    """
-    plan = TargetPlan()
+def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, own: OwnRates | None = None) -> TargetPlan:
+    """Return the estimate for the files that jobs still have to write. The entries of ``own`` replace those of ``rates``."""
+    plan, own = TargetPlan(), own or OwnRates()
     shards: Counter[tuple[str, str, int]] = Counter()
     seen: set[tuple[str, ...]] = set()
     for planned_file in planned:
@@ -154,9 +166,9 @@ def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, training_rates: 
             plan.unknown_amounts.append(f"files to import into {planned_file.path}. {where}")
         elif planned_file.rule == "train" and names not in seen:
             seen.add(names)
-            _add_training(plan, names[0], names[1], names[2], rates, training_rates)
+            _add_training(plan, names[0], names[1], names[2], rates, own)
     for (dataset, feature, n_shards), pending in shards.items():
-        _add_extraction(plan, dataset, feature, pending / n_shards, rates)
+        _add_extraction(plan, dataset, feature, pending / n_shards, rates, own)
     return plan
 
 
@@ -171,7 +183,7 @@ def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
         plan.unknown_amounts.append(f"size of the images of {config.name}, which must be requested: {images} is not there")
 
 
-def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, rates: Rates) -> None:
+def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, rates: Rates, own: OwnRates) -> None:
     """Add the download of weights, the disk space and the time of a feature; ``share`` is the share of unfinished shards."""
     config = load_feature(feature, dataset)
     name, counts = f"features/{dataset}_{feature}.h5", _count_by_split(dataset)
@@ -195,13 +207,15 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
         plan.cache_sizes.append(
             (rows * numbers * _BYTES_PER_NUMBER[config.dtype], f"{name}, {rows:,.0f} rows of {at_most}{numbers:,} numbers")
         )
-    rate = _find_rows_per_second(config, rates)
-    if rate is None:
+    own_rate, shipped_rate = own.find_feature_rate(config), _find_rows_per_second(config, rates)
+    if own_rate is None and {config.name, model} & rates.own_names:
+        own_rate = shipped_rate
+    if own_rate is None and shipped_rate is None:
         plan.unknown_amounts.append(
             f"time of {name}: no rate of {getattr(config, 'model', feature)}; add it to a --rates file"
         )
     else:
-        plan.durations.append((rows / rate, f"{name}, {rate:,.1f} rows per second"))
+        plan.durations.append(_build_duration(rows, own_rate, shipped_rate, name, "rows per second", own))
 
 
 def _count_numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
@@ -232,21 +246,33 @@ def _find_rows_per_second(config: FeatureSettings, rates: Rates) -> float | None
     return rate / config.n_network_passes / (getattr(config, "crop", _CROP) / _CROP) ** 2
 
 
-def _add_training(
-    plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, training_rates: dict[str, float]
-) -> None:
+def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, own: OwnRates) -> None:
     name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_by_split(dataset)
     settings = load_experiment_outline(experiment, dataset).weight_settings().get("train") or {}
-    rate = training_rates.get(experiment, rates.training.get(experiment))
-    if counts is None or rate is None:
-        reason = f"no rate of {experiment}; add it to a --rates file" if rate is None else "the number of pairs is not known"
+    own_rate, shipped_rate = own.find_training_rate(dataset, experiment), rates.training.get(experiment)
+    if own_rate is None and experiment in rates.own_names:
+        own_rate = shipped_rate
+    has_rate = own_rate is not None or shipped_rate is not None
+    if counts is None or not has_rate:
+        reason = "the number of pairs is not known" if has_rate else f"no rate of {experiment}; add it to a --rates file"
         plan.unknown_amounts.append(f"time of {name}: {reason}")
         return
     splits = ("train", "restval") if settings.get("restval") else ("train",)
     pairs, epochs = sum(counts[split][1] for split in splits if split in counts), int(settings.get("epochs", DEFAULT_EPOCHS))
-    where = ", as measured in runs/" if experiment in training_rates else ""
-    speed = f"{rate:,.0f} per second{where}"
-    plan.durations.append((pairs * epochs / rate, f"{name}, {epochs} epochs of {pairs:,} pairs, {speed}"))
+    what = f"{name}, {epochs} epochs of {pairs:,} pairs"
+    plan.durations.append(_build_duration(pairs * epochs, own_rate, shipped_rate, what, "per second", own))
+
+
+def _build_duration(
+    amount: float, own_rate: float | None, shipped_rate: float | None, what: str, unit: str, own: OwnRates
+) -> Duration:
+    """Return the time for an amount of rows or pairs. One of the two rates must be known; the own one is preferred."""
+    if own_rate is not None:
+        return Duration(amount / own_rate, f"{what}, {own_rate:,.1f} {unit}, measured here", is_own=True)
+    assert shipped_rate is not None
+    rate = shipped_rate * (own.relative_speed or 1.0)
+    origin = "measured on" if own.relative_speed is None else "scaled from"
+    return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {origin} another machine")
 
 
 def _count_by_split(dataset: str) -> SplitCounts | None:
@@ -265,22 +291,41 @@ def _count_by_split(dataset: str) -> SplitCounts | None:
     return config.splits or None
 
 
-def _build_report_lines(targets: str, plan: TargetPlan, rates: Rates) -> Iterator[str]:
+def _format_hours(seconds: float) -> str:
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
+
+
+def _format_range(seconds: Sequence[float], factors: Sequence[float]) -> str:
+    """Return the sum of times, as a range if a time may be shorter or longer by its factor."""
+    low, high = (sum(map(operator, seconds, factors)) for operator in (truediv, mul))
+    return _format_hours(low) if low == high else f"{_format_hours(low)} to {_format_hours(high)}"
+
+
+def _build_report_lines(targets: str, plan: TargetPlan, rates: Rates, relative_speed: float | None) -> Iterator[str]:
     jobs = ", ".join(f"{n} {rule}" for rule, n in sorted(plan.job_counts.items()))
     n_jobs = sum(plan.job_counts.values())
     yield f"{targets}: {n_jobs} jobs to run ({jobs})" if jobs else f"{targets}: nothing to run, all files exist"
-    parts: tuple[tuple[str, list[tuple[float, str]], float, Callable[[float], str]], ...] = (
-        ("to download", plan.download_sizes, 1e9, lambda value: f"{value:.2f} GB"),
-        ("caches", plan.cache_sizes, 1e9, lambda value: f"{value:.2f} GB"),
-        ("time", plan.durations, 3600, lambda value: f"{value:.1f} h" if value >= 1 else f"{60 * value:.0f} min"),
-    )
-    for name, items, unit, format_amount in parts:
-        if items:
-            yield f"{name}: {format_amount(sum(amount for amount, _ in items) / unit)}"
-        for amount, description in sorted(items, key=lambda item: -item[0]):
-            yield f"  {format_amount(amount / unit):>10}  {description}"
+    for name, sizes in (("to download", plan.download_sizes), ("caches", plan.cache_sizes)):
+        if sizes:
+            yield f"{name}: {sum(size for size, _ in sizes) / 1e9:.2f} GB"
+        for size, description in sorted(sizes, key=lambda item: -item[0]):
+            yield f"  {f'{size / 1e9:.2f} GB':>10}  {description}"
+    spread = _UNCALIBRATED_FACTOR if relative_speed is None else _CALIBRATED_FACTOR
+    durations = sorted(plan.durations, key=lambda item: -item.seconds)
+    factors = [1.0 if item.is_own else spread for item in durations]
+    if durations:
+        yield f"time: {_format_range([item.seconds for item in durations], factors)}"
+    for item, factor in zip(durations, factors, strict=True):
+        yield f"  {_format_range([item.seconds], [factor]):>18}  {item.description}"
     if plan.unknown_amounts:
         yield "not known:"
         yield from (f"  {description}" for description in dict.fromkeys(plan.unknown_amounts))
-    if plan.durations:
-        yield f"Rates of {rates.machine}; jobs one after the other; embedding and evaluation are not counted."
+    if not durations:
+        return
+    if not all(item.is_own for item in durations):
+        yield f"The other machine: {rates.machine}."
+        if relative_speed is None:
+            yield "--calibrate compares this machine with it in ten seconds, and narrows the ranges."
+        else:
+            yield f"This machine has {relative_speed:.2f} times its speed."
+    yield "Jobs run one after the other; embedding and evaluation are not counted."

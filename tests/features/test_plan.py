@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.features.conftest import Fails
+from vse.features import own_rates
 from vse.features.data_cli import main
-from vse.features.plan import DEFAULT_EPOCHS, estimate_plan, load_rates, read_training_rates
+from vse.features.own_rates import read_own_rates
+from vse.features.plan import DEFAULT_EPOCHS, estimate_plan, load_rates
+from vse.features.settings import load_feature
 from vse.pipeline.workflow import PlannedFile
 from vse.training.settings import TrainConfig
 
@@ -29,11 +33,11 @@ def shards(dataset: str, feature: str, numbers: range, n: int) -> list[PlannedFi
 
 
 def test_a_cache_is_its_rows_by_its_numbers_and_the_shards_that_lack() -> None:
-    plan = estimate_plan(shards("coco", "fc7", range(16), 64), RATES, {})
+    plan = estimate_plan(shards("coco", "fc7", range(16), 64), RATES)
     rows = 123_287 / 4
     assert plan.job_counts == {"extract": 16}
     assert [size for size, _ in plan.cache_sizes] == [pytest.approx(rows * 4096 * 2)]
-    assert [seconds for seconds, _ in plan.durations] == [pytest.approx(rows / 7.8)]
+    assert [one.seconds for one in plan.durations] == [pytest.approx(rows / 7.8)]
     assert plan.download_sizes[0][1].startswith("weights of vgg19, unless")
 
 
@@ -53,9 +57,9 @@ def test_a_cache_is_its_rows_by_its_numbers_and_the_shards_that_lack() -> None:
     ],
 )
 def test_what_is_not_known_of_a_feature_is_said(feature: str, size: float | None, seconds: float | None) -> None:
-    plan = estimate_plan(shards("f30k", feature, range(4), 4), RATES, {})
+    plan = estimate_plan(shards("f30k", feature, range(4), 4), RATES)
     assert [amount for amount, _ in plan.cache_sizes] == ([] if size is None else [pytest.approx(size)])
-    assert [amount for amount, _ in plan.durations] == ([] if seconds is None else [pytest.approx(seconds)])
+    assert [one.seconds for one in plan.durations] == ([] if seconds is None else [pytest.approx(seconds)])
     unknown = " ".join(text for text in plan.unknown_amounts if f"f30k_{feature}" in text)
     assert ("size" in unknown, "time" in unknown) == (size is None, seconds is None)
 
@@ -66,29 +70,76 @@ def run_of(dataset: str, experiment: str) -> list[PlannedFile]:
 
 def test_a_training_is_its_pairs_and_epochs_by_the_rate_of_earlier_ones(folder: Path) -> None:
     assert TrainConfig().epochs == DEFAULT_EPOCHS
-    assert [s for s, _ in estimate_plan(run_of("f30k", "vsepp"), RATES, {}).durations] == [pytest.approx(145_000 * 30 / 538)]
-    on_restval = estimate_plan(run_of("coco", "scan_t2i_avg"), RATES, {}).durations
-    assert on_restval[0][0] == pytest.approx((414_113 + 152_634) * 20 / 48)
-    assert "no rate of twobranch" in estimate_plan(run_of("f30k", "twobranch"), RATES, {}).unknown_amounts[0]
-    (folder / "runs/f8k_twobranch/seed-0").mkdir(parents=True)
-    record = {"experiment": "twobranch", "state": "finished", "n_train_pairs": 300, "epochs": 2, "train_seconds": 6.0}
-    (folder / "runs/f8k_twobranch/seed-0/run.json").write_text(json.dumps(record))
-    (folder / "runs/f8k_other/seed-0").mkdir(parents=True)
-    (folder / "runs/f8k_other/seed-0/run.json").write_text('{"experiment": "other", "state": "running"}')
-    assert read_training_rates() == {"twobranch": 100.0}
-    assert "as measured in runs/" in estimate_plan(run_of("f30k", "twobranch"), RATES, read_training_rates()).durations[0][1]
+    assert [one.seconds for one in estimate_plan(run_of("f30k", "vsepp"), RATES).durations] == [
+        pytest.approx(145_000 * 30 / 538)
+    ]
+    on_restval = estimate_plan(run_of("coco", "scan_t2i_avg"), RATES).durations
+    assert on_restval[0].seconds == pytest.approx((414_113 + 152_634) * 20 / 48)
+    assert "no rate of twobranch" in estimate_plan(run_of("f30k", "twobranch"), RATES).unknown_amounts[0]
+
+
+def write_run(folder: Path, dataset: str, experiment: str, seconds: float, state: str = "finished") -> None:
+    (folder / f"runs/{dataset}_{experiment}/seed-0").mkdir(parents=True)
+    record = {"dataset": dataset, "experiment": experiment, "state": state, "n_train_pairs": 300, "epochs": 2}
+    file = folder / f"runs/{dataset}_{experiment}/seed-0/run.json"
+    file.write_text(json.dumps({**record, "train_seconds": seconds}))
+
+
+def test_a_run_of_this_machine_gives_the_rate_of_the_same_model_and_feature(folder: Path) -> None:
+    write_run(folder, "f8k", "twobranch", 6.0)
+    write_run(folder, "f8k", "other", 6.0, state="running")
+    own = read_own_rates(folder)
+    assert own.training == {("f8k", "twobranch"): 100.0}
+    (duration,) = estimate_plan(run_of("f30k", "twobranch"), RATES, own).durations
+    assert duration.is_own
+    assert duration.seconds == pytest.approx(145_000 * 20 / 100)
+    assert duration.description.endswith("100.0 per second, measured here")
+
+
+def test_the_demo_whose_network_and_model_are_smaller_gives_no_rate_of_coco(folder: Path) -> None:
+    write_run(folder, "demo", "vsepp", 0.001)
+    own = read_own_rates(folder)
+    assert estimate_plan(run_of("demo", "vsepp"), RATES, own).durations[0].is_own
+    (duration,) = estimate_plan(run_of("coco", "vsepp"), RATES, own).durations
+    assert not duration.is_own
+    assert duration.description.endswith("538.0 per second, measured on another machine")
+
+
+def test_a_cache_of_this_machine_gives_the_rate_of_the_same_settings(folder: Path) -> None:
+    settings = {**load_feature("fc7", "coco").key_settings(), "precision": "fp32"}
+    (folder / "features/f8k_fc7.shards").mkdir(parents=True)
+    for k, seconds in enumerate((10.0, 30.0)):
+        record = {"rows": 400, "seconds": seconds, "identity": {"content": {"config": settings}}}
+        (folder / f"features/f8k_fc7.shards/shard-{k:05d}-of-00002.json").write_text(json.dumps(record))
+    own = read_own_rates(folder)
+    (same,) = estimate_plan(shards("coco", "fc7", range(64), 64), RATES, own).durations
+    assert (same.seconds, same.is_own) == (pytest.approx(123_287 / 20), True)
+    (other,) = estimate_plan(shards("demo", "fc7", range(4), 4), RATES, own).durations or [None]
+    assert other is None or not other.is_own
+
+
+def test_a_calibration_scales_the_rates_of_another_machine_alone(folder: Path) -> None:
+    write_run(folder, "f8k", "twobranch", 6.0)
+    own = read_own_rates(folder)
+    planned = [*run_of("f30k", "vsepp"), *run_of("f30k", "twobranch")]
+    plain = estimate_plan(planned, RATES, own).durations
+    calibrated = estimate_plan(planned, RATES, replace(own, relative_speed=2.0)).durations
+    assert [one.seconds for one in calibrated] == pytest.approx([plain[0].seconds / 2, plain[1].seconds])
+
+
+def test_a_calibration_measures_a_positive_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_rates, "CALIBRATION_SECONDS", 0.05)
+    assert own_rates.measure_calibration() > 0
+    assert RATES.calibration_per_s is not None
 
 
 def test_downloads_are_the_files_that_are_not_there(folder: Path) -> None:
     prepare = [PlannedFile("prepare", Path("data/coco/dataset.json"))]
-    assert (
-        sum(size for size, _ in estimate_plan(prepare, RATES, {}).download_sizes)
-        == 36_745_453 + 13_510_573_713 + 6_645_013_297
-    )
+    assert sum(size for size, _ in estimate_plan(prepare, RATES).download_sizes) == 36_745_453 + 13_510_573_713 + 6_645_013_297
     (folder / "data/coco/images/train2014").mkdir(parents=True)
-    left = [text for _, text in estimate_plan(prepare, RATES, {}).download_sizes]
+    left = [text for _, text in estimate_plan(prepare, RATES).download_sizes]
     assert [text.partition(",")[0] for text in left] == ["caption_datasets.zip", "val2014.zip"]
-    asked = estimate_plan([PlannedFile("prepare", Path("data/f30k/dataset.json"))], RATES, {})
+    asked = estimate_plan([PlannedFile("prepare", Path("data/f30k/dataset.json"))], RATES)
     assert "size of the images of f30k" in asked.unknown_amounts[0]
 
 
