@@ -324,5 +324,5 @@ def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> Non
     assert list(registry) == ["tea", "ghost"]
     assert registry["tea"] is registry.find_class("tea") is Tea
     assert registry.parse({"name": "tea", "heat": 80}) == Tea(heat=80)
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(UserError, match="the drink 'ghost' at no.such.module:Ghost, which cannot be imported"):
         registry["ghost"]
