@@ -95,6 +95,19 @@ def test_vse_imports_beside_a_folder_of_that_name_however_it_is_installed(mode: 
         assert Path(file.strip()).is_relative_to(site if mode == "plain" else clone)
 
 
+@pytest.mark.slow
+def test_a_wheel_works_without_the_repository(clone: Path, tmp_path: Path) -> None:
+    site, folder = install(clone, "plain", tmp_path / "wheels"), tmp_path / "work"
+    folder.mkdir()
+    start = f"import sys; sys.path.insert(0, {str(site)!r}); import vse; assert vse.__file__.startswith({str(site)!r})\n"
+    command = start + "from vse.cli import main\ntry:\n    main({!r})\nexcept SystemExit as stop:\n    assert not stop.code"
+    assert "Python" in python(folder, command.format(["doctor"]))
+    assert "vse check my_loss.py:my_loss" in python(folder, command.format(["new", "loss", "my_loss.py"]))
+    assert "is sound" in python(folder, command.format(["check", "my_loss.py:my_loss"]))
+    evaluate = "import numpy as np\nX = np.eye(4)\nprint(vse.evaluate(X, X, image_of_caption=range(4)))"
+    assert "100.0" in python(folder, start + evaluate)
+
+
 @pytest.mark.parametrize("wanted", [None, "cpu"])
 def test_faiss_is_for_gpus_where_it_can_be_or_for_processors_alone(
     wanted: str | None, clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
