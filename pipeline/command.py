@@ -94,8 +94,9 @@ def _run_git(root: Path, *arguments: str) -> str | None:
 def entry_point(command: click.Command) -> Callable[..., None]:
     """Return the function that the console script of a click command calls, and add ``--version`` to the command.
 
-    Exit codes: 0 for success, 2 for bad input or usage and for an error in a user's own code, 1 (with a traceback) for an
-    error in this program, 130 after Ctrl-C, and 143 after SIGTERM if the command handles SIGTERM.
+    The exit code is 0 for success, 2 for bad input or usage, and 1 (with a traceback) for an error in this program. An error
+    in a user's own code has the exit code 2, too. After Ctrl-C, the code is 130. After SIGTERM, it is 143 if the command
+    handles SIGTERM.
     """
     if not any(parameter.name == "version" for parameter in command.params):
         click.version_option(__version__, message="%(prog)s %(version)s")(command)

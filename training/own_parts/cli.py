@@ -24,7 +24,7 @@ def check_command(request: CheckRequest) -> None:
 
 @command("new")
 def new_command(request: NewRequest) -> None:
-    """Write a commented template of a loss, a similarity or an extractor to FILE, and a test of it beside FILE."""
+    """Write a commented template of a loss, a similarity or an extractor to FILE, and a test of it next to FILE."""
     from vse.training.own_parts.templates import write_template
 
     click.echo("\n".join(write_template(request.kind, request.file)))

@@ -16,10 +16,10 @@ from vse.training.losses.ranking import RankingLoss, mask_negative_pairs
 log = logging.getLogger(__name__)
 
 RANKING_FORM = (
-    "a loss is `def my_loss(scores, positives, negatives, margin)`: scores (n, m) of n queries with m candidates, positives "
-    "(n,) the column of each query's positive, negatives (n, m) the mask of its negatives; it returns the sum of the costs as "
-    "one number, such as `((margin - scores.gather(1, positives[:, None]) + scores).clamp(min=0) * negatives).sum()` "
-    "(vse new loss FILE.py writes an example)"
+    "a loss is `def my_loss(scores, positives, negatives, margin)`; scores (n, m) compare n queries with m candidates; "
+    "positives (n,) are the columns of the positives; negatives (n, m) is the mask of the negatives; the result is the sum of "
+    "the costs as one number, such as `((margin - scores.gather(1, positives[:, None]) + scores).clamp(min=0) * "
+    "negatives).sum()` (vse new loss FILE.py writes an example)"
 )
 PAIR_FORM = (
     "the method `cost(self, scores, labels)` takes the scores (n,) of pairs and labels (n,) of +1 or -1, and returns the sum "
@@ -30,13 +30,13 @@ _MEAN_TOLERANCE = 1e-4
 
 
 def check_loss(loss: Loss, n_more_negatives: int = 0) -> None:
-    """Compute the cost and the gradient of a loss for scores of four queries, in both directions alike.
+    """Compute the cost and the gradient of a loss for the scores of four queries.
 
     ``n_more_negatives`` : number of candidates that are no pair of the batch, as an adversary adds them.
 
-    Raises UserError if the result is not one finite number with a finite gradient, if the loss changes its arguments, if it
-    counts a score that is neither that of a positive nor of a negative, or if a higher score of the positives costs more. A
-    loss that is a mean over queries is only a warning, because the learning rates of the presets are those for sums.
+    Raises UserError if the result is not one finite number with a finite gradient, or if the loss changes its arguments. Also
+    raises UserError if the loss counts a score of a pair that ``same_image`` excludes, or if a higher score of the positives
+    costs more. A loss that is a mean over queries causes a warning, because the learning rates of the presets are for sums.
     """
     if isinstance(loss, RankingLoss):
         _check_ranking_loss(loss, n_more_negatives)

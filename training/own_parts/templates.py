@@ -152,10 +152,10 @@ _USES: Mapping[PartKind, str] = {
 
 
 def write_template(kind: PartKind, file: Path) -> list[str]:
-    """Write the template of a part to ``file`` and its test to ``test_<file>`` beside it; return the commands that use it.
+    """Write the template of a part to ``file`` and its test to ``test_<file>``; return the commands that use the part.
 
-    A loss is a function with the name of the file, the other parts are classes: ``my_part.py`` defines ``MyPart``. Raises
-    UserError if a file exists, or if the name of the file is no Python name.
+    A loss is a function with the name of the file. Other parts are classes, so ``my_part.py`` defines ``MyPart``. Raises
+    UserError if one of the two files exists or if Python cannot import a file of this name.
     """
     stem = file.stem
     if file.suffix != ".py" or not stem.isidentifier() or keyword.iskeyword(stem):
