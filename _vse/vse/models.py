@@ -30,7 +30,7 @@ from vse.encoding import EncodingModel, InputEncoder
 from vse.features.exchange.array_data import ARRAYS_NAME, ArrayData, sample_validation_images, write_array_data
 from vse.features.options import ExtractOptions, FeatureRequest
 from vse.fitted_run import DATA_FOLDER, FittedRun
-from vse.pipeline.dataset.photo_folder import PHOTO_SUFFIXES
+from vse.pipeline.dataset.photo_folder import QUERY_PHOTO_SUFFIXES
 from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.option_types import NonNegativeInteger, PositiveInteger
 from vse.pipeline.options import format_value
@@ -138,7 +138,7 @@ class Model(EncodingModel):
             raise UserError(f"by={by!r}: a vector represents a 'caption' or an 'image'")
         is_text = isinstance(query, str | os.PathLike)
         if is_text:
-            by = "image" if os.fspath(query).lower().endswith(PHOTO_SUFFIXES) else "caption"
+            by = "image" if os.fspath(query).lower().endswith(QUERY_PHOTO_SUFFIXES) else "caption"
         with self.permit_own_code():
             encoded = self.encoder.encode_query(query, of_captions=by == "caption")
             hits = self._require_fit().search(encoded, k, by == "image")

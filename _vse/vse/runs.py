@@ -119,7 +119,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         The first search embeds the split. Further searches of the same split take milliseconds.
 
         Args:
-            query: A text, or the path of a JPEG, PNG or WebP file.
+            query: A text, or the path of a JPEG, PNG, WebP, GIF or BMP file.
             corpus: A folder of photos, or an embeddings file.
             index: A FAISS index file, or a [`vse.SearchIndex`][], to search instead of embedding the split.
 

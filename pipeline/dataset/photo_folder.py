@@ -15,6 +15,7 @@ from vse.pipeline.files.writing import sha256_json
 
 log = logging.getLogger(__name__)
 PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+QUERY_PHOTO_SUFFIXES = (*PHOTO_SUFFIXES, ".gif", ".bmp")  # of a photo that is only a query
 PHOTO_SPLIT = "test"  # the split of all photos of a folder
 
 

@@ -27,10 +27,10 @@ calls = []
 
 
 def stop(scores, positives, negatives, margin):
-    calls.append(1)
-    if len(calls) == 1:
+    if len(scores) > 8 and not calls:  # a batch of the training, not the small one of the check
+        calls.append(1)
         signal.raise_signal(signal.SIGINT)
-    return scores.sum()
+    return (scores * negatives).sum()
 """
 pytestmark = pytest.mark.usefixtures("shapes_unchecked")
 

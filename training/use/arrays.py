@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import Embeddings
 from vse.features.exchange.array_data import ARRAYS_NAME, ArrayData, Vectors
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import decode_image
+from vse.pipeline.files.images import QUERY_IMAGE_FORMATS, decode_image
 from vse.pipeline.progress import progress_bar
 from vse.training.data.pairs import CaptionsEncodedOnRead, RetrievalSplit
 from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings, add_full_mask, pack_embeddings
@@ -107,7 +107,9 @@ class ArrayEncoder:
     def encode_photos(self, paths: Sequence[Path], hidden: bool = True) -> PackedEmbeddings:
         """Return the embeddings of photos. Raises UserError if a photo cannot be read, or if the network is missing."""
         photos = progress_bar(paths, desc="encode images", unit="image", hidden=hidden)
-        return pack_embeddings([self.queries.encode(decode_image(path)).vectors for path in photos])
+        return pack_embeddings(
+            [self.queries.encode(decode_image(path, formats=QUERY_IMAGE_FORMATS)).vectors for path in photos]
+        )
 
     def build_embeddings(
         self, images: PackedEmbeddings, captions: PackedEmbeddings, image_of_caption: NDArray[np.int64]

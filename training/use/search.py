@@ -13,9 +13,9 @@ from vse.eval.search.top_k import SearchHit
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
-from vse.pipeline.dataset.photo_folder import PHOTO_SUFFIXES
+from vse.pipeline.dataset.photo_folder import QUERY_PHOTO_SUFFIXES
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import decode_image
+from vse.pipeline.files.images import QUERY_IMAGE_FORMATS, decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
 from vse.training.options import RunFileOptions, SearchRequest
@@ -89,9 +89,10 @@ def search_run(
 ) -> list[SearchHit]:
     """Return the best images for a text, or the best captions for a photo. Write a report if requested.
 
-    A query with a suffix in :data:`PHOTO_SUFFIXES` is the path of a photo. ``last`` caches the searcher for the next query.
+    A query that ends in .jpg, .jpeg, .png, .webp, .gif or .bmp is the path of a photo. ``last`` caches the searcher for
+    the next query.
     """
-    photo = Path(query) if isinstance(query, Path) or query.lower().endswith(PHOTO_SUFFIXES) else None
+    photo = Path(query) if isinstance(query, Path) or query.lower().endswith(QUERY_PHOTO_SUFFIXES) else None
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         hits = _search(run, str(query) if photo is None else photo, request, files, device, last)
     if request.html is not None:
@@ -133,7 +134,7 @@ def _search(
     else:
         searcher = cached
         set_search_device(trained)
-    given: Query = decode_image(query) if isinstance(query, Path) else query
+    given: Query = decode_image(query, formats=QUERY_IMAGE_FORMATS) if isinstance(query, Path) else query
     encoded = searcher.encode(given)
     if encoded.remark:
         log.warning("%s", encoded.remark)

@@ -82,6 +82,19 @@ def test_a_text_or_a_photo_finds_what_its_embedding_is_nearest_to(run: Path, dem
 
 
 @BY_COSINE
+@pytest.mark.parametrize("kind", ["gif", "bmp"])
+def test_a_gif_or_a_bitmap_can_be_a_query(run: Path, demo: Path, kind: str, tmp_path: Path) -> None:
+    dataset = load_dataset_file(demo)
+    query = tmp_path / f"query.{kind}"
+    with Image.open(dataset.image_path(dataset.split("test")[3])) as image:
+        image.save(query)
+        image.convert("RGB").save(tmp_path / "query.png")
+    scores = [hit.score for hit in search_run(run, str(query), SearchRequest(k=5))]
+    expected = [hit.score for hit in search_run(run, str(tmp_path / "query.png"), SearchRequest(k=5))]
+    np.testing.assert_allclose(scores, expected, atol=0.05)  # a GIF has 256 colours
+
+
+@BY_COSINE
 def test_what_cannot_be_searched_for_is_one_line(run: Path, tmp_path: Path, fails: Fails, tfidf: Path) -> None:
     assert "'?!': no word to search for" in fails(search_main, run, "?!")
     assert "no such image file" in fails(search_main, run, tmp_path / "none.jpg")
