@@ -62,8 +62,8 @@ def search_command(request: SearchCommandRequest) -> None:
 
     QUERY is a text, or the path of a JPEG, PNG, WebP, GIF or BMP file. Each result is a line with rank, score, image and
     caption. The caption is the first one of the image if QUERY is a text, and the image is an id if dataset.json has no file
-    name. With --image, QUERY is a phrase to find in this image. Each result is then a box of the image: rank, score and corners (x1, y1,
-    x2, y2 in pixels).
+    name. With --image, QUERY is a phrase to find in this image. Each result is then a box of the image: rank, score
+    and corners (x1, y1, x2, y2 in pixels).
     """
     from vse.features.backbones.device import use_threads
     from vse.training.share.hub import find_model
