@@ -156,6 +156,20 @@ def test_rates_of_another_machine_count_before_those_that_ship(folder: Path, fai
     )
 
 
+@pytest.mark.slow
+def test_a_calibration_names_the_speed_of_this_machine(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_rates, "CALIBRATION_SECONDS", 0.05)
+    (folder / "Snakefile").write_text(f'include: "{ROOT}/Snakefile"\n')
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", "results/coco_vsepp.json", "--calibrate"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "scaled from another machine" in out
+    assert "This machine has " in out
+
+
 def test_without_the_workflow_there_is_no_plan(fails: Fails) -> None:
     assert "Snakefile: no such file; run this in the folder of the workflow" in fails(main, "plan", "results/demo_vsepp.json")
 
@@ -168,6 +182,6 @@ def test_snakemake_knows_the_jobs(folder: Path, capsys: pytest.CaptureFixture[st
     assert stop.value.code == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("69 jobs to run (1 embed, 1 evaluate, 64 extract, 1 merge, 1 prepare, 1 train)")
-    assert [line for line in lines if line.startswith(("caches:", "time:"))] == ["caches: 1.01 GB", "time: 10.8 h"]
+    assert [line for line in lines if line.startswith(("caches:", "time:"))] == ["caches: 1.01 GB", "time: 3.6 h to 32.4 h"]
     assert "the workflow refuses: " in fails(main, "plan", "results/nothing.json")
     assert "did you mean 'vsepp'" in fails(main, "plan", "results/coco_vsep.json")
