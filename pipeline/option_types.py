@@ -50,6 +50,8 @@ class NearestChoice(click.Choice[Any]):
     """A choice whose error for another word names the nearest choice."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        if Path(str(value)).is_file():
+            return f"{value!r} is a file; one of these words comes before it: {', '.join(map(str, self.choices))}"
         return f"{value!r} is no choice{did_you_mean(str(value), map(str, self.choices))}"
 
 

@@ -202,6 +202,7 @@ def test_mistakes_are_one_line(three: list[Path], tmp_path: Path, fails: Fails) 
     edited(folds, lambda content: content["protocols"].pop("full"))
     for arguments, message in (
         (["vsepp_9"], "'vsepp_9' is no choice (did you mean 'vsepp_4'?"),
+        ([good], "one of these words comes before it: summary"),
         (["vsepp_4", "--out", "t.xls"], "written as .csv, .tex"),
         (["ladder"], "the table ladder needs result files"),
         (["ladder", folds], "folds.json: has no metrics of the whole split"),
