@@ -41,6 +41,8 @@ class OwnRates:
         if (dataset, experiment) in self.training:
             return self.training[dataset, experiment]
         wanted = _describe_cost(dataset, experiment)
+        if wanted is None:
+            return None
         others = (other for other, name in self.training if name == experiment)
         return next(
             (self.training[other, experiment] for other in others if _describe_cost(other, experiment) == wanted), None
