@@ -3,50 +3,53 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vse.features.settings import load_feature
 from vse.features.settings.base import FeatureSettings
 from vse.pipeline.errors import UserError
+from vse.pipeline.presets.preset_files import read_yaml
 from vse.pipeline.presets.presets import load_experiment_outline
 
-CALIBRATION_SECONDS = 8.0
-_COST_SETTINGS = ("model", "loss", "images", "adversary", "solver", "start_from", "backbone")  # they set the time of a step
+CALIBRATION_SECONDS = 10.0
+_COST_SETTINGS = ("model", "loss", "images", "adversary", "solver", "start_from", "backbone", "feature", "caption_feature")
+_CHANGED_SETTINGS_PATTERN = re.compile(r"--set\b|\bsets=")  # in the command of a run
+
+
+class TrainingRate(NamedTuple):
+    """Training pairs per second, and the device of the run."""
+
+    per_s: float
+    device: str
 
 
 @dataclass(frozen=True)
 class OwnRates:
     """Speeds of this machine.
 
-    training : pairs per second, by data set and experiment
+    training : speed of a finished run, by its experiment and the settings that determine the speed, as JSON
     features : rows per second, by the settings of the feature as JSON
     relative_speed : speed relative to the machine of ``config/rates.yaml``; None: not calibrated
     """
 
-    training: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    training: Mapping[str, TrainingRate] = field(default_factory=dict)
     features: Mapping[str, float] = field(default_factory=dict)
     relative_speed: float | None = None
 
-    def find_training_rate(self, dataset: str, experiment: str) -> float | None:
-        """Return the pairs per second of a run of the same experiment; None without such a run.
+    def find_training_rate(self, dataset: str, experiment: str) -> TrainingRate | None:
+        """Return the speed of a run of the same experiment; None without such a run.
 
         A run on another data set counts only if the two data sets' presets leave the model, the loss, the batch size and the
-        feature the same. The demo's preset has a smaller network and model, so its speed is not that of COCO.
+        features the same. The demo's preset has a smaller network and model, so its speed is not that of COCO.
         """
-        if (dataset, experiment) in self.training:
-            return self.training[dataset, experiment]
-        wanted = _describe_cost(dataset, experiment)
-        if wanted is None:
-            return None
-        others = (other for other, name in self.training if name == experiment)
-        return next(
-            (self.training[other, experiment] for other in others if _describe_cost(other, experiment) == wanted), None
-        )
+        cost = _describe_cost(dataset, experiment)
+        return None if cost is None else self.training.get(_to_key(cost))
 
     def find_feature_rate(self, config: FeatureSettings) -> float | None:
         """Return the rows per second of a cache of the same extractor, network and settings; None without such a cache."""
@@ -57,14 +60,24 @@ class OwnRates:
 
 
 def read_own_rates(folder: Path = Path()) -> OwnRates:
-    """Return the speeds of the finished runs in ``runs/`` and of the finished shards in ``features/`` of a folder."""
-    training: dict[tuple[str, str], float] = {}
+    """Return the speeds of the finished runs in ``runs/`` and of the finished shards in ``features/`` of a folder.
+
+    A run counts only if it has the settings of its preset: neither the command nor a later edit of the preset changed them.
+    """
+    training: dict[str, TrainingRate] = {}
     for file in sorted(folder.glob("runs/*/seed-*/run.json"), key=lambda path: path.stat().st_mtime):
-        with suppress(OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-            record = json.loads(file.read_text(encoding="utf-8"))
-            if record["state"] == "finished":
-                key = str(record["dataset"]), str(record["experiment"])
-                training[key] = record["n_train_pairs"] * record["epochs"] / record["train_seconds"]
+        with suppress(OSError, ValueError, KeyError, TypeError, ZeroDivisionError, UserError):
+            record, settings = json.loads(file.read_text(encoding="utf-8")), read_yaml(file.with_name("config.yaml"))
+            cost = _describe_cost(record["dataset"], record["experiment"])
+            is_changed = _CHANGED_SETTINGS_PATTERN.search(record["made"]["command"] or "") is not None
+            if (
+                record["state"] == "finished"
+                and cost is not None
+                and not is_changed
+                and _has_settings(settings, cost["preset"])
+            ):
+                per_s = record["n_train_pairs"] * record["epochs"] / record["train_seconds"]
+                training[_to_key(cost)] = TrainingRate(per_s, str(record["device"]))
     rows: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for file in folder.glob("features/*.shards/shard-*.json"):
@@ -77,7 +90,7 @@ def read_own_rates(folder: Path = Path()) -> OwnRates:
 
 
 def measure_calibration() -> float:
-    """Return how often a second this machine runs a convolution and a matrix product of fixed sizes, in eight seconds.
+    """Return how often a second this machine runs a convolution and a matrix product of fixed sizes, in ten seconds.
 
     The two stand for the networks and for the training. The shipped rates contain the number of their machine.
     """
@@ -95,16 +108,30 @@ def measure_calibration() -> float:
 
 
 def _describe_cost(dataset: str, experiment: str) -> dict[str, Any] | None:
-    """Return the settings of an experiment on a data set that determine the time of a training pair; None if unknown."""
+    """Return what determines the time of a training pair of an experiment on a data set; None if the names are unknown.
+
+    ``preset`` holds the settings of the experiment, ``features`` the settings of the features that it reads.
+    """
     try:
-        outline = load_experiment_outline(experiment, dataset)
-        settings = outline.weight_settings()
+        settings = load_experiment_outline(experiment, dataset).weight_settings()
         names = [name for name in (settings.get("feature"), settings.get("caption_feature")) if isinstance(name, str)]
         features = [load_feature(name, dataset).key_settings() for name in names]
     except UserError:
         return None
-    cost = {key: settings.get(key) for key in _COST_SETTINGS}
-    return {**cost, "batch_size": (settings.get("train") or {}).get("batch_size"), "features": features}
+    preset = {key: settings[key] for key in _COST_SETTINGS if settings.get(key) is not None}
+    batch_size = (settings.get("train") or {}).get("batch_size")
+    return {
+        "experiment": experiment,
+        "preset": {**preset, **({"train": {"batch_size": batch_size}} if batch_size is not None else {})},
+        "features": features,
+    }
+
+
+def _has_settings(settings: Any, wanted: Any) -> bool:
+    """Return whether the complete ``settings`` of a run contain the settings ``wanted``. A part may be given by its name."""
+    if isinstance(wanted, Mapping):
+        return isinstance(settings, Mapping) and all(_has_settings(settings.get(key), wanted[key]) for key in wanted)
+    return bool((settings.get("name") if isinstance(settings, Mapping) else settings) == wanted)
 
 
 def _to_key(settings: Mapping[str, Any]) -> str:

@@ -76,11 +76,13 @@ def load_rates(user_file: Path | None = None) -> Rates:
     named = content.get("machine", f"that of {user_file}")
     both = {**merge_settings(shipped, content), "machine": f"{named}; where {user_file.name} has none: {shipped['machine']}"}
     rates = validate_settings(Rates, "rates", str(user_file), both)
-    groups = (content.get(key) or {} for key in ("networks", "features", "training"))
-    return rates.model_copy(update={"own_names": frozenset(name for group in groups for name in group)})
+    networks, *groups = (content.get(key) or {} for key in ("networks", "features", "training"))
+    names = [*(name for name in networks if "per_s" in networks[name]), *(name for group in groups for name in group)]
+    return rates.model_copy(update={"own_names": frozenset(names)})
 
 
 DEFAULT_EPOCHS = 30  # for an experiment without a number of epochs
+_IN_RATES_FILE = "given by --rates"
 # Factor by which a time may be shorter or longer than on the machine of the rates. Processors of the last ten years differ by
 # about 3 for each core; after a calibration, what remains is that networks use memory and instructions differently.
 _UNCALIBRATED_FACTOR, _CALIBRATED_FACTOR = 3.0, 1.5
@@ -207,15 +209,16 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
         plan.cache_sizes.append(
             (rows * numbers * _BYTES_PER_NUMBER[config.dtype], f"{name}, {rows:,.0f} rows of {at_most}{numbers:,} numbers")
         )
-    own_rate, shipped_rate = own.find_feature_rate(config), _find_rows_per_second(config, rates)
-    if own_rate is None and {config.name, model} & rates.own_names:
-        own_rate = shipped_rate
-    if own_rate is None and shipped_rate is None:
+    rate = _find_rows_per_second(config, rates)
+    source = _IN_RATES_FILE if {config.name, model} & rates.own_names else None
+    if (measured := own.find_feature_rate(config)) is not None:
+        rate, source = measured, "measured here"
+    if rate is None:
         plan.unknown_amounts.append(
             f"time of {name}: no rate of {getattr(config, 'model', feature)}; add it to a --rates file"
         )
     else:
-        plan.durations.append(_build_duration(rows, own_rate, shipped_rate, name, "rows per second", own))
+        plan.durations.append(_build_duration(rows, rate, name, "rows per second", source, own))
 
 
 def _count_numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
@@ -249,28 +252,24 @@ def _find_rows_per_second(config: FeatureSettings, rates: Rates) -> float | None
 def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, own: OwnRates) -> None:
     name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_by_split(dataset)
     settings = load_experiment_outline(experiment, dataset).weight_settings().get("train") or {}
-    own_rate, shipped_rate = own.find_training_rate(dataset, experiment), rates.training.get(experiment)
-    if own_rate is None and experiment in rates.own_names:
-        own_rate = shipped_rate
-    has_rate = own_rate is not None or shipped_rate is not None
-    if counts is None or not has_rate:
-        reason = "the number of pairs is not known" if has_rate else f"no rate of {experiment}; add it to a --rates file"
+    rate, source = rates.training.get(experiment), _IN_RATES_FILE if experiment in rates.own_names else None
+    if (measured := own.find_training_rate(dataset, experiment)) is not None:
+        rate, source = measured.per_s, f"measured here on {measured.device}"
+    if counts is None or rate is None:
+        reason = f"no rate of {experiment}; add it to a --rates file" if rate is None else "the number of pairs is not known"
         plan.unknown_amounts.append(f"time of {name}: {reason}")
         return
     splits = ("train", "restval") if settings.get("restval") else ("train",)
     pairs, epochs = sum(counts[split][1] for split in splits if split in counts), int(settings.get("epochs", DEFAULT_EPOCHS))
     what = f"{name}, {epochs} epochs of {pairs:,} pairs"
-    plan.durations.append(_build_duration(pairs * epochs, own_rate, shipped_rate, what, "per second", own))
+    plan.durations.append(_build_duration(pairs * epochs, rate, what, "per second", source, own))
 
 
-def _build_duration(
-    amount: float, own_rate: float | None, shipped_rate: float | None, what: str, unit: str, own: OwnRates
-) -> Duration:
-    """Return the time for an amount of rows or pairs. One of the two rates must be known; the own one is preferred."""
-    if own_rate is not None:
-        return Duration(amount / own_rate, f"{what}, {own_rate:,.1f} {unit}, measured here", is_own=True)
-    assert shipped_rate is not None
-    rate = shipped_rate * (own.relative_speed or 1.0)
+def _build_duration(amount: float, rate: float, what: str, unit: str, source: str | None, own: OwnRates) -> Duration:
+    """Return the time for an amount of rows or pairs. ``source`` says where this machine's rate is from; None: another's."""
+    if source is not None:
+        return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {source}", is_own=True)
+    rate *= own.relative_speed or 1.0
     origin = "measured on" if own.relative_speed is None else "scaled from"
     return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {origin} another machine")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.features.conftest import Fails
 from vse.features import own_rates
@@ -15,6 +16,7 @@ from vse.features.own_rates import read_own_rates
 from vse.features.plan import DEFAULT_EPOCHS, estimate_plan, load_rates
 from vse.features.settings import load_feature
 from vse.pipeline.workflow import PlannedFile
+from vse.training.experiment import load_experiment
 from vse.training.settings import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -78,22 +80,36 @@ def test_a_training_is_its_pairs_and_epochs_by_the_rate_of_earlier_ones(folder: 
     assert "no rate of twobranch" in estimate_plan(run_of("f30k", "twobranch"), RATES).unknown_amounts[0]
 
 
-def write_run(folder: Path, dataset: str, experiment: str, seconds: float, state: str = "finished") -> None:
-    (folder / f"runs/{dataset}_{experiment}/seed-0").mkdir(parents=True)
+def write_run(
+    folder: Path, dataset: str, experiment: str, seconds: float, state: str = "finished", command: str = "vse-train"
+) -> Path:
+    run = folder / f"runs/{dataset}_{experiment}/seed-0"
+    run.mkdir(parents=True)
     record = {"dataset": dataset, "experiment": experiment, "state": state, "n_train_pairs": 300, "epochs": 2}
-    file = folder / f"runs/{dataset}_{experiment}/seed-0/run.json"
-    file.write_text(json.dumps({**record, "train_seconds": seconds}))
+    record |= {"train_seconds": seconds, "device": "cpu", "made": {"command": command}}
+    (run / "run.json").write_text(json.dumps(record))
+    settings = load_experiment(experiment, dataset).model_dump(mode="json")
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    return run
 
 
 def test_a_run_of_this_machine_gives_the_rate_of_the_same_model_and_feature(folder: Path) -> None:
     write_run(folder, "f8k", "twobranch", 6.0)
-    write_run(folder, "f8k", "other", 6.0, state="running")
-    own = read_own_rates(folder)
-    assert own.training == {("f8k", "twobranch"): 100.0}
-    (duration,) = estimate_plan(run_of("f30k", "twobranch"), RATES, own).durations
+    (duration,) = estimate_plan(run_of("f30k", "twobranch"), RATES, read_own_rates(folder)).durations
     assert duration.is_own
     assert duration.seconds == pytest.approx(145_000 * 20 / 100)
-    assert duration.description.endswith("100.0 per second, measured here")
+    assert duration.description.endswith("100.0 per second, measured here on cpu")
+
+
+def test_a_run_that_is_not_finished_or_has_other_settings_gives_no_rate(folder: Path) -> None:
+    write_run(folder, "f8k", "vse0", 6.0, state="running")
+    write_run(folder, "f8k", "vsepp", 6.0, command="vse-train --features x.h5 --set model.dim=64")
+    edited = write_run(folder, "f8k", "order0", 6.0) / "config.yaml"  # the preset has been edited since
+    edited.write_text(edited.read_text().replace("name: order", "name: cosine"))
+    write_run(folder, "f8k", "orderpp", 6.0)
+    rates = read_own_rates(folder)
+    known = {name: rates.find_training_rate("f8k", name) for name in ("vse0", "vsepp", "order0", "orderpp")}
+    assert [name for name, rate in known.items() if rate is not None] == ["orderpp"]
 
 
 def test_the_demo_whose_network_and_model_are_smaller_gives_no_rate_of_coco(folder: Path) -> None:
