@@ -49,14 +49,8 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
     the extractor is unknown or a setting is not valid.
     """
     has_preset = name not in EXTRACTORS or name in list_preset_names("features")
-    content = (
-        read_preset_settings("features", name)
-        if has_preset
-        else {
-            "name": name.rpartition(":")[2].lower() if is_code_name(name) else name,
-            "extractor": name,
-        }
-    )
+    feature = name.rpartition(":")[2].lower() if is_code_name(name) else name
+    content = read_preset_settings("features", name) if has_preset else {"name": feature, "extractor": name}
     if dataset in list_preset_names("datasets"):
         content = merge_settings(content, load_dataset_preset(dataset).features.get(content["name"], {}))
     try:
@@ -69,7 +63,7 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
 
 def find_extractor(name: object) -> type[FeatureSettings] | None:
     """Return the settings class of an extractor of the package; None for any other name, also that of a user's own code."""
-    return EXTRACTORS[name] if isinstance(name, str) and name in list(EXTRACTORS) else None
+    return EXTRACTORS[name] if isinstance(name, str) and not is_code_name(name) and name in EXTRACTORS else None
 
 
 def list_imported_features() -> list[str]:
