@@ -15,7 +15,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets.own_code import explain_own_errors
 
 EXTRACTOR_FORM = (
-    "an extractor of images has two methods: `prepare(self, image, image_id)` takes an RGB image of Pillow; "
+    "an extractor of images has two methods. `prepare(self, image, image_id)` takes an RGB image of Pillow. "
     "`compute_vectors(self, batch)` takes a list of results of `prepare` and returns a list of the same length, such as "
     "`[ImageVectors(vector) for vector in batch]` with a NumPy vector each (vse new extractor FILE.py writes an example)"
 )

@@ -16,9 +16,9 @@ from vse.training.losses.ranking import RankingLoss, mask_negative_pairs
 log = logging.getLogger(__name__)
 
 RANKING_FORM = (
-    "a loss is `def my_loss(scores, positives, negatives, margin)`; scores (n, m) compare n queries with m candidates; "
-    "positives (n,) are the columns of the positives; negatives (n, m) is the mask of the negatives; the result is the sum of "
-    "the costs as one number, such as `((margin - scores.gather(1, positives[:, None]) + scores).clamp(min=0) * "
+    "a loss is `def my_loss(scores, positives, negatives, margin)`. Here scores (n, m) compare n queries with m candidates, "
+    "positives (n,) are the columns of the positives, and negatives (n, m) is the mask of the negatives. It returns the sum "
+    "of the costs as one number, such as `((margin - scores.gather(1, positives[:, None]) + scores).clamp(min=0) * "
     "negatives).sum()` (vse new loss FILE.py writes an example)"
 )
 PAIR_FORM = (
