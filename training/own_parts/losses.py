@@ -55,7 +55,7 @@ def _check_ranking_loss(loss: RankingLoss, n_more_negatives: int) -> None:
     gradient, value = _differentiate(loss, arguments, RANKING_FORM)
     unrelated = ~negatives
     unrelated[positives, positives] = False
-    if gradient[unrelated].any():
+    if loss.same_image != "positive" and gradient[unrelated].any():
         raise _refuse(
             loss,
             "it counts the score of a caption of the same image, which same_image excludes; multiply the costs by `negatives`",

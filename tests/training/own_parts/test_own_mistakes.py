@@ -12,6 +12,12 @@ from tests.training.conftest import COMMAND, Capture, Fails, Patch
 from vse.cli import main as vse_main
 from vse.features.cli import main as extract_main
 from vse.training.cli import train_main
+from vse.training.losses import LOSSES
+from vse.training.models.encoders import CAPTION_ENCODERS, IMAGE_ENCODERS
+from vse.training.models.similarities import SIMILARITIES
+from vse.training.own_parts.encoders import check_encoder
+from vse.training.own_parts.losses import check_loss
+from vse.training.own_parts.similarities import check_similarity
 
 LOSS = """
 import torch
@@ -148,6 +154,24 @@ def test_a_sound_part_passes(text: str, name: str, folder: Path, capsys: Capture
     (folder / "own.py").write_text(text)
     succeeds(vse_main, "check", f"own.py:{name}")
     assert "is sound" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_a_loss_of_the_package_is_sound(name: str) -> None:
+    for same_image in ("keep", "mask", *(["positive"] if LOSSES[name].allows_several_positives else [])):
+        loss = LOSSES.parse({"name": name, "same_image": same_image})
+        for n_more_negatives in (0, 3):
+            check_loss(loss, n_more_negatives)
+
+
+@pytest.mark.parametrize("name", list(SIMILARITIES))
+def test_a_similarity_of_the_package_is_sound(name: str) -> None:
+    check_similarity(SIMILARITIES.parse(name))
+
+
+@pytest.mark.parametrize("name", sorted({*IMAGE_ENCODERS, *CAPTION_ENCODERS}))
+def test_an_encoder_of_the_package_is_sound(name: str) -> None:
+    check_encoder((IMAGE_ENCODERS if name in IMAGE_ENCODERS else CAPTION_ENCODERS).parse(name))
 
 
 @pytest.mark.parametrize(("text", "name", "right", "wrong", "message"), MISTAKES)
