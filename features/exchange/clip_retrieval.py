@@ -69,7 +69,9 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     places_by_file: dict[str, list[_VectorLocation]] = {}
     for index in progress_bar(range(len(parts)), desc=f"read {folder.name}", unit="part"):
         _add_part(index, parts, collector, places_by_file, settings, images)
-    content = collector.build_dataset_content(format="clip-retrieval", files=[part.metadata_file.name for part in parts])
+    content = collector.build_dataset_content(
+        images, format="clip-retrieval", files=[part.metadata_file.name for part in parts]
+    )
     if images is None:
         content = {**content, "pictures": False}
     file = write_imported_data(content, settings, images, inputs)

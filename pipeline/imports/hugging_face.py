@@ -53,7 +53,7 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
         photos = PhotoWriter(settings.out, collector)
         for split, rows in by_split.items():
             _add_split(source, folders, str(split), rows, library.Image, collector, photos, settings.columns)
-        content = collector.build_dataset_content(format="hugging-face", files=[source.name])
+        content = collector.build_dataset_content(photos.images_folder, format="hugging-face", files=[source.name])
         return write_imported_data(content, settings, None, [])
 
 

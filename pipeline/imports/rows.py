@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
+from vse.pipeline.dataset.similar_photos import group_similar_photos
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path_text
@@ -201,10 +202,11 @@ class RowCollector:
         if repeated or len(set(row.sentids)) < len(row.sentids):
             raise BadRow(f"an earlier caption also has sentid {(repeated or row.sentids)[0]}")
 
-    def build_dataset_content(self, **record: Any) -> dict[str, Any]:
+    def build_dataset_content(self, images_folder: Path | None, **record: Any) -> dict[str, Any]:
         """Return the content of ``dataset.json``, with ``record`` under the key ``imported``.
 
-        Images and captions without ids are numbered in order, and missing splits are sampled. If the settings skip bad rows,
+        Images and captions without ids are numbered in order, and missing splits are sampled. Photos that look alike get the
+        same split; ``images_folder`` is their folder, or None without photos. If the settings skip bad rows,
         ``import.failures.jsonl`` lists the bad rows; otherwise raises UserError if there are bad rows.
         """
         self._drop_incomplete_images("split", lambda image: image.split)
@@ -220,7 +222,7 @@ class RowCollector:
         has_splits = next(iter(self._image_by_file.values())).split is not None
         if has_splits and (self._settings.val, self._settings.test) != (None, None):
             raise UserError("the source has splits, so none are sampled; leave --val and --test out")
-        sampled = {} if has_splits else self._sample_splits()
+        sampled = {} if has_splits else self._sample_splits(images_folder)
         entries: list[dict[str, Any]] = []
         n_captions = 0
         for index, (file, image) in enumerate(self._image_by_file.items()):
@@ -244,14 +246,42 @@ class RowCollector:
         share = {"val": self._settings.val, "test": self._settings.test}[split]
         return 0.1 if share is None else share
 
-    def _sample_splits(self) -> dict[str, str]:
-        """Return a random split for each file, which depends on the file names and the seed, not on the order of the rows."""
+    def _sample_splits(self, images_folder: Path | None) -> dict[str, str]:
+        """Return a random split for each file, which depends on the file names and the seed, not on the order of the rows.
+
+        Photos that look alike get the same split, unless there are so many that a split would lack over half of its images.
+        """
         shares = {split: self._sample_share(split) for split in ("val", "test")}
         if sum(shares.values()) >= 1:
             raise UserError(f"--val {shares['val']} and --test {shares['test']} leave no images for training")
         order = sorted(self._image_by_file, key=lambda file: hashlib.sha256(f"{self._settings.seed} {file}".encode()).digest())
-        n_val, n_test = (round(shares[split] * len(order)) for split in ("val", "test"))
-        return {file: "val" if k < n_val else "test" if k < n_val + n_test else "train" for k, file in enumerate(order)}
+        sizes = {split: round(share * len(order)) for split, share in shares.items()}
+        single = [[index] for index in range(len(order))]
+        groups = single
+        if images_folder is not None and any(sizes.values()):
+            groups = group_similar_photos([images_folder / file for file in order])
+        sampled = _fill_splits(groups, sizes)
+        counts = Counter(sampled)
+        n_alike = sum(len(group) for group in groups if len(group) > 1)
+        if any(counts[split] < size / 2 for split, size in sizes.items()):
+            log.warning("%d of %d photos look like others, too many to keep each group in one split", n_alike, len(order))
+            sampled = _fill_splits(single, sizes)
+        elif n_alike:
+            log.info("%d photos look like others; each group of such photos is in one split", n_alike)
+        return dict(zip(order, sampled, strict=True))
+
+
+def _fill_splits(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> list[str]:
+    """Return the split of each index. A group goes to the first split that has room for all of it, or else to train."""
+    splits = ["train"] * sum(map(len, groups))
+    room = dict(sizes)
+    for group in groups:
+        split = next((split for split in room if len(group) <= room[split]), None)
+        if split is not None:
+            room[split] -= len(group)
+            for index in group:
+                splits[index] = split
+    return splits
 
 
 def normalize_image_path(name: str) -> str:

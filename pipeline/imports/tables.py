@@ -239,7 +239,7 @@ def import_table(images: Path, table: Path, settings: ImportSettings, other_fold
     settings = _understand_table(table, photos, settings)
     collector = RowCollector(settings, build_photo_checker(images, other_folder, photos))
     add_table(table, collector, settings, photos)
-    content = collector.build_dataset_content(format="table", files=[table.name])
+    content = collector.build_dataset_content(images, format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 

@@ -201,7 +201,9 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
         if reader.n_unread_members:
             log.warning("%d members are not read: %s", reader.n_unread_members, reader.describe_unread_members())
         unread = {"members_not_read": reader.n_unread_members} if reader.n_unread_members else {}
-        content = collector.build_dataset_content(format="webdataset", files=[path.name for _, path in archives], **unread)
+        content = collector.build_dataset_content(
+            photos.images_folder, format="webdataset", files=[path.name for _, path in archives], **unread
+        )
         return write_imported_data(content, settings, None, [path for _, path in archives])
 
 

@@ -4,12 +4,15 @@ import json
 import logging
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image as Picture
 
 from tests.pipeline.conftest import Fails, Log, Patch, succeed
 from tests.pipeline.import_files import photo_bytes, write_photos, write_table
@@ -205,7 +208,7 @@ def sampled_splits(files: list[str], seed: int) -> dict[str, str]:
     rows = RowCollector(ImportSettings("x", Path("none"), val=0.2, test=0.3, seed=seed))
     for file in files:
         rows.add(ImportedRow("here", file, ("a gull", "it flies")))
-    return {image["filename"]: image["split"] for image in rows.build_dataset_content()["images"]}
+    return {image["filename"]: image["split"] for image in rows.build_dataset_content(None)["images"]}
 
 
 @given(st.lists(st.text("abcdefgh", min_size=1), min_size=1, max_size=30, unique=True), st.integers(0, 9), st.randoms())
@@ -216,6 +219,42 @@ def test_splits_are_sampled_by_file_and_seed_whatever_the_order(files: list[str]
     assert counts == [round(0.2 * len(files)), round(0.3 * len(files))]
     many = [f"{number}.jpg" for number in range(50)]
     assert sampled_splits(many, seed) != sampled_splits(many, seed + 1)
+
+
+def write_spots(path: Path, seed: int, side: int = 64) -> None:
+    """Write a photo of random spots; one of another size with the same seed looks alike."""
+    spots = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), np.uint8)
+    Picture.fromarray(spots).resize((side, side), Picture.Resampling.BICUBIC).save(path)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_photos_that_look_alike_are_in_one_split(tmp_path: Path, seed: int) -> None:
+    """Every third photo has two copies of other sizes."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    scenes = {f"{number}{letter}.png": number for number in range(20) for letter in ("abc" if number % 3 == 0 else "a")}
+    for side, (name, number) in enumerate(scenes.items(), 64):
+        write_spots(folder / name, number, side)
+    table = write_table(tmp_path / "captions.csv", [{"file": name, "caption": "spots"} for name in scenes])
+    dataset = imported(folder, "--captions", table, "--out", tmp_path / "out", "--seed", seed, "--val", 0.2, "--test", 0.2)
+    splits_by_scene: dict[int, set[str]] = {}
+    for image in dataset.images:
+        splits_by_scene.setdefault(scenes[image.file], set()).add(image.split)
+    assert all(len(splits) == 1 for splits in splits_by_scene.values())
+    counts = Counter(image.split for image in dataset.images)
+    assert counts["val"] == counts["test"] == round(0.2 * len(scenes))
+
+
+def test_an_album_in_which_all_photos_look_alike_is_split_by_photo(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    names = [f"{number}.png" for number in range(20)]
+    for name in names:
+        write_spots(folder / name, 0)
+    table = write_table(tmp_path / "captions.csv", [{"file": name, "caption": "spots"} for name in names])
+    dataset = imported(folder, "--captions", table, "--out", tmp_path / "out")
+    assert Counter(image.split for image in dataset.images) == {"train": 16, "val": 2, "test": 2}
+    assert "20 of 20 photos look like others" in caplog.text
 
 
 def csv_table(tmp_path: Path, text: str) -> Path:
