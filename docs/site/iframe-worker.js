@@ -1,4 +1,6 @@
-/* A browser starts no worker for a page that was opened from a folder. The search of the site then runs in a hidden frame. */
+/* The search of the site, which runs in a worker: options such as --set, and pages that were opened from a folder. */
+
+/* A browser starts no worker for a page from a folder. A hidden frame takes its place. */
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(address) {
@@ -23,3 +25,10 @@ if (location.protocol === "file:") {
     }
   };
 }
+
+/* To the search engine, -word means "without this word", and word:word is one of a field. To us they are options and settings. */
+const post = Worker.prototype.postMessage;
+Worker.prototype.postMessage = function (message) {
+  const query = typeof message.data === "string";
+  post.call(this, query ? { ...message, data: message.data.replace(/[-+~^:]+/g, " ") } : message);
+};

@@ -8,6 +8,7 @@ A block with a title is a file of that name, or with the language ``diff`` a cha
 - ``<!-- test: replace A by B: REASON -->`` runs it with B for A.
 - ``<!-- test: fails -->`` expects exit code 2.
 - ``<!-- test: same output -->`` compares the output that is shown with the one that comes.
+- ``<!-- test: same output but for numbers -->`` does so, too, but numbers and the width of columns may differ.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ OTHER = ("text", "json", "ini", "yaml", "diff")
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?$')
 _DOCUMENTED = re.compile(r"^::: (vse\.\S+)$((?:\n    .*)*)", re.M)
 _DIRECTIVE = re.compile(r"^<!-- test: (.+) -->$")
-_KNOWN = re.compile(r"skip: .+|dry-run: .+|replace \S+ by \S+: .+|fails|same output")
+_KNOWN = re.compile(r"skip: .+|dry-run: .+|replace \S+ by \S+: .+|fails|same output( but for numbers)?")
 
 
 @dataclass(frozen=True)
