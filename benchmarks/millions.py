@@ -94,6 +94,6 @@ def gigabytes(value: float) -> str:
 def millions_block(growth: Mapping[str, pd.DataFrame]) -> str:
     """Return the table, with a column for each size."""
     columns = [needs(n_pairs, growth) for n_pairs in PAIRS]
-    lines = [f"| | {' | '.join(f'{n // 10**6} million pairs' for n in PAIRS)} |", "|---" * (1 + len(PAIRS)) + "|"]
+    lines = [f"| pairs | {' | '.join(f'{n // 10**6} million' for n in PAIRS)} |", "|---" * (1 + len(PAIRS)) + "|"]
     lines += [f"| {what} | {' | '.join(column[what] for column in columns)} |" for what in columns[0]]
     return "\n".join([*lines, "", f"Rates of {load_rates().machine}."])

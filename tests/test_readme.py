@@ -54,7 +54,7 @@ def ladder(csv: Path, best_of_each_head: bool = False) -> str:
     table = pd.read_csv(csv)
     if best_of_each_head:
         table = table.drop_duplicates("method")  # the highest rsum comes first
-    titles = ["head", "captions", "images", "seeds", "i2t R@1", "t2i R@1", "rsum", "95% interval", "seconds", ""]
+    titles = ["head", "captions", "images", "seeds", "i2t R@1", "t2i R@1", "rsum", "95% interval", "seconds", "best"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for _, row in table.iterrows():
         metrics = [f"{row[name]:.1f}" for name in LADDER]
