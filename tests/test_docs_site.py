@@ -61,9 +61,7 @@ def test_a_page_fits_the_screen_and_is_accessible(site: Path, chromium: Any, wid
         ("train.on_collapse", "training.html#progress-stopping-and-resuming"),
     ],
 )
-def test_the_search_without_a_server_finds_options_and_settings(
-    site: Path, chromium: Any, query: str, found: str
-) -> None:
+def test_the_search_without_a_server_finds_options_and_settings(site: Path, chromium: Any, query: str, found: str) -> None:
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
     page.goto((site / "index.html").as_uri())
     page.locator("input.md-search__input").press_sequentially(query)
