@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +15,8 @@ import numpy as np
 
 from vse.eval.report.pages import small_jpeg
 from vse.eval.search.top_k import Attention
-from vse.pipeline.dataset.dataset import Dataset, Image
+from vse.features.cache.feature_cache import open_cache
+from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, count_pixels, read_image_bytes
 from vse.training.options import RunFileOptions
@@ -23,6 +25,7 @@ from vse.training.serve.photos import SMALL_PHOTO_SIDE, read_photo
 from vse.training.serve.run_answer import RunAnswer, SplitImage
 from vse.training.use.corpus import describe_searched_images, find_default_split
 from vse.training.use.model import TrainedRun
+from vse.training.use.open_run import training_dataset_file
 from vse.training.use.queries import Query
 from vse.training.use.searcher import SearchAnswer, Searcher, SearchOptions, load_run_for_search
 
@@ -91,8 +94,15 @@ class ServedRuns:
         return any(len(run.searcher.trained.split.pairs) for run in self.runs)
 
     def list_examples(self) -> list[str]:
-        """Return some captions of the images to search, as example queries."""
-        images = self.runs[0].searcher.trained.split.pairs.images
+        """Return some captions as example queries: of the images to search, or else of the data that a run was trained on."""
+        trained = self.runs[0].searcher.trained
+        images: Sequence[Image] = trained.split.pairs.images
+        if not self.has_captions:
+            with suppress(UserError):  # the data of a packed model is elsewhere
+                own_cache = open_cache(trained.folder.image_cache_file())
+                images = load_dataset_file(
+                    training_dataset_file(trained.folder, trained.folder.read_record(), own_cache)
+                ).images
         spaced = (images[row] for row in range(0, len(images), max(1, len(images) // _N_EXAMPLE_IMAGES)))
         captions = (image.captions[0].raw for image in spaced if image.captions)
         return list(dict.fromkeys(text for text in captions if len(text) <= _MAX_EXAMPLE_LENGTH))[:_N_EXAMPLES]

@@ -172,6 +172,11 @@ def test_an_album_without_captions_takes_photographs(demo: Path, vectors_run: Pa
     assert "Images like your photograph" in page
     assert list_images(page)
     assert ">Captions<" not in page
+    start = read_page(client, "/")
+    captions = {caption.raw for image in load_dataset_file(demo).images for caption in image.captions}
+    examples = re.findall(r'<a href="/\?q=[^"]+">([^<]+)</a>', start)
+    assert examples, "captions of the data that the run was trained on"
+    assert set(examples) <= captions
 
 
 def test_the_queue_of_requests_is_not_reported() -> None:
