@@ -24,7 +24,7 @@ def eval_command(request: EvaluationRequest) -> None:
     models. With --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
     """
     options = request.options
-    if request.compare and options.first_embeddings_option:
+    if request.compare and options.first_embeddings_option not in (None, "--judgements", "--qrels"):
         raise UserError(f"--compare and {options.first_embeddings_option} cannot be used together")
     (options.model_copy(update={"bootstrap": 0}) if request.compare else options).check()
     from vse.eval.search.gpu import choose_faiss_device

@@ -60,6 +60,13 @@ class EvaluateOptions(Options):
     cxc: Annotated[FileOrFolderPath | None, CliOption(metavar="FOLDER")] = None
     """Folder with sis_test.csv and sts_test.csv of Crisscrossed Captions. The protocol cxc then also reports image-to-image
     (i2i) and text-to-text (t2t) retrieval."""
+    judgements: Annotated[tuple[Text, ...], CliOption(metavar="KIND=FILE")] = ()
+    """File with people's judgements of pairs, as one of the kinds expert, crowd (both of Flickr8k) and qrels. Each file adds a
+    protocol, e.g. judged-expert. May be repeated."""
+    qrels: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
+    """TREC qrels with grades, the same as --judgements qrels=FILE."""
+    dataset: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
+    """With --judgements: the dataset.json that has the files of images.  [default: the one that the embeddings name]"""
     cross_check: Flag = True
     """Compare the exact ranks with a FAISS search. A difference that is not a tie is an error."""
     cross_checked: Annotated[NonNegativeInteger, CliOption(metavar="N")] = N_CROSS_CHECK_QUERIES
@@ -122,7 +129,7 @@ class AllEvaluateOptions(EvaluateOptions):
     @property
     def first_embeddings_option(self) -> str | None:
         """The first option, e.g. ``--index``, that is set and applies only to embeddings of one model; None if none is set."""
-        names = ("ensemble", "index", "rerank", "per_query", "trec", "k", "cxc")
+        names = ("ensemble", "index", "rerank", "per_query", "trec", "k", "cxc", "judgements", "qrels")
         given = next((name for name in names if getattr(self, name)), None)
         return None if given is None else f"--{given.replace('_', '-')}"
 

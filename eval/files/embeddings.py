@@ -176,6 +176,17 @@ def experiment_name(path: Path, metadata: FileMetadata) -> str:
     return path.stem if metadata.experiment is None else metadata.experiment
 
 
+def find_dataset_file(file: Path, run: FileMetadata) -> Path | None:
+    """Return the ``dataset.json`` that the provenance of the embeddings in ``file`` names; None if it names none."""
+    captions = parse_provenance(run).get("captions")
+    return resolve_path(file, captions) if isinstance(captions, str) else None
+
+
+def resolve_path(file: Path, relative: str) -> Path:
+    """Return a path that is relative to the folder of ``file``, without following links."""
+    return Path(os.path.normpath(file.parent / relative))
+
+
 def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
     """Return a file's provenance, a JSON text with features, settings and versions, as a dict.
 

@@ -11,21 +11,23 @@ A call of ``vse-eval FILE.h5`` passes through these files:
 7. ``eval/ranking/bootstrap.py`` computes their 95% intervals.
 8. ``eval/protocols/result_content.py`` combines the seeds, builds the result and formats the printed lines.
 
-Ensembles (``ensemble.py``), the COCO protocols (``coco.py``) and phrase scores (``phrase_evaluation.py``) are further modules.
+Ensembles (``ensemble.py``), the COCO protocols (``coco.py``), judgements (``judged.py``) and phrase scores
+(``phrase_evaluation.py``) are further modules.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, FOLDED_PROTOCOLS, TREC_DEPTH
+from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, FOLDED_PROTOCOLS, JUDGED_PREFIX, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_name
+from vse.eval.files.judgements import Judgements, read_judgement_files
 from vse.eval.files.query_files import (
     FoldAnswers,
     check_query_table_path,
@@ -47,6 +49,7 @@ from vse.eval.protocols.ensemble import (
     load_ensemble_outline,
     save_ensemble,
 )
+from vse.eval.protocols.judged import correlate_with_ratings
 from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, evaluate_phrases
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
@@ -178,7 +181,8 @@ def _evaluate_model(
     pairs = None if options.cxc is None else read_judged_pairs(options.cxc)
     if pairs is not None and "cxc" not in names:
         raise UserError(f"{options.cxc}: --cxc needs the protocol cxc, and it is not evaluated here (--protocol cxc)")
-    measured, answers = _measure_protocols(model, names, options, pairs)
+    judgements = read_judgement_files(options, model.seed_files[0], whole)
+    measured, answers = _measure_protocols(model, [*names, *judgements], options, pairs, judgements)
     content = {
         "split_identity": split_identity(whole).model_dump(),
         "data": whole.identity.checksums.model_dump(),
@@ -191,6 +195,8 @@ def _evaluate_model(
     }
     if pairs is not None:
         content["cxc"] = pairs.sha256_by_file
+    if judgements:
+        content["judgements"] = {name: one.facts for name, one in judgements.items()}
     if options.ensemble:
         content["ensemble"] = [
             {"experiment": experiment_name(path, run), "seed": run.seed} for path, run in model.input_members
@@ -205,14 +211,18 @@ def _evaluate_model(
 
 
 def _measure_protocols(
-    model: _EvaluatedModel, protocols: Sequence[str], options: AllEvaluateOptions, pairs: JudgedPairs | None
+    model: _EvaluatedModel,
+    protocols: Sequence[str],
+    options: AllEvaluateOptions,
+    pairs: JudgedPairs | None,
+    judgements: Mapping[str, Judgements],
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
     """Return the metrics and the comparison with FAISS of each protocol, and the best answers to each query.
 
     The list of answers is empty unless ``options.per_query`` needs them.
     """
     with_answers = options.per_query is not None
-    ranking = RankingOptions(options.cross_check, options.cross_checked, with_answers, options.recall_ks, pairs)
+    ranking = RankingOptions(options.cross_check, options.cross_checked, with_answers, options.recall_ks, pairs, judgements)
     metrics: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
@@ -228,6 +238,8 @@ def _measure_protocols(
         metrics[name] = mean_and_std_over_seeds(per_seed)
         if options.n_bootstrap_samples:
             metrics[name]["ci95"] = compute_intervals(folds, options.n_bootstrap_samples)
+        if name in judgements:
+            _add_correlation(metrics[name], model.seed_embeddings, judgements[name])
         if with_answers:
             answers += [
                 FoldAnswers(parts[k * len(parts) // len(of_seed)].seed, name, k, direction, one.answers)
@@ -237,6 +249,15 @@ def _measure_protocols(
                 if one.answers is not None
             ]
     return {"protocols": metrics, "cross_check": checks}, answers
+
+
+def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judgements: Judgements) -> None:
+    """Add the correlation of scores and ratings to the metrics of a protocol, as the direction ``pairs``."""
+    correlation, intervals = correlate_with_ratings(seeds, judgements)
+    if correlation:
+        metrics["pairs"] = correlation
+        if "ci95" in metrics:
+            metrics["ci95"]["pairs"] = intervals
 
 
 def _sum_agreements(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
@@ -292,4 +313,5 @@ def _compute_protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[Qu
         return {**per_fold[0], "n_queries": n_queries}
     n_queries_of = {direction: len(queries.image_rows) for direction, queries in folds[0].items()}
     complete = {"i2t": len(run.image_ids), "t2i": len(run.caption_ids)}
-    return per_fold[0] if n_queries_of == complete else {**per_fold[0], "n_queries": n_queries_of}
+    is_whole = n_queries_of == complete and not protocol.startswith(JUDGED_PREFIX)
+    return per_fold[0] if is_whole else {**per_fold[0], "n_queries": n_queries_of}

@@ -1,17 +1,18 @@
 """The protocols for embeddings and scores of pairs: the queries of each protocol, and the ranks of their right answers.
 
 ``full`` searches the complete split, and ``1k`` searches each fold of 1,000 images. In ``sentence`` and
-``sentence-1k`` captions query captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`.
+``sentence-1k`` captions query captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`, and for protocols such
+as ``judged-expert`` :mod:`vse.eval.protocols.judged`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,25 +22,27 @@ from numpy.typing import NDArray
 from vse.eval.defaults import COCO_PROTOCOLS, DEFAULT_KS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, read_embeddings
 from vse.eval.files.hdf5_fields import check_same_attributes
+from vse.eval.files.judgements import Judgements
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.split import MATRIX_NAMES, ROW_FIELDS
 from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
+from vse.eval.protocols.judged import rank_judged_queries
 from vse.eval.ranking.answers import find_best_answers, find_sentence_answers
 from vse.eval.ranking.metrics import DIRECTIONS, MeasuredQueries, QueriesByDirection, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
 from vse.eval.search.cross_check import (
-    EXACT_SEARCH_TEXT,
     Agreement,
     check_against_candidates,
     check_against_search,
     check_sentences_against_search,
+    log_agreement,
 )
 from vse.pipeline.dataset.dataset import parse_fold
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 
-log = logging.getLogger(__name__)
 _EmbeddingsOrScores = TypeVar("_EmbeddingsOrScores", Embeddings, PhraseScores)
+_JUDGED_REASON = "its right answers are judged, not only the captions of the image"  # why FAISS does not check the ranks
 _SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds of a model share
 
 
@@ -53,6 +56,7 @@ class RankingOptions(NamedTuple):
     find_answers : find the best answers to each query; this scores all pairs once more
     recall_ks : the values of K in R@K
     judged_pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
+    judgements : the judgements of each protocol of :mod:`vse.eval.protocols.judged`, e.g. ``judged-expert``
     """
 
     cross_check: bool = True
@@ -60,6 +64,7 @@ class RankingOptions(NamedTuple):
     find_answers: bool = False
     recall_ks: Sequence[int] = DEFAULT_KS
     judged_pairs: JudgedPairs | None = None
+    judgements: Mapping[str, Judgements] = MappingProxyType({})
 
 
 DEFAULT_RANKING_OPTIONS = RankingOptions()
@@ -244,8 +249,11 @@ def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]
 def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING_OPTIONS) -> ProtocolQueries:
     """Return the ranked queries of a protocol; ``1k`` and ``sentence-1k`` have a fold per 1,000 images, the others one fold.
 
-    Ranks are compared with FAISS, except for ``cxc`` and ``eccv``, and for files that hold the scores of all pairs.
+    Ranks are compared with FAISS, except for protocols with judged answers, and for files that hold the scores of all pairs.
     """
+    if protocol in options.judgements:
+        fold = rank_judged_queries(embeddings, options.judgements[protocol])
+        return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _JUDGED_REASON)
     if protocol in COCO_PROTOCOLS:
         fold = rank_coco_queries(
             protocol, _coco_ids(embeddings), embeddings.caption_ids, *embeddings.score_blocks(), ks=options.recall_ks
@@ -255,9 +263,7 @@ def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions 
                 **fold,
                 **rank_intramodal_queries(embeddings, _coco_ids(embeddings), options.judged_pairs, options.recall_ks),
             }
-        return ProtocolQueries(
-            [_replace_rows_by_ids(embeddings, fold)], [], "its right answers are judged, not only the captions of the image"
-        )
+        return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _JUDGED_REASON)
     rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, find_answers=options.find_answers)
     n_folds = len(embeddings.image_ids) // N_IMAGES_PER_FOLD if protocol in FOLDED_PROTOCOLS else 1
     max_compared = -(-options.max_compared // n_folds) if options.cross_check else None
@@ -265,7 +271,7 @@ def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions 
     ranked = [rank_fold(part, max_compared, options.recall_ks) for part in parts]
     folds, agreements = [fold for fold, _ in ranked], [agreement for _, agreement in ranked if agreement is not None]
     if agreements:
-        _log_agreement(protocol, agreements)
+        log_agreement(protocol, agreements)
         return ProtocolQueries(folds, agreements)
     reason = "FAISS does not search scores of pairs" if options.cross_check else "--no-cross-check"
     return ProtocolQueries(folds, [], reason)
@@ -322,24 +328,3 @@ def _replace_rows_by_ids(embeddings: Embeddings, fold: QueriesByDirection) -> Qu
         query_ids, candidate_ids = ids[DIRECTIONS[name].query_kind], ids[DIRECTIONS[name].candidate_kind]
         replaced[name] = replace(queries, answers=queries.answers and queries.answers.with_ids(query_ids, candidate_ids))
     return replaced
-
-
-def _log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
-    parts = []
-    for direction in agreements[0].recalls:
-        found, exact = (
-            np.mean([of_fold[direction]["r1"] for of_fold in recalls])
-            for recalls in (
-                [agreement.recalls for agreement in agreements],
-                [agreement.exact_recalls for agreement in agreements],
-            )
-        )
-        n_queries = sum(agreement.n_compared[direction] for agreement in agreements)
-        exact_text = "" if agreements[0].search_description == EXACT_SEARCH_TEXT else f", exact {exact:.1f}"
-        parts.append(f"{direction} {found:.1f}{exact_text} of {n_queries:,} queries")
-    verb = (
-        "agrees with"
-        if agreements[0].search_description == EXACT_SEARCH_TEXT
-        else "finds candidates that, re-ranked, do not contradict"
-    )
-    log.info("%s: FAISS %s the exact ranks (R@1 %s)", protocol, verb, "; ".join(parts))

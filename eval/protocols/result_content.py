@@ -12,7 +12,7 @@ import faiss
 import numpy as np
 import torch
 
-from vse.eval.defaults import DEFAULT_KS, PHRASE_PROTOCOL
+from vse.eval.defaults import DEFAULT_KS, JUDGED_PREFIX, PHRASE_PROTOCOL
 from vse.eval.files.embeddings import parse_provenance
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.results import RESULT_VERSION, Combination, Result, file_reference, hash_file_content, mean_and_std
@@ -123,6 +123,8 @@ def summary_line(result: Result, protocol: str) -> str:
     parts = []
     for direction, direction_metrics in metrics.directions.items():
         names = [name for name in direction_metrics if name not in (*RANK_METRICS, *POSITION_METRICS)]
+        if protocol.startswith(JUDGED_PREFIX):
+            names = list(direction_metrics)
         if names:
             labels = "/".join(map(metric_title, names))
             labels = labels if "mAP@R" in labels else labels.replace("/R@", "/")

@@ -37,9 +37,7 @@ def compute_intervals(
     seed_queries, n_images = _renumber_images(seed_queries)
     rng = np.random.default_rng(seed)
     weights = (_sample_weights(seed_queries[0], n_images, n, rng) for n in _batch_sizes(samples, n_images))
-    return _map_leaves(
-        _compute_interval, _concatenate_batches([_average_seed_metrics(seed_queries, part) for part in weights])
-    )
+    return _map_leaves(compute_interval, _concatenate_batches([_average_seed_metrics(seed_queries, part) for part in weights]))
 
 
 def compute_differences(
@@ -81,7 +79,7 @@ def _summarise_difference(a: float, b: float, resampled: Floats, swapped: Floats
         "a": float(a),
         "b": float(b),
         "difference": float(difference),
-        "ci95": _compute_interval(resampled),
+        "ci95": compute_interval(resampled),
         "p": float((1 + np.count_nonzero(as_large)) / (1 + len(as_large))),
     }
 
@@ -137,7 +135,7 @@ def _merge_folds(first: QueriesByDirection, second: QueriesByDirection, n_images
     return both
 
 
-def _compute_interval(values: Floats) -> list[float]:
+def compute_interval(values: Floats) -> list[float]:
     """Return the 95% percentile interval of a metric over samples; samples in which it is NaN (no queries) are ignored."""
     outside = 100 * (1 - CONFIDENCE_LEVEL) / 2
     low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])

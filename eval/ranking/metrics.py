@@ -52,6 +52,7 @@ DIRECTIONS = {
         Direction("t2t", "text to text", "caption", "caption"),
         Direction("s2s", "sentence to sentence", "caption", "caption"),
         Direction("phrase", "phrase to region", "phrase", "region"),
+        Direction("pairs", "scores and ratings", "pair", "rating"),
     )
 }
 RANK_METRICS = ("medr", "meanr")  # metrics of ranks, which are better if they are lower
@@ -141,6 +142,11 @@ METRIC_TITLES = {
     **{name: metric.title for name, metric in POSITION_METRICS.items()},
     "map_at_r": "mAP@R",
     "rprecision": "R-Precision",
+    "r1_own": "own R@1",
+    "bpref": "bpref",
+    "judged10": "judged@10",
+    "tau_b": "tau-b",
+    "tau_c": "tau-c",
     "rsum": "rsum",
     "mean_recall": "mean recall",
     "bound": "upper bound",

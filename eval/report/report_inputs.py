@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -15,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from vse.eval.defaults import PHRASE_PROTOCOL
-from vse.eval.files.embeddings import Embeddings, read_embeddings
+from vse.eval.files.embeddings import Embeddings, find_dataset_file, read_embeddings, resolve_path
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import Result, read_result
@@ -67,7 +65,7 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
     """
     report_input = ReportInput(path, read_result(path))
     references = _file_references(report_input)
-    files = [_resolve_path(path, entry["file"]) for entry in references]
+    files = [resolve_path(path, entry["file"]) for entry in references]
     if embeddings:
         files[:1] = [embeddings]
     # A report displays the first seed alone; the scores of an ensemble need all members of that seed.
@@ -108,7 +106,7 @@ def _add_embeddings(
     if first.fold is not None and result.split != first.split:
         sentence = f"the result covers all folds; the queries below are those of fold {first.fold}"
         report_input = _add_missing(report_input, sentence)
-    return replace(report_input, embeddings=run, dataset_file=_dataset_file(files[0], first))
+    return replace(report_input, embeddings=run, dataset_file=find_dataset_file(files[0], first))
 
 
 def _add_phrases(
@@ -120,7 +118,7 @@ def _add_phrases(
     for entry in references[:1]:
         _check_sha256(report_input, files[0], run, entry)
     _check_against_result(report_input, files[0], run)
-    return replace(report_input, phrase_scores=run, dataset_file=_dataset_file(files[0], run))
+    return replace(report_input, phrase_scores=run, dataset_file=find_dataset_file(files[0], run))
 
 
 def _find_missing_reason(files: Sequence[Path], given: bool) -> str:
@@ -157,19 +155,6 @@ def _check_against_result(report_input: ReportInput, file: Path, run: Embeddings
     for name, value in ours.items():
         if theirs[name] != value:
             raise UserError(f"{file}: has {name} {value!r}, but {report_input.path} has {theirs[name]!r}")
-
-
-def _dataset_file(file: Path, run: FileMetadata) -> Path | None:
-    try:
-        captions = json.loads(run.provenance)["captions"]
-    except (json.JSONDecodeError, TypeError, KeyError):
-        return None
-    return _resolve_path(file, captions) if isinstance(captions, str) else None
-
-
-def _resolve_path(file: Path, relative: str) -> Path:
-    """Return a path that is relative to the folder of ``file``, without following links."""
-    return Path(os.path.normpath(file.parent / relative))
 
 
 def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:

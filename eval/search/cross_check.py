@@ -7,6 +7,7 @@ program and raises RuntimeError.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ from vse.eval.search.top_k import (
     build_both_searches,
     search,
 )
+
+log = logging.getLogger(__name__)
 
 # Relative to the product of both lengths, or to a sum of squares: float32 sums in another order differ by less.
 _MAX_ROUNDING_ERROR = 1e-5
@@ -224,3 +227,25 @@ def _best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Sco
         np.fill_diagonal(scores, -np.inf)
         best[own] = scores.max(1)
     return best
+
+
+def log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
+    """Log R@1 of the FAISS search of a protocol, over all folds."""
+    parts = []
+    for direction in agreements[0].recalls:
+        found, exact = (
+            np.mean([of_fold[direction]["r1"] for of_fold in recalls])
+            for recalls in (
+                [agreement.recalls for agreement in agreements],
+                [agreement.exact_recalls for agreement in agreements],
+            )
+        )
+        n_queries = sum(agreement.n_compared[direction] for agreement in agreements)
+        exact_text = "" if agreements[0].search_description == EXACT_SEARCH_TEXT else f", exact {exact:.1f}"
+        parts.append(f"{direction} {found:.1f}{exact_text} of {n_queries:,} queries")
+    verb = (
+        "agrees with"
+        if agreements[0].search_description == EXACT_SEARCH_TEXT
+        else "finds candidates that, re-ranked, do not contradict"
+    )
+    log.info("%s: FAISS %s the exact ranks (R@1 %s)", protocol, verb, "; ".join(parts))

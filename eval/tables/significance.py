@@ -16,6 +16,7 @@ from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRAS
 from vse.eval.files.cards import list_differing_facts
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
 from vse.eval.files.hdf5_fields import FileMetadata
+from vse.eval.files.judgements import read_judgement_files
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import (
     COMPARISON_KIND,
@@ -82,9 +83,10 @@ def compare_files(
     names, others = (select_protocols(paths, seeds, protocol) for paths, seeds in zip(models, runs, strict=True))
     out = _prepare_output(files, runs, out)
     not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
-    ranking, compared = RankingOptions(options.cross_check, options.cross_checked), {}
-    for name in names:
-        if name in others:
+    judgements = read_judgement_files(options, models[0][0], describe_test_set(a_parts))
+    ranking, compared = RankingOptions(options.cross_check, options.cross_checked, judgements=judgements), {}
+    for name in (*names, *judgements):
+        if name in others or name in judgements:
             first, second = (
                 rank_queries_of_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True)
             )

@@ -1,0 +1,224 @@
+"""People's judgements of pairs of an image and a caption: the files of Flickr8k, and TREC qrels.
+
+Hodosh, Young and Hockenmaier, "Framing Image Description as a Ranking Task", JAIR 2013, collected the judgements of Flickr8k.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from vse.eval.defaults import JUDGED_PREFIX
+from vse.eval.files.embeddings import find_dataset_file
+from vse.eval.files.split import Embeddings
+from vse.eval.options import EvaluateOptions
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
+from vse.pipeline.files.inputs import InputFile
+
+log = logging.getLogger(__name__)
+_N_LISTED_IDS = 5  # unknown ids in a message
+_MAX_BAD_SHARE = 0.01  # more lines that cannot be read are an error: the file is of another kind
+_OWN_ID = re.compile(r"(image|caption)-(-?\d{1,18})")  # as vse-eval --trec writes ids
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """The judged pairs of a file.
+
+    Attributes
+    ----------
+    kind : the kind of the file: ``expert``, ``crowd`` or ``qrels``
+    image_ids, caption_ids : (n_pairs,) ids of the image and of the caption of each pair
+    ratings : (n_pairs, n_raters) what each person said: 1 to 4 by an expert, the share of yes by a crowd, or a grade
+    grades : (n_pairs,) integers from 0: the sum of three experts' scores less 3, the percentage of yes, or a grade of qrels
+    right_from : the lowest grade of a pair that counts as right
+    facts : what a result file says about the judgements, such as the SHA-256 of the file
+    """
+
+    kind: str
+    image_ids: Int[np.ndarray, " n_pairs"]
+    caption_ids: Int[np.ndarray, " n_pairs"]
+    ratings: Float[np.ndarray, "n_pairs n_raters"]
+    grades: Int[np.ndarray, " n_pairs"]
+    right_from: int
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class _FileKind:
+    """A kind of file: how the fields of a line become a pair of ids and the ratings, and how these become a grade."""
+
+    n_fields: int
+    columns: str
+    pair: Callable[[Sequence[str]], tuple[str, str]]
+    ratings: Callable[[Sequence[str]], list[float]]
+    grade: Callable[[Sequence[float]], float]
+    right_from: int
+
+
+def _read_scores(fields: Sequence[str]) -> list[float]:
+    scores = [float(field) for field in fields[2:]]
+    if not all(1 <= score <= 4 for score in scores):
+        raise ValueError
+    return scores
+
+
+def _read_share(fields: Sequence[str]) -> list[float]:
+    yes, no = int(fields[3]), int(fields[4])
+    return [yes / (yes + no)]
+
+
+def _read_grade(fields: Sequence[str]) -> list[float]:
+    return [float(max(0, int(fields[3])))]
+
+
+FILE_KINDS = {
+    "expert": _FileKind(
+        5, "image, caption and three scores from 1 to 4", lambda f: (f[0], f[1]), _read_scores, lambda r: sum(r) - 3, 6
+    ),
+    "crowd": _FileKind(
+        5, "image, caption, share, yes and no", lambda f: (f[0], f[1]), _read_share, lambda r: round(100 * r[0]), 50
+    ),
+    "qrels": _FileKind(4, "query, 0, answer and grade", lambda f: (f[0], f[2]), _read_grade, lambda r: r[0], 1),
+}
+
+
+def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file: Path | None) -> Judgements:
+    """Read the judged pairs of a file whose image and caption are in a split.
+
+    Pairs with an unknown id are left out and counted, and a warning lists some of them. The same holds for lines that cannot
+    be read, unless they are more than 1%. ``dataset_file`` is the ``dataset.json`` that maps names of files, such as
+    ``1.jpg`` and ``1.jpg#2``, to ids; None if it is not known.
+
+    Raises UserError if the file is of another kind, or if no pair is known.
+    """
+    file = InputFile(path)
+    lines = file.read().decode("utf-8", "replace").splitlines()
+    form = FILE_KINDS[kind]
+    find_ids = _IdFinder(path, embeddings, dataset_file)
+    pairs: list[tuple[int, int]] = []
+    ratings: list[list[float]] = []
+    bad: list[int] = []
+    unknown: list[str] = []
+    for number, line in enumerate(lines, 1):
+        fields = line.split()
+        if not fields:
+            continue
+        try:
+            if len(fields) != form.n_fields:
+                raise ValueError
+            of_line = form.ratings(fields)
+        except (ValueError, ZeroDivisionError):
+            bad.append(number)
+            continue
+        ids = find_ids(*form.pair(fields))
+        if ids is None:
+            unknown.append(" and ".join(form.pair(fields)))
+        else:
+            pairs.append(ids)
+            ratings.append(of_line)
+    n_lines = len(pairs) + len(unknown) + len(bad)
+    if len(bad) > _MAX_BAD_SHARE * n_lines:
+        raise UserError(f"{path}: line {bad[0]} is not a judgement ({form.columns}), as {len(bad)} of {n_lines} lines")
+    if bad:
+        log.warning("%s: %d of %d lines cannot be read and are left out, e.g. line %d", path, len(bad), n_lines, bad[0])
+    if unknown:
+        listed = to_printable_line(", ".join(unknown[:_N_LISTED_IDS]))
+        log.warning("%s: %d of %d pairs are not of this split, e.g. %s", path, len(unknown), n_lines, listed)
+    if not pairs:
+        raise UserError(f"{path}: none of its {n_lines} pairs has an image and a caption of the split {embeddings.split!r}")
+    grades = np.array([form.grade(one) for one in ratings], np.int64)
+    facts = {
+        "file": path.name,
+        "sha256": file.sha256,
+        "pairs": len(pairs),
+        "right_pairs": int((grades >= form.right_from).sum()),
+        "unknown_pairs": len(unknown),
+        "unreadable_lines": len(bad),
+    }
+    image_ids, caption_ids = np.array(pairs, np.int64).T
+    return Judgements(kind, image_ids, caption_ids, np.array(ratings), grades, form.right_from, facts)
+
+
+class _IdFinder:
+    """A function from the two names of a pair to the ids of its image and its caption; None if one is not in the split.
+
+    A name is ``image-12`` or ``caption-34``, the name of an image file, such a name with ``#`` and the number of a caption, or
+    an id. Of ids, the first is the image's.
+    """
+
+    def __init__(self, path: Path, embeddings: Embeddings, dataset_file: Path | None) -> None:
+        self._path, self._dataset_file = path, dataset_file
+        self._images, self._captions = set(embeddings.image_ids.tolist()), set(embeddings.caption_ids.tolist())
+        self._ids_by_name: dict[str, int] | None = None
+
+    def __call__(self, one: str, other: str) -> tuple[int, int] | None:
+        if _kind_of_own_id(one) == "caption" or "#" in one:
+            one, other = other, one
+        image, caption = self._find(one), self._find(other)
+        if image is None or caption is None or image not in self._images or caption not in self._captions:
+            return None
+        return image, caption
+
+    def _find(self, name: str) -> int | None:
+        if match := _OWN_ID.fullmatch(name):
+            return int(match[2])
+        if re.fullmatch(r"-?\d{1,18}", name):
+            return int(name)
+        if self._ids_by_name is None:
+            if self._dataset_file is None:
+                raise UserError(f"{self._path}: names files, e.g. {name}; their data set is needed: --dataset dataset.json")
+            self._ids_by_name = _list_ids_by_name(load_dataset_file(self._dataset_file))
+        return self._ids_by_name.get(name)
+
+
+def _kind_of_own_id(name: str) -> str | None:
+    match = _OWN_ID.fullmatch(name)
+    return match[1] if match else None
+
+
+def _list_ids_by_name(dataset: Dataset) -> dict[str, int]:
+    """Return the id of each image by the name of its file, and of caption k of this image by this name, ``#`` and k."""
+    ids: dict[str, int] = {}
+    for image in dataset.images:
+        name = PurePosixPath(image.file).name
+        ids[name] = image.imgid
+        ids.update({f"{name}#{k}": caption.sentid for k, caption in enumerate(image.captions)})
+    return ids
+
+
+def read_judgement_files(options: EvaluateOptions, file: Path, run: Embeddings) -> dict[str, Judgements]:
+    """Return the judgements of each protocol that the options add, such as ``judged-expert``.
+
+    ``file`` and ``run`` are the embeddings of a whole test set. They name the data set, unless the options do.
+    """
+    files = parse_judgement_files(options.judgements, options.qrels)
+    if options.dataset is not None and not files:
+        raise UserError(f"{options.dataset}: --dataset is for names in --judgements; leave it out")
+    dataset_file = options.dataset or find_dataset_file(file, run)
+    return {f"{JUDGED_PREFIX}{kind}": read_judgements(kind, path, run, dataset_file) for kind, path in files.items()}
+
+
+def parse_judgement_files(options: Iterable[str], qrels: Path | None) -> dict[str, Path]:
+    """Return the file of each kind of judgements. ``options`` are texts such as ``expert=FILE`` or ``expert=FILE,crowd=FILE``.
+
+    Raises UserError for an unknown kind, or for two files of one kind.
+    """
+    given = [("qrels", str(qrels))] if qrels else []
+    for text in [part for option in options for part in option.split(",")]:
+        kind, is_pair, name = text.partition("=")
+        if not (is_pair and name) or kind not in FILE_KINDS:
+            raise UserError(f"--judgements {text}: KIND=FILE is needed, e.g. expert=FILE{did_you_mean(kind, FILE_KINDS)}")
+        given.append((kind, name))
+    repeated = next((kind for kind, _ in given if [other for other, _ in given].count(kind) > 1), None)
+    if repeated:
+        raise UserError(f"--judgements: two files of the kind {repeated}; evaluate them one after the other")
+    return {kind: Path(name) for kind, name in given}

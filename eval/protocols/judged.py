@@ -1,0 +1,241 @@
+"""The protocols ``judged-expert``, ``judged-crowd`` and ``judged-qrels``: right answers are pairs that people accept.
+
+The candidates are the *pool*: the images and the captions that were judged at least once. A pair is right if people accepted
+it, or if the caption was written for the image and nobody judged the pair. Such an own pair has the highest grade. Other
+pairs without a judgement count as wrong in R@1, R-Precision, mAP@R and nDCG@10, which are therefore lower bounds. bpref
+ignores them, and judged@10 is the share of the first ten answers that were judged.
+
+Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG); Buckley and Voorhees,
+"Retrieval evaluation with incomplete information", SIGIR 2004 (bpref); Musgrave et al., "A Metric Learning Reality Check",
+ECCV 2020 (mAP@R); Kendall, "The treatment of ties in ranking problems", Biometrika 1945 (tau-b); Stuart, "The estimation and
+comparison of strengths of association in contingency tables", Biometrika 1953 (tau-c). Hessel et al., "CLIPScore", EMNLP
+2021, report tau of scores and judgements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vse.eval.files.judgements import Judgements
+from vse.eval.files.split import Embeddings
+from vse.eval.protocols.result_content import mean_and_std_over_seeds
+from vse.eval.ranking.answers import BestAnswers
+from vse.eval.ranking.bootstrap import compute_interval
+from vse.eval.ranking.metrics import Floats, MeasuredQueries, QueriesByDirection
+from vse.eval.ranking.ranks import Ints, iter_caption_scores
+from vse.pipeline.errors import UserError
+
+_DEPTH = 10  # of nDCG@10 and judged@10
+_UNJUDGED = -1  # the grade of a pair without judgement
+
+
+class JudgedQuery(NamedTuple):
+    """The grades of a query's candidates, in the order of their scores.
+
+    grades : (n_candidates,) grade of each candidate; -1 without a judgement
+    own : (n_candidates,) whether a candidate is the query's own caption or image
+    best_right, best_wrong : the row, among the candidates, of the best right and of the best wrong one
+    right_score, wrong_score : their scores
+    """
+
+    grades: Ints
+    own: NDArray[np.bool_]
+    best_right: int
+    best_wrong: int
+    right_score: float
+    wrong_score: float
+
+
+def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDirection:
+    """Return the queries of both directions that have a right answer in the pool, with their metrics and best answers.
+
+    Of equal scores, candidates with a lower grade come first. Raises UserError if no query has a right answer.
+    """
+    pool = _Pool(run, judgements)
+    directions = {}
+    for name, ranked in (("i2t", pool.rank_captions()), ("t2i", pool.rank_images())):
+        rows, queries = [], []
+        for row, query in ranked:
+            rows.append(row)
+            queries.append(query)
+        if not queries:
+            raise UserError(f"the judgements {judgements.kind} have no right answer to any query of {name}")
+        directions[name] = pool.measure(name, np.array(rows), queries)
+    return directions
+
+
+class _Pool:
+    """The judged images and captions of a split, as its rows, and the grade of each of their pairs."""
+
+    def __init__(self, run: Embeddings, judgements: Judgements) -> None:
+        self._run, self._right_from = run, judgements.right_from
+        image_rows, caption_rows, known = _find_rows(run, judgements)
+        grades = judgements.grades[known]
+        self.images, images = np.unique(image_rows, return_inverse=True)
+        self.captions, captions = np.unique(caption_rows, return_inverse=True)
+        self._image_of_caption = run.image_of_caption()
+        own = self.images[:, None] == self._image_of_caption[self.captions]
+        self._grades = np.full(own.shape, _UNJUDGED, np.int64)
+        self._grades[images, captions] = grades
+        self._grades[own & (self._grades == _UNJUDGED)] = max(grades.max(initial=0), judgements.right_from)
+        self._own = own
+
+    def rank_captions(self) -> Iterator[tuple[int, JudgedQuery]]:
+        """Yield the index of each image that has a right caption, and the order of the captions."""
+        blocks, _ = self._run.score_blocks()
+        columns = torch.from_numpy(self.captions)
+        for span in blocks.row_slices:
+            here = np.flatnonzero((self.images >= span.start) & (self.images < span.stop))
+            scores = blocks.score(span, columns).cpu().numpy()
+            for image in here.tolist():
+                if (self._grades[image] >= self._right_from).any():
+                    yield image, self._order(scores[self.images[image] - span.start], self._grades[image], self._own[image])
+
+    def rank_images(self) -> Iterator[tuple[int, JudgedQuery]]:
+        """Yield the index of each caption that has a right image, and the order of the images."""
+        i2t, t2i = self._run.score_blocks()
+        for part, scores in iter_caption_scores(t2i or i2t, self.captions):
+            for n, caption in enumerate(part.tolist()):
+                if (self._grades[:, caption] >= self._right_from).any():
+                    yield caption, self._order(scores[self.images, n], self._grades[:, caption], self._own[:, caption])
+
+    def _order(self, scores: NDArray[np.floating], grades: Ints, own: NDArray[np.bool_]) -> JudgedQuery:
+        order = np.lexsort((grades, -scores))
+        right = grades[order] >= self._right_from
+        first_right, first_wrong = int(order[right.argmax()]), int(order[right.argmin()])
+        wrong_score = float(scores[first_wrong]) if not right.all() else -np.inf
+        return JudgedQuery(grades[order], own[order], first_right, first_wrong, float(scores[first_right]), wrong_score)
+
+    def measure(self, direction: str, rows: Ints, queries: list[JudgedQuery]) -> MeasuredQueries:
+        """Return the queries at ``rows`` of the pool with the metrics of each."""
+        of_queries, of_answers = (self.images, self.captions) if direction == "i2t" else (self.captions, self.images)
+        values = [_compute_metrics(query, self._right_from) for query in queries]
+        query_rows = of_queries[rows]
+        answers = BestAnswers(
+            query_rows,
+            np.array([np.argmax(query.grades >= self._right_from) for query in queries]),
+            of_answers[[query.best_right for query in queries]],
+            np.array([query.right_score for query in queries]),
+            of_answers[[query.best_wrong for query in queries]],
+            np.array([query.wrong_score for query in queries]),
+        )
+        return MeasuredQueries(
+            query_rows if direction == "i2t" else self._image_of_caption[query_rows],
+            {name: np.array([of_query[name] for of_query in values]) for name in values[0]},
+            answers=answers,
+        )
+
+
+def _compute_metrics(query: JudgedQuery, right_from: int) -> dict[str, float]:
+    """Return the metrics of a query in percent."""
+    right, judged = query.grades >= right_from, query.grades != _UNJUDGED
+    n_right = int(right.sum())
+    precision = np.cumsum(right) / np.arange(1, len(right) + 1)
+    values = {
+        "r1": right[0],
+        "r1_own": query.own[0],
+        "rprecision": right[:n_right].mean(),
+        "map_at_r": precision[:n_right][right[:n_right]].sum() / n_right,
+        "ndcg10": _ndcg(query.grades),
+        "bpref": _bpref(right, judged & ~right),
+        "judged10": judged[:_DEPTH].mean(),
+    }
+    return {name: 100 * float(value) for name, value in values.items()}
+
+
+def _ndcg(grades: Ints) -> float:
+    """Return nDCG@10 with the grades as gains: the sum of grade / log2(2 + p) over positions p < 10, over its maximum."""
+    gains = np.maximum(grades, 0)
+    best = np.sort(gains)[::-1][:_DEPTH]
+    discounts = 1 / np.log2(np.arange(len(best)) + 2)
+    return float((gains[:_DEPTH] * discounts).sum() / (best * discounts).sum())
+
+
+def _bpref(right: NDArray[np.bool_], wrong: NDArray[np.bool_]) -> float:
+    """Return bpref: the mean over right answers of 1 - min(n, R) / min(N, R).
+
+    n is the number of judged wrong answers before the right one, N the number of all judged wrong answers, R that of right
+    ones. Without judged wrong answers before it, a right answer counts 1.
+    """
+    n_right, n_wrong = int(right.sum()), int(wrong.sum())
+    before = np.minimum(np.cumsum(wrong)[right], n_right)
+    return float(np.mean(1 - before / max(1, min(n_wrong, n_right))))
+
+
+N_CORRELATION_SAMPLES = 200  # bootstrap samples of tau, which takes longer than a mean
+CORRELATION_TITLES = {"tau_b": "tau-b", "tau_c": "tau-c"}
+
+
+_Intervals = dict[str, list[float]]
+
+
+def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) -> tuple[dict[str, Any], _Intervals]:
+    """Return Kendall's tau-b and tau-c of image-to-text scores and ratings, in percent, and their 95% intervals.
+
+    tau = (P - Q) / D counts the pairs of judged pairs that scores and ratings order alike (P) and unlike (Q). D of tau-b is
+    sqrt((P + Q + T)(P + Q + U)), with the ties T of the scores alone and U of the ratings alone. D of tau-c is
+    n^2 (m - 1) / 2m for n values and the smaller number m of different values.
+
+    Each rating counts, and own pairs are left out, as in CLIPScore. With several seeds, tau is a mean and a standard
+    deviation. The bootstrap resamples images. Both dictionaries are empty if the ratings are all equal.
+    """
+    rated = [_RatedPairs.of(run, judgements) for run in seeds]
+    first = rated[0]
+    if len(np.unique(first.ratings)) < 2:
+        return {}, {}
+    whole = [one.correlate(slice(None)) for one in rated]
+    rng = np.random.default_rng(0)
+    order = np.argsort(first.images, kind="stable")
+    of_image = np.split(order, np.flatnonzero(np.diff(first.images[order])) + 1)
+    samples: dict[str, list[float]] = {name: [] for name in CORRELATION_TITLES}
+    for _ in range(N_CORRELATION_SAMPLES):
+        pairs = np.concatenate([of_image[k] for k in rng.integers(0, len(of_image), len(of_image))])
+        drawn = [one.correlate(pairs) for one in rated]
+        for name, values in samples.items():
+            values.append(float(np.mean([one[name] for one in drawn])))
+    return mean_and_std_over_seeds(whole), {name: compute_interval(np.array(values)) for name, values in samples.items()}
+
+
+class _RatedPairs(NamedTuple):
+    """The judged pairs that are not own pairs: row of the image (n,), score (n,) and ratings (n, n_raters) of each."""
+
+    images: Ints
+    scores: Floats
+    ratings: Floats
+
+    @classmethod
+    def of(cls, run: Embeddings, judgements: Judgements) -> _RatedPairs:
+        images, captions, known = _find_rows(run, judgements)
+        foreign = run.image_of_caption()[captions] != images
+        images, captions, ratings = images[foreign], captions[foreign], judgements.ratings[known][foreign]
+        blocks, _ = run.score_blocks()
+        scores = np.empty(len(images))
+        columns, column = np.unique(captions, return_inverse=True)
+        for span in blocks.row_slices:
+            here = np.flatnonzero((images >= span.start) & (images < span.stop))
+            of_span = blocks.score(span, torch.from_numpy(columns)).cpu().numpy()
+            scores[here] = of_span[images[here] - span.start, column[here]]
+        return cls(images, scores, ratings)
+
+    def correlate(self, pairs: Ints | slice) -> dict[str, float]:
+        from scipy.stats import kendalltau
+
+        ratings = self.ratings[pairs]
+        scores = np.repeat(self.scores[pairs], ratings.shape[1])
+        tau = {name: kendalltau(scores, ratings.ravel(), variant=name[-1]).statistic for name in CORRELATION_TITLES}
+        return {name: 100 * float(value) for name, value in tau.items()}
+
+
+def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Return the rows of the images and captions of the judged pairs in ``run``, and which pairs are in ``run``."""
+    rows = []
+    for ids, wanted in ((run.image_ids, judgements.image_ids), (run.caption_ids, judgements.caption_ids)):
+        row_of = {int(id_): row for row, id_ in enumerate(ids)}
+        rows.append(np.array([row_of.get(id_, -1) for id_ in wanted.tolist()], np.int64))
+    known = (rows[0] >= 0) & (rows[1] >= 0)
+    return rows[0][known], rows[1][known], known
