@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
-from vse.pipeline.dataset.similar_photos import group_similar_photos
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
 from vse.pipeline.files.writing import read_json, remove_temporary_files, write_bytes, write_text
+from vse.pipeline.imports.sampled_splits import sample_splits
 
 _SPLIT_BY_ALIAS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
 _SPLIT_BY_ALIAS |= dict.fromkeys(("dev", "valid", "validation"), "val")
@@ -222,7 +221,10 @@ class RowCollector:
         has_splits = next(iter(self._image_by_file.values())).split is not None
         if has_splits and (self._settings.val, self._settings.test) != (None, None):
             raise UserError("the source has splits, so none are sampled; leave --val and --test out")
-        sampled = {} if has_splits else self._sample_splits(images_folder)
+        sampled: dict[str, str] = {}
+        if not has_splits:
+            val, test = self._sample_share("val"), self._sample_share("test")
+            sampled = sample_splits(self.list_image_files(), val, test, self._settings.seed, images_folder)
         entries: list[dict[str, Any]] = []
         n_captions = 0
         for index, (file, image) in enumerate(self._image_by_file.items()):
@@ -245,43 +247,6 @@ class RowCollector:
     def _sample_share(self, split: str) -> float:
         share = {"val": self._settings.val, "test": self._settings.test}[split]
         return 0.1 if share is None else share
-
-    def _sample_splits(self, images_folder: Path | None) -> dict[str, str]:
-        """Return a random split for each file, which depends on the file names and the seed, not on the order of the rows.
-
-        Photos that look alike get the same split, unless there are so many that a split would lack over half of its images.
-        """
-        shares = {split: self._sample_share(split) for split in ("val", "test")}
-        if sum(shares.values()) >= 1:
-            raise UserError(f"--val {shares['val']} and --test {shares['test']} leave no images for training")
-        order = sorted(self._image_by_file, key=lambda file: hashlib.sha256(f"{self._settings.seed} {file}".encode()).digest())
-        sizes = {split: round(share * len(order)) for split, share in shares.items()}
-        single = [[index] for index in range(len(order))]
-        groups = single
-        if images_folder is not None and any(sizes.values()):
-            groups = group_similar_photos([images_folder / file for file in order])
-        sampled = _fill_splits(groups, sizes)
-        counts = Counter(sampled)
-        n_alike = sum(len(group) for group in groups if len(group) > 1)
-        if any(counts[split] < size / 2 for split, size in sizes.items()):
-            log.warning("%d of %d photos look like others, too many to keep each group in one split", n_alike, len(order))
-            sampled = _fill_splits(single, sizes)
-        elif n_alike:
-            log.info("%d photos look like others; each group of such photos is in one split", n_alike)
-        return dict(zip(order, sampled, strict=True))
-
-
-def _fill_splits(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> list[str]:
-    """Return the split of each index. A group goes to the first split that has room for all of it, or else to train."""
-    splits = ["train"] * sum(map(len, groups))
-    room = dict(sizes)
-    for group in groups:
-        split = next((split for split in room if len(group) <= room[split]), None)
-        if split is not None:
-            room[split] -= len(group)
-            for index in group:
-                splits[index] = split
-    return splits
 
 
 def normalize_image_path(name: str) -> str:
