@@ -40,6 +40,7 @@ class Judgements:
     ratings : (n_pairs, n_raters) what each person said: 1 to 4 by an expert, the share of yes by a crowd, or a grade
     grades : (n_pairs,) integers from 0: the sum of three experts' scores less 3, the percentage of yes, or a grade of qrels
     right_from : the lowest grade of a pair that counts as right
+    path : the file
     facts : what a result file says about the judgements, such as the SHA-256 of the file
     """
 
@@ -49,6 +50,7 @@ class Judgements:
     ratings: Float[np.ndarray, "n_pairs n_raters"]
     grades: Int[np.ndarray, " n_pairs"]
     right_from: int
+    path: Path
     facts: Mapping[str, Any]
 
 
@@ -137,7 +139,6 @@ def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file:
         raise UserError(f"{path}: none of its {n_lines} pairs has an image and a caption of the split {embeddings.split!r}")
     grades = np.array([form.grade(one) for one in ratings], np.int64)
     facts = {
-        "file": path.name,
         "sha256": file.sha256,
         "pairs": len(pairs),
         "right_pairs": int((grades >= form.right_from).sum()),
@@ -145,7 +146,7 @@ def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file:
         "unreadable_lines": len(bad),
     }
     image_ids, caption_ids = np.array(pairs, np.int64).T
-    return Judgements(kind, image_ids, caption_ids, np.array(ratings), grades, form.right_from, facts)
+    return Judgements(kind, image_ids, caption_ids, np.array(ratings), grades, form.right_from, path, facts)
 
 
 class _IdFinder:

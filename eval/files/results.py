@@ -149,6 +149,7 @@ class Result(BaseModel):
     trained_on: str | None = None
     unfinished: list[dict[str, str]] = []
     cross_check: dict[str, dict[str, Any]] = {}
+    judgements: dict[str, dict[str, Any]] = {}
     sha256: str | None = None
 
     @property

@@ -18,6 +18,7 @@ Ensembles (``ensemble.py``), the COCO protocols (``coco.py``), judgements (``jud
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -196,7 +197,9 @@ def _evaluate_model(
     if pairs is not None:
         content["cxc"] = pairs.sha256_by_file
     if judgements:
-        content["judgements"] = {name: one.facts for name, one in judgements.items()}
+        content["judgements"] = {
+            name: {"file": os.path.relpath(one.path, out.parent), **one.facts} for name, one in judgements.items()
+        }
     if options.ensemble:
         content["ensemble"] = [
             {"experiment": experiment_name(path, run), "seed": run.seed} for path, run in model.input_members

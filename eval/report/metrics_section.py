@@ -18,7 +18,14 @@ from vse.eval.ranking.metrics import DIRECTIONS, METRIC_TITLES, build_fold, metr
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.charts import Bars, chance_recall, draw_recall_bars
 
-_PROTOCOL_TITLES = {"sentence": "captions query captions", "cxc": "Crisscrossed Captions (CxC)", "eccv": "ECCV Caption"}
+_PROTOCOL_TITLES = {
+    "sentence": "captions query captions",
+    "cxc": "Crisscrossed Captions (CxC)",
+    "eccv": "ECCV Caption",
+    "judged-expert": "judged by experts",
+    "judged-crowd": "judged by a crowd",
+    "judged-qrels": "judged (qrels)",
+}
 _RECALL_NAMES = ("r1", "r5", "r10")
 _BAR_METRIC_NAMES = (*_RECALL_NAMES, "bound")  # bars of a chart, if the result has them
 

@@ -17,6 +17,7 @@ from vse.eval.files.results import Result
 from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
+from vse.eval.report.accepted import AcceptedAnswer, find_accepted_answers
 from vse.eval.report.charts import (
     RESULT_COLOURS,
     Curve,
@@ -105,6 +106,7 @@ def write_report(
     photos = _load_dataset_photos(inputs, data, missing)
     galleries: list[Gallery] = []
     phrases, hardest = None, _HardestNegatives()
+    accepted: list[AcceptedAnswer] = []
     if are_phrase_results(inputs):
         phrases = build_phrase_section(inputs, photos.dataset if photos else None, queries, seed, missing)
     elif photos:
@@ -119,8 +121,10 @@ def write_report(
                 build_gallery(direction, runs, ranks, photos, queries, seed, attention, gallery)
                 for direction in ("i2t", "t2i")
             ]
-        if len(inputs) == 1 and inputs[0].negative_table is not None:
-            hardest = _HardestNegatives(*find_hardest_negatives(inputs[0].negative_table, photos))
+        if len(inputs) == 1:
+            if inputs[0].negative_table is not None:
+                hardest = _HardestNegatives(*find_hardest_negatives(inputs[0].negative_table, photos))
+            accepted = find_accepted_answers(inputs[0], photos, missing)
         missing += _describe_missing_photos(photos)
     differences: list[ReportDifference] = []
     if len(ranks) == 2 and inputs[0].embeddings:
@@ -147,6 +151,7 @@ def write_report(
         n_words=max((one.max_words for one in galleries), default=0),
         explanations=ATTENTION_EXPLANATIONS,
         brackets=BRACKET_NOTE,
+        accepted=accepted,
         hardest=hardest,
         differing_settings=_differing_settings(inputs),
         missing=missing,

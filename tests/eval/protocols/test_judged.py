@@ -13,6 +13,7 @@ import pytrec_eval
 from tests.eval.evaluating import Fails, result_of, succeeds
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.report.report import write_report
 
 N_IMAGES, N_CAPTIONS = 30, 45  # the captions 0 to 29 are the first ones of the images, the others second ones
 DIRECTIONS = ("i2t", "t2i")
@@ -154,12 +155,15 @@ def test_judgements_on_shuffled_captions_are_at_chance(tmp_path: Path) -> None:
 PHOTOS = {"a.jpg": 100, "b.jpg": 101, "c.jpg": 102}
 
 
-def write_flickr(tmp_path: Path, expert: str) -> tuple[Path, Path, Path]:
-    """Write embeddings, a file of experts, and the data set that has the names of the photographs. Each has one caption."""
+def write_flickr(tmp_path: Path, expert: str, order: tuple[int, ...] = (0, 1, 2)) -> tuple[Path, Path, Path]:
+    """Write embeddings, a file of experts, and the data set that has the names of the photographs. Each has one caption.
+
+    The vector of caption k is that of image ``order[k]``.
+    """
     rng = np.random.default_rng(0)
     images = unit_rows(rng.standard_normal((3, 4)).astype(np.float32))
     ids = {"image_ids": np.arange(100, 103), "caption_ids": np.arange(1000, 1003), "caption_image_ids": np.arange(100, 103)}
-    run = Embeddings(**ids, dataset="toy", split="test", images=images, captions=images, experiment="e")
+    run = Embeddings(**ids, dataset="toy", split="test", images=images, captions=images[list(order)], experiment="e")
     entries = [
         {
             "imgid": imgid,
@@ -236,3 +240,20 @@ def test_a_comparison_tests_the_judged_metrics_too(tmp_path: Path) -> None:
     succeeds(eval_main, *files, "--compare", "--qrels", qrels, "--bootstrap", 200, "--out", out)
     compared = json.loads(out.read_text())["comparisons"]["judged-qrels"]
     assert compared["i2t"]["r1"]["difference"] > 0
+
+
+def test_a_report_displays_errors_that_people_accept(tmp_path: Path) -> None:
+    """The caption of b comes first for a, which people accept, and that of a for b, which they do not."""
+    file, expert, dataset = write_flickr(tmp_path, "a.jpg b.jpg#0 4 3 3\nb.jpg a.jpg#0 1 1 2\n", order=(1, 0, 2))
+    result = tmp_path / "result.json"
+    succeeds(eval_main, file, "--judgements", f"expert={expert}", "--dataset", dataset, "--out", result)
+    page = write_report([result], tmp_path / "report.html", data=dataset).read_text(encoding="utf-8")
+    assert "Accepted by people" in page
+    assert page.count("of 4</p>") == 1
+    assert "experts: 4, 3, 3 of 4" in page
+    expert.write_text("a.jpg b.jpg#0 4 4 4\n")
+    page = write_report([result], tmp_path / "report.html", data=dataset).read_text(encoding="utf-8")
+    assert "ExpertAnnotations.txt have changed since the evaluation" in page
+    expert.unlink()
+    page = write_report([result], tmp_path / "report.html", data=dataset).read_text(encoding="utf-8")
+    assert "ExpertAnnotations.txt cannot be read" in page
