@@ -17,6 +17,7 @@ N_CROSS_CHECK_QUERIES = 1000  # queries of each direction that are compared with
 N_COMPARISON_SAMPLES = 10_000  # samples of the test images for a p-value
 DEFAULT_KS = (1, 5, 10)  # the K of R@K in every result; rsum adds up these recalls of both directions
 TREC_DEPTH = 1000  # answers for each query in a run file
+FAMILY_METHODS = ("holm", "bonferroni", "fdr")  # corrections of p-values for the number of comparisons
 COST_NAMES = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # in seconds and MB
 N_REPORT_QUERIES = 12  # queries of each direction that a report displays
 N_GALLERY_QUERIES = 20  # best queries, and worst queries, of each direction in the gallery of a report

@@ -11,6 +11,7 @@ from vse.eval.defaults import (
     COST_NAMES,
     DEFAULT_IOU_THRESHOLD,
     DEFAULT_KS,
+    FAMILY_METHODS,
     N_BOOTSTRAP_SAMPLES,
     N_COMPARISON_SAMPLES,
     N_CROSS_CHECK_QUERIES,
@@ -177,3 +178,7 @@ class TableRequest(Options):
     """For a published table: use our results on this data set instead of the data set of each row."""
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
     """For the table ladder: the cost, in seconds or MB, that is weighed against rsum.  [default: total_s]"""
+    family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
+    """For the table compare: how p-values are corrected for the number of comparisons.  [default: holm]"""
+    metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
+    """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""

@@ -71,6 +71,33 @@ def compute_differences(
     return _map_leaves(_summarise_difference, *observed, _concatenate_batches(resampled), _concatenate_batches(swapped))
 
 
+def resample_seed_metric(
+    systems: Sequence[Sequence[SeedQueries]], metric: Sequence[str], samples: int, rng: np.random.Generator
+) -> tuple[list[Floats], list[Floats]]:
+    """Return a metric of each seed of each system, (n_seeds,), and in each bootstrap sample, (n_seeds, samples).
+
+    All seeds of all systems use the same samples of images. ``metric`` are the keys of the metric in the metrics of a fold.
+    """
+    every, n_images = _renumber_images([queries for seeds in systems for queries in seeds])
+    observed = [_pick(average_metrics([fold_metrics(fold) for fold in folds]), metric) for folds in every]
+    parts: list[list[Floats]] = [[] for _ in every]
+    for n in _batch_sizes(samples, n_images):
+        weights = _sample_weights(every[0], n_images, n, rng)
+        for part, folds in zip(parts, every, strict=True):
+            part.append(_pick(resample_metrics(folds, weights), metric))
+    resampled = [np.concatenate(part) for part in parts]
+    ends = np.cumsum([len(seeds) for seeds in systems])
+    spans = [slice(end - len(seeds), end) for end, seeds in zip(ends, systems, strict=True)]
+    return [np.array(observed[span]) for span in spans], [np.stack(resampled[span]) for span in spans]
+
+
+def _pick(metrics: dict[str, Any], keys: Sequence[str]) -> Any:
+    value: Any = metrics
+    for key in keys:
+        value = value[key]
+    return value
+
+
 def _summarise_difference(a: float, b: float, resampled: Floats, swapped: Floats) -> dict[str, Any]:
     difference = a - b
     # A swap that only changes the order of a sum must count as equal. Metrics are in percent, and 1e-9 is no difference.

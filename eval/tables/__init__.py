@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TABLE_CLASS_PATHS = {
     "summary": "vse.eval.tables.summary:SummaryTable",
     "significance": "vse.eval.tables.significance:SignificanceTable",
+    "compare": "vse.eval.tables.compared:ComparedTable",
     "ladder": "vse.eval.tables.ladder:LadderTable",
     "cards": "vse.eval.tables.cards:CardsTable",
 }

@@ -77,7 +77,7 @@ class TableKind(ABC):
         Raises UserError if result files are missing, if an option does not apply to this table, or if ``out`` must not be
         replaced.
         """
-        for option in ("dataset", "cost"):
+        for option in ("dataset", "cost", "family", "metric"):
             if getattr(request, option) is not None and option not in self.option_names:
                 raise UserError(f"--{option}: the table {self.name} has no such option; leave it out")
         if self.needs_results and not request.results:

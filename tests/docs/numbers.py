@@ -33,11 +33,10 @@ class PageNumber:
     def recompute(self) -> str:
         """Return the number from the file, with the decimals and the interval of the page's text."""
         table = pd.read_csv(self.file, keep_default_na=False)
-        if "protocol" in table and (table["protocol"] == "full").any():
-            table = table[table["protocol"] == "full"]
-        values = (
-            _of_comparison(table, self.row, self.column) if "comparison" in table else _of_result(table, self.row, self.column)
-        )
+        row, _, protocol = self.row.partition(" by ")
+        if "protocol" in table and (table["protocol"] == (protocol or "full")).any():
+            table = table[table["protocol"] == (protocol or "full")]
+        values = _of_comparison(table, row, self.column) if "comparison" in table else _of_result(table, row, self.column)
         printed = _NUMBER.findall(self.text)
         texts = [f"{value:,.{len(one.partition('.')[2])}f}" for one, value in zip(printed, values, strict=False)]
         assert len(texts) == len(printed), f"{self.file}: the row {self.row!r} has no interval"

@@ -1,0 +1,157 @@
+"""The table ``compare``: all pairs of systems on the same images, and letters for systems that cannot be told apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from vse.eval.files.embeddings import Embeddings, check_same_split, resolve_path
+from vse.eval.files.results import Result, drop_comparisons, mean_and_std, read_result
+from vse.eval.options import TableRequest
+from vse.eval.protocols.protocols import RankingOptions, rank_queries_of_seeds, read_seed_embeddings
+from vse.eval.ranking.bootstrap import SeedQueries
+from vse.eval.ranking.families import ComparedFamily, assign_letters, compare_all_pairs
+from vse.eval.ranking.metrics import metric_title
+from vse.eval.tables.summary import method_name
+from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, format_latex_table, metric_cell
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import write_text
+
+_PROTOCOL = "full"
+_DEFAULT_METRIC, _DEFAULT_FAMILY = "rsum", "holm"
+_BOLD = re.compile(r"\*\*(.*?)\*\*")
+
+
+class _System(NamedTuple):
+    """A system: its result, and the ranked queries of each seed."""
+
+    path: Path
+    result: Result
+    queries: Sequence[SeedQueries]
+
+
+class ComparedTable(TableKind):
+    """``vse-table compare``: a row per pair in the CSV file, and a row per system on the terminal and in LaTeX."""
+
+    first_columns = ("dataset", "split", "protocol", "metric", "a", "b")
+    option_names = frozenset({"family", "metric"})
+
+    def build_frame(self, request: TableRequest) -> pd.DataFrame:
+        metric, family = request.metric or _DEFAULT_METRIC, request.family or _DEFAULT_FAMILY
+        systems = _read_systems(drop_comparisons(request.results), metric)
+        if len(systems) < 2:
+            raise UserError("the table compare needs at least two results")
+        keys = [metric] if metric in ("rsum", "mean_recall") else metric.split("_", 1)
+        return _build_frame(systems, compare_all_pairs([one.queries for one in systems], keys, family), metric, family)
+
+    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+        return build_printed_comparison(frame)
+
+    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
+        if out.suffix == ".tex":
+            return write_text(out, _BOLD.sub(r"\\textbf{\1}", format_latex_table(self.build_cells(frame, request))))
+        return super().write(frame, out, request)
+
+
+def _read_systems(paths: Sequence[Path], metric: str) -> list[_System]:
+    systems: list[_System] = []
+    first: tuple[Path, Embeddings] | None = None
+    for path in paths:
+        result = read_result(path)
+        protocol = result.protocols.get(_PROTOCOL)
+        if protocol is None or protocol.metric(metric) is None:
+            known = [] if protocol is None else [f"{d}_{name}" for d, of in protocol.directions.items() for name in of]
+            reason = f"has no metric {metric!r} of the whole split"
+            raise UserError(f"{path}: {reason}{f'; it has rsum, {chr(44).join(known)}' if known else ''}")
+        files = [resolve_path(path, entry["file"]) for entry in result.provenance.get("embeddings", [])]
+        if not files:
+            raise UserError(f"{path}: does not name its embeddings, which the table compare reads; evaluate files")
+        if result.ensemble:
+            raise UserError(f"{path}: is an ensemble; save its scores with vse-eval --ensemble --save, and evaluate them")
+        seeds = read_seed_embeddings(files)
+        first = first or (files[0], seeds[0])
+        check_same_split(*first, files[0], seeds[0])
+        ranked = rank_queries_of_seeds(files, seeds, _PROTOCOL, RankingOptions(cross_check=False))
+        systems.append(_System(path, result, [one.folds for one in ranked]))
+    return systems
+
+
+def _build_frame(systems: Sequence[_System], family: ComparedFamily, metric: str, method: str) -> pd.DataFrame:
+    differs = np.zeros((len(systems), len(systems)), bool)
+    for pair in family.pairs:
+        differs[pair.a, pair.b] = differs[pair.b, pair.a] = pair.is_significant
+    letters = assign_letters(family.values, differs)
+    names = _name_systems(systems)
+    rows: list[dict[str, Any]] = []
+    for pair in family.pairs:
+        first, second = systems[pair.a], systems[pair.b]
+        row: dict[str, Any] = {
+            "dataset": first.result.dataset,
+            "split": first.result.split,
+            "protocol": _PROTOCOL,
+            "metric": metric,
+        }
+        row |= {"a": names[pair.a], "b": names[pair.b], "difference": pair.difference}
+        row |= {"low": pair.interval[0], "high": pair.interval[1]}
+        row |= {"p": f"{pair.p:.4f}", "p_corrected": f"{pair.p_corrected:.4f}"}
+        row |= {"significant": "yes" if pair.is_significant else "no", "family": method, "comparisons": len(family.pairs)}
+        row |= {"smallest_visible": family.smallest_visible}
+        for side, index, system in (("a", pair.a, first), ("b", pair.b, second)):
+            protocol = system.result.protocols[_PROTOCOL]
+            row |= {f"{side}_value": family.values[index], f"{side}_std": mean_and_std(protocol.metric(metric))[1]}
+            row |= {f"{side}_letters": letters[index], f"{side}_seeds": len(system.queries), f"{side}_file": system.path.name}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _name_systems(systems: Sequence[_System]) -> list[str]:
+    """Return the names of the systems: the methods, or the names of the files if two methods have the same name."""
+    names = [method_name(one.result) for one in systems]
+    return [name if names.count(name) == 1 else one.path.stem for name, one in zip(names, systems, strict=True)]
+
+
+def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
+    """Return a row per system, the best first, with its letters, its difference to the best one and the p-value.
+
+    The systems that cannot be told apart from the best one are bold.
+    """
+    facts: dict[str, dict[str, Any]] = {}
+    for row in frame.to_dict("records"):
+        for side in ("a", "b"):
+            facts[row[side]] = {name: row[f"{side}_{name}"] for name in ("value", "std", "letters", "seeds")}
+    ordered = sorted(facts, key=lambda name: -facts[name]["value"])
+    best = ordered[0]
+    lines = []
+    for name in ordered:
+        of_system = facts[name]
+        cell = metric_cell(of_system["value"], 1, of_system["std"])
+        cell = f"**{cell}**" if set(of_system["letters"]) & set(facts[best]["letters"]) else cell
+        difference, p = _difference_to(frame, name, best)
+        lines.append([name, of_system["seeds"], cell, of_system["letters"], difference, p])
+    first = frame.iloc[0]
+    titles = ["method", "seeds", metric_title(first["metric"].rpartition("_")[2]), "group", "difference to the best", "p"]
+    direction = first["metric"].partition("_")[0]
+    notes = [
+        f"dataset {first['dataset']}, split {first['split']}, protocol {first['protocol']}"
+        f"{f', direction {direction}' if direction in ('i2t', 't2i') else ''}",
+        "methods that share a letter cannot be told apart; bold: not worse than the best",
+        f"{first['comparisons']} comparisons: {first['family']} corrects the p-values; intervals are not corrected",
+        f"differences below about {first['smallest_visible']:.1f} cannot be seen on this split",
+    ]
+    return PrintedTable(lines, [("", title) for title in titles], 1, notes)
+
+
+def _difference_to(frame: pd.DataFrame, name: str, best: str) -> tuple[str, str]:
+    """Return the difference of a system to the best one with its interval, and the corrected p-value, as texts."""
+    if name == best:
+        return "", ""
+    row = frame[((frame["a"] == name) & (frame["b"] == best)) | ((frame["a"] == best) & (frame["b"] == name))].iloc[0]
+    sign = 1 if row["a"] == name else -1
+    low, high = sorted((sign * row["low"], sign * row["high"]))
+    text = f"{metric_cell(sign * row['difference'], 1, signed=True)} [{metric_cell(low, 1)}, {metric_cell(high, 1)}]"
+    return text, row["p_corrected"]

@@ -1,0 +1,77 @@
+"""``vse-table compare``: a row per pair of systems, and letters for those that cannot be told apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.eval.evaluating import Fails, succeeds, write_result
+from tests.eval.protocols.test_evaluate import made
+from vse.eval.cli import eval_main, table_main
+from vse.eval.files.embeddings import write_embeddings
+
+
+def result(folder: Path, name: str, noise: float, n_seeds: int = 2) -> Path:
+    """The result of a system whose captions have this noise; all systems have the same images."""
+    files = []
+    for seed in range(n_seeds):
+        run = replace(made(n_images=60, seed=seed, noise=noise), experiment=name, seed=seed)
+        files.append(write_embeddings(folder / f"{name}-{seed}.h5", run))
+    return write_result(files, folder / f"{name}.json", "full")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> list[Path]:
+    return [result(tmp_path, name, noise) for name, noise in (("bad", 3.0), ("good", 1.0), ("same", 1.01))]
+
+
+def test_the_csv_file_has_a_row_per_pair(results: list[Path], tmp_path: Path) -> None:
+    succeeds(table_main, "compare", *results, "--out", tmp_path / "compared.csv")
+    table = pd.read_csv(tmp_path / "compared.csv")
+    assert list(zip(table["a"], table["b"], strict=True)) == [("bad", "good"), ("bad", "same"), ("good", "same")]
+    assert table["significant"].tolist() == ["yes", "yes", "no"]
+    assert table["b_letters"].tolist() == ["a", "a", "a"]
+    assert table["a_letters"].tolist() == ["b", "b", "a"]
+    assert (table["family"] == "holm").all()
+    assert (table["comparisons"] == 3).all()
+    assert (table["difference"] - (table["a_value"] - table["b_value"])).abs().max() < 0.011
+    assert (table["p_corrected"] >= table["p"]).all()
+
+
+def test_the_printed_table_begins_with_the_best_and_says_what_can_be_seen(
+    results: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    succeeds(table_main, "compare", *results, "--family", "bonferroni", "--metric", "i2t_r1")
+    header, _, best, second, last, *notes = capsys.readouterr().out.splitlines()
+    assert "R@1" in header
+    assert "**" in best
+    assert "**" in second
+    assert "bad" in last
+    assert "**" not in last
+    assert any("3 comparisons: bonferroni" in note for note in notes)
+    assert any("direction i2t" in note for note in notes)
+    assert any("differences below about" in note for note in notes)
+
+
+def test_the_best_group_is_bold_in_latex(results: list[Path], tmp_path: Path) -> None:
+    succeeds(table_main, "compare", *results, "--out", tmp_path / "compared.tex")
+    text = (tmp_path / "compared.tex").read_text()
+    assert text.count("\\textbf{") == 2
+    assert "**" not in text
+
+
+def test_a_mistake_is_one_line(results: list[Path], tmp_path: Path, fails: Fails) -> None:
+    bad, good, _ = results
+    assert "needs at least two results" in fails(table_main, "compare", bad)
+    assert "no metric 'i2t_r7'" in fails(table_main, "compare", bad, good, "--metric", "i2t_r7")
+    assert "--family: the table summary has no such option" in fails(table_main, "summary", bad, "--family", "holm")
+    other = write_embeddings(tmp_path / "other.h5", replace(made(n_images=50), experiment="other"))
+    assert "differ in image_ids" in fails(table_main, "compare", bad, write_result([other], tmp_path / "other.json", "full"))
+    both = tmp_path / "both.json"
+    succeeds(eval_main, tmp_path / "bad-0.h5", tmp_path / "good-0.h5", "--ensemble", "--out", both)
+    assert "is an ensemble" in fails(table_main, "compare", good, both)
+    (tmp_path / "bad-0.h5").unlink()
+    assert "bad-0.h5" in fails(table_main, "compare", bad, good)
