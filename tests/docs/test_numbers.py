@@ -9,8 +9,10 @@ import pytest
 
 from tests.docs.numbers import PageNumber, page_numbers, unmarked_intervals
 from tests.docs.pages import ROOT
+from vse.eval.tables.compared import build_printed_comparison
+from vse.eval.tables.table import format_text_table
 
-PAGES = ["docs/flickr8k.md", "docs/phrases.md", "docs/quickstart.md"]
+PAGES = ["docs/flickr8k.md", "docs/judged.md", "docs/phrases.md", "docs/quickstart.md"]
 CURVES = ROOT / "docs/results/flickr8k"
 NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
 
@@ -24,6 +26,55 @@ def test_a_number_is_that_of_its_file(number: PageNumber) -> None:
 def test_every_interval_names_its_comparison(page: str) -> None:
     assert page_numbers(ROOT / page)
     assert unmarked_intervals(ROOT / page) == []
+
+
+def render_judged(results: Path) -> str:
+    """Return the table of the page on judgements: a row per method, and a column per protocol and metric."""
+    table = pd.read_csv(results / "summary.csv")
+    columns = {
+        "rsum": ("full", "rsum"),
+        "own R@1, i2t / t2i": ("judged-expert", "r1_own"),
+        "experts: R@1": ("judged-expert", "r1"),
+        "experts: nDCG@10": ("judged-expert", "ndcg10"),
+        "experts: bpref": ("judged-expert", "bpref"),
+        "experts: tau-c": ("judged-expert", "pairs_tau_c"),
+        "crowd: R@1": ("judged-crowd", "r1"),
+        "crowd: nDCG@10": ("judged-crowd", "ndcg10"),
+        "crowd: tau-b": ("judged-crowd", "pairs_tau_b"),
+    }
+    order = table[table["protocol"] == "full"].sort_values("rsum", ascending=False)["experiment"]
+    lines = [f"| method | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for experiment in order:
+        cells = [f"`{experiment}`"]
+        for protocol, metric in columns.values():
+            row = table[(table["experiment"] == experiment) & (table["protocol"] == protocol)].iloc[0]
+            names = [metric] if metric in table else [f"i2t_{metric}", f"t2i_{metric}"]
+            cells.append(" / ".join(f"{row[name]:.1f}" for name in names))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_judged_metrics_is_the_committed_file() -> None:
+    page = (ROOT / "docs/judged.md").read_text(encoding="utf-8")
+    assert render_judged(ROOT / "docs/results/judged") in page
+
+
+def render_simulation(results: Path) -> str:
+    table = pd.read_csv(results / "simulation.csv")
+    return "\n".join(
+        f"| {row.seeds} | {row.r1_std:.1f} | {row.coverage:.1f}% | {row.false_tables:.1f}% |" for row in table.itertuples()
+    )
+
+
+def render_comparison(results: Path) -> str:
+    lines, _, *notes = format_text_table(build_printed_comparison(pd.read_csv(results / "compare.csv"))).partition("\n\n")
+    return lines + "\n\n" + "".join(notes)
+
+
+def test_the_tables_on_comparisons_are_the_committed_files() -> None:
+    page, results = (ROOT / "docs/compare.md").read_text(encoding="utf-8"), ROOT / "docs/results/compare"
+    assert render_simulation(results) in page
+    assert render_comparison(results) in page
 
 
 def test_the_best_epochs_of_flickr8k_are_those_of_the_curves() -> None:

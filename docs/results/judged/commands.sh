@@ -44,6 +44,8 @@ for pair in "infonce twobranch" "infonce vsepp" "twobranch vsepp" "vsepp vse0"; 
   set -- $pair
   judged --compare runs/f8k_"$1"/seed-*/test.h5 runs/f8k_"$2"/seed-*/test.h5 --out "$results/$1_vs_$2.json"
 done
+# One seed each, because CCA has no random numbers.
+judged --compare runs/f8k_cca/seed-0/test.h5 runs/f8k_infonce/seed-0/test.h5 --out "$results/cca_vs_infonce_one_seed.json"
 for table in summary cards; do
   for name in $names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
-from vse.eval.ranking.bootstrap import SeedQueries
+from tests.eval.ranking.simulated_tables import measure, simulate
 from vse.eval.ranking.families import assign_letters, compare_all_pairs, correct_p_values
-from vse.eval.ranking.metrics import MeasuredQueries
 
 P_VALUES = st.lists(st.floats(0.0001, 1), min_size=1, max_size=8).map(np.array)
 
@@ -55,27 +54,6 @@ def test_letters_of_a_chain() -> None:
     assert assign_letters(np.array([1.0, 2.0, 3.0]), differs) == ["b", "ab", "a"]
 
 
-def simulate(rng: np.random.Generator, gains: list[float], n_seeds: int, noise_of_seeds: float) -> list[list[SeedQueries]]:
-    """Return the queries of systems. A rank depends on the image, the system with it, the seed, and chance.
-
-    ``gains`` makes a system better. With a ``noise_of_seeds`` of 0.05, R@1 has a standard deviation of 1.7 over seeds.
-    """
-    n_images = 200
-    hard, systems = rng.standard_normal(n_images), []
-    for gain in gains:
-        own = 0.7 * rng.standard_normal(n_images)
-        seeds = []
-        for _ in range(n_seeds):
-            quality = hard + own + gain + noise_of_seeds * rng.standard_normal() + 0.7 * rng.standard_normal(n_images)
-            fold = {
-                name: MeasuredQueries.from_ranks(np.floor(np.exp(height - quality)).astype(int), np.arange(n_images))
-                for name, height in (("i2t", 1.5), ("t2i", 1.8))
-            }
-            seeds.append([fold])
-        systems.append(seeds)
-    return systems
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n_seeds", "noise_of_seeds"),
@@ -83,14 +61,10 @@ def simulate(rng: np.random.Generator, gains: list[float], n_seeds: int, noise_o
 )
 def test_intervals_cover_the_truth_and_false_differences_are_rare(n_seeds: int, noise_of_seeds: float) -> None:
     """Four equal systems: 95% intervals contain 0 in 93 to 97% of all pairs, and Holm errs in about 5% of the tables."""
-    rng, n_tables = np.random.default_rng(0), 800
-    covered, errors = [], 0
-    for seed in range(n_tables):
-        family = compare_all_pairs(simulate(rng, [0.0] * 4, n_seeds, noise_of_seeds), ["rsum"], "holm", 150, seed)
-        covered += [pair.interval[0] <= 0 <= pair.interval[1] for pair in family.pairs]
-        errors += any(pair.is_significant for pair in family.pairs)
-    assert 0.93 <= np.mean(covered) <= 0.97
-    assert errors / n_tables <= 0.05 + 2 * (0.05 * 0.95 / n_tables) ** 0.5, "5%, and what chance adds"
+    n_tables = 800
+    coverage, errors = measure(n_seeds, noise_of_seeds, n_tables, samples=150)
+    assert 0.93 <= coverage <= 0.975
+    assert errors <= 0.05 + 2 * (0.05 * 0.95 / n_tables) ** 0.5, "5%, and what chance adds"
 
 
 def test_a_large_difference_is_found_and_a_small_one_is_not() -> None:
