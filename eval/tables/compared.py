@@ -24,6 +24,7 @@ from vse.pipeline.files.writing import write_text
 
 _PROTOCOL = "full"
 _DEFAULT_METRIC, _DEFAULT_FAMILY = "rsum", "holm"
+_LEAST_PRINTED_P = 0.0001
 _BOLD = re.compile(r"\*\*(.*?)\*\*")
 
 
@@ -98,7 +99,7 @@ def _build_frame(systems: Sequence[_System], family: ComparedFamily, metric: str
         }
         row |= {"a": names[pair.a], "b": names[pair.b], "difference": pair.difference}
         row |= {"low": pair.interval[0], "high": pair.interval[1]}
-        row |= {"p": f"{pair.p:.4f}", "p_corrected": f"{pair.p_corrected:.4f}"}
+        row |= {"p": f"{pair.p:.2g}", "p_corrected": f"{pair.p_corrected:.2g}"}
         row |= {"significant": "yes" if pair.is_significant else "no", "family": method, "comparisons": len(family.pairs)}
         row |= {"smallest_visible": family.smallest_visible}
         for side, index, system in (("a", pair.a, first), ("b", pair.b, second)):
@@ -135,12 +136,12 @@ def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
         lines.append([name, of_system["seeds"], cell, of_system["letters"], difference, p])
     first = frame.iloc[0]
     titles = ["method", "seeds", metric_title(first["metric"].rpartition("_")[2]), "group", "difference to the best", "p"]
-    direction = first["metric"].partition("_")[0]
+    direction, n_pairs = first["metric"].partition("_")[0], int(first["comparisons"])
     notes = [
         f"dataset {first['dataset']}, split {first['split']}, protocol {first['protocol']}"
         f"{f', direction {direction}' if direction in ('i2t', 't2i') else ''}",
         "methods that share a letter cannot be told apart; bold: not worse than the best",
-        f"{first['comparisons']} comparisons: {first['family']} corrects the p-values; intervals are not corrected",
+        f"{n_pairs} comparison{'s' if n_pairs > 1 else ''}: {first['family']} corrects the p-values; intervals are not corrected",
         f"differences below about {first['smallest_visible']:.1f} cannot be seen on this split",
     ]
     return PrintedTable(lines, [("", title) for title in titles], 1, notes)
@@ -154,4 +155,5 @@ def _difference_to(frame: pd.DataFrame, name: str, best: str) -> tuple[str, str]
     sign = 1 if row["a"] == name else -1
     low, high = sorted((sign * row["low"], sign * row["high"]))
     text = f"{metric_cell(sign * row['difference'], 1, signed=True)} [{metric_cell(low, 1)}, {metric_cell(high, 1)}]"
-    return text, row["p_corrected"]
+    p = float(row["p_corrected"])
+    return text, f"{p:.4f}" if p >= _LEAST_PRINTED_P else f"below {_LEAST_PRINTED_P}"
