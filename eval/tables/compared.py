@@ -137,11 +137,12 @@ def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
     first = frame.iloc[0]
     titles = ["method", "seeds", metric_title(first["metric"].rpartition("_")[2]), "group", "difference to the best", "p"]
     direction, n_pairs = first["metric"].partition("_")[0], int(first["comparisons"])
+    count = f"{n_pairs} comparisons" if n_pairs > 1 else "1 comparison"
     notes = [
         f"dataset {first['dataset']}, split {first['split']}, protocol {first['protocol']}"
         f"{f', direction {direction}' if direction in ('i2t', 't2i') else ''}",
         "methods that share a letter cannot be told apart; bold: not worse than the best",
-        f"{n_pairs} comparison{'s' if n_pairs > 1 else ''}: {first['family']} corrects the p-values; intervals are not corrected",
+        f"{count}: {first['family']} corrects the p-values; intervals are not corrected",
         f"differences below about {first['smallest_visible']:.1f} cannot be seen on this split",
     ]
     return PrintedTable(lines, [("", title) for title in titles], 1, notes)
