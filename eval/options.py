@@ -64,8 +64,6 @@ class EvaluateOptions(Options):
     judgements: Annotated[tuple[Text, ...], CliOption(metavar="KIND=FILE")] = ()
     """File with people's judgements of pairs, as one of the kinds expert, crowd (both of Flickr8k) and qrels. Each file adds a
     protocol, e.g. judged-expert. May be repeated."""
-    qrels: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
-    """TREC qrels with grades, the same as --judgements qrels=FILE."""
     dataset: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """With --judgements: the dataset.json that has the files of images.  [default: the one that the embeddings name]"""
     cross_check: Flag = True
@@ -109,6 +107,13 @@ class AllEvaluateOptions(EvaluateOptions):
     rerank: Annotated[tuple[PositiveInteger, ...], CliOption(metavar="K")] = ()
     """Also report the metrics of a two-stage search that scores only the best K candidates of a fast first stage. May be
     repeated."""
+    qrels: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
+    """TREC qrels with grades, the same as --judgements qrels=FILE."""
+    correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
+    """Subtract from the scores of each candidate how near it is to the queries of a bank: mean, csls, nnn, inverted-softmax or
+    qb-norm. Parameters that are not given are selected on the validation split."""
+    bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
+    """With --correct: a split whose embeddings are next to FILES, or a file of embeddings.  [default: train]"""
     per_query: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """Also write a row per query to this .csv or .parquet file: its rank (from 0), and the best right and wrong answer."""
     trec: Annotated[FileOrFolderPath | None, CliOption(metavar="FOLDER")] = None
@@ -130,7 +135,7 @@ class AllEvaluateOptions(EvaluateOptions):
     @property
     def first_embeddings_option(self) -> str | None:
         """The first option, e.g. ``--index``, that is set and applies only to embeddings of one model; None if none is set."""
-        names = ("ensemble", "index", "rerank", "per_query", "trec", "k", "cxc", "judgements", "qrels")
+        names = ("ensemble", "correct", "index", "rerank", "per_query", "trec", "k", "cxc", "judgements", "qrels")
         given = next((name for name in names if getattr(self, name)), None)
         return None if given is None else f"--{given.replace('_', '-')}"
 
@@ -141,6 +146,10 @@ class AllEvaluateOptions(EvaluateOptions):
         for option, value in (("--alpha", self.alpha), ("--save", self.save)):
             if value is not None and not self.ensemble:
                 raise UserError(f"{option} applies to an ensemble and needs --ensemble")
+        if self.bank is not None and self.correct is None:
+            raise UserError("--bank is the bank of a correction: name it with --correct")
+        if self.correct is not None and self.ensemble:
+            raise UserError("--correct applies to one model: save the ensemble with --save, and correct that")
         if self.index_parameters and not self.index:
             raise UserError("--index-parameters needs an index: name it with --index")
         if self.trec_depth is not None and self.trec is None:
@@ -182,3 +191,5 @@ class TableRequest(Options):
     """For the table compare: how p-values are corrected for the number of comparisons.  [default: holm]"""
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
+    transductive: Flag = False
+    """Keep results whose correction has the test split itself as its bank. They know the other test queries."""

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from vse.eval.defaults import JUDGED_PREFIX
 from vse.eval.files.embeddings import find_dataset_file
 from vse.eval.files.split import Embeddings
-from vse.eval.options import EvaluateOptions
+from vse.eval.options import AllEvaluateOptions
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.inputs import InputFile
@@ -196,7 +196,7 @@ def _list_ids_by_name(dataset: Dataset) -> dict[str, int]:
     return ids
 
 
-def read_judgement_files(options: EvaluateOptions, file: Path, run: Embeddings) -> dict[str, Judgements]:
+def read_judgement_files(options: AllEvaluateOptions, file: Path, run: Embeddings) -> dict[str, Judgements]:
     """Return the judgements of each protocol that the options add, such as ``judged-expert``.
 
     ``file`` and ``run`` are the embeddings of a whole test set. They name the data set, unless the options do.

@@ -150,6 +150,8 @@ class Result(BaseModel):
     unfinished: list[dict[str, str]] = []
     cross_check: dict[str, dict[str, Any]] = {}
     judgements: dict[str, dict[str, Any]] = {}
+    correction: dict[str, Any] | None = None
+    hubness: dict[str, Any] = {}
     sha256: str | None = None
 
     @property
@@ -160,7 +162,15 @@ class Result(BaseModel):
 
     @property
     def display_name(self) -> str:
-        return display_name(self.experiment, self.provenance)
+        return display_name(self.experiment, self.provenance) + self.correction_suffix
+
+    @property
+    def correction_suffix(self) -> str:
+        """The correction of the scores for the name of the method, such as `` + csls (bank train)``; blank without one."""
+        if self.correction is None:
+            return ""
+        bank = f"bank {self.correction['bank']}{', transductive' if self.correction.get('transductive') else ''}"
+        return f" + {self.correction['method']} ({bank})"
 
 
 class DifferingFact(BaseModel):
@@ -294,6 +304,21 @@ def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
         content = read_json(path)
         if isinstance(content, dict) and "comparisons" in content:
             log.warning("%s is left out: it is a comparison, which vse-table significance prints", path)
+        else:
+            kept.append(path)
+    return kept
+
+
+def drop_transductive_results(paths: Sequence[Path]) -> list[Path]:
+    """Return the files without results that were corrected with the test split itself. Logs a warning for each of these."""
+    kept = []
+    for path in paths:
+        content = read_json(path)
+        correction = content.get("correction") if isinstance(content, dict) else None
+        if isinstance(correction, dict) and correction.get("transductive"):
+            log.warning(
+                "%s is left out: its bank is the test split itself, so it is transductive (--transductive keeps it)", path
+            )
         else:
             kept.append(path)
     return kept

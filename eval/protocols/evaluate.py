@@ -40,6 +40,7 @@ from vse.eval.files.results import RESULT_KIND, UNSAVED_RESULT_PATH
 from vse.eval.files.split import split_identity
 from vse.eval.options import AllEvaluateOptions
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
+from vse.eval.protocols.correction import correct_seeds
 from vse.eval.protocols.ensemble import (
     MemberFile,
     PhraseWeight,
@@ -65,6 +66,8 @@ from vse.eval.protocols.protocols import (
 )
 from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
 from vse.eval.ranking.bootstrap import compute_intervals
+from vse.eval.ranking.chance import chance_recall
+from vse.eval.ranking.hubness import diagnose, mean_cosine, measure_hubs
 from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, fold_metrics
 from vse.eval.search.approximate import measure_index_recalls, measure_reranked_search
 from vse.pipeline.errors import UserError
@@ -72,6 +75,7 @@ from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
 
 log = logging.getLogger(__name__)
+_MIN_DIAGNOSED_IMAGES = 100  # with fewer images, one candidate may be first by chance
 
 
 def evaluate_files(
@@ -173,10 +177,16 @@ def _evaluate_model(
 ) -> dict[str, Any]:
     """Evaluate a model under each protocol and return the result; write the answers to each query if requested."""
     inputs = [run for _, run in model.input_members]
+    correction: dict[str, Any] | None = None
+    if options.correct is not None:
+        bank = options.bank or "train"
+        seeds, correction = correct_seeds(model.seed_files, model.seed_embeddings, options.correct, bank, out)
+        model = model._replace(seed_embeddings=seeds)
     whole = describe_test_set(join_folds(model.seed_embeddings)[0])
     unfinished = unfinished_runs(inputs, out, options.allow_unfinished)
-    for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
-        _warn_unless_unit_length(path, run)
+    if correction is None:
+        for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
+            _warn_unless_unit_length(path, run)
     names = select_protocols(model.seed_files, model.seed_embeddings, protocol)
     searches = _measure_approximate_searches(model.seed_files[0], model.seed_embeddings[0], options)
     pairs = None if options.cxc is None else read_judged_pairs(options.cxc)
@@ -184,6 +194,8 @@ def _evaluate_model(
         raise UserError(f"{options.cxc}: --cxc needs the protocol cxc, and it is not evaluated here (--protocol cxc)")
     judgements = read_judgement_files(options, model.seed_files[0], whole)
     measured, answers = _measure_protocols(model, [*names, *judgements], options, pairs, judgements)
+    if "full" in measured["protocols"]:
+        measured["hubness"] = _measure_hubness(model, inputs, measured["protocols"]["full"])
     content = {
         "split_identity": split_identity(whole).model_dump(),
         "data": whole.identity.checksums.model_dump(),
@@ -196,6 +208,8 @@ def _evaluate_model(
     }
     if pairs is not None:
         content["cxc"] = pairs.sha256_by_file
+    if correction is not None:
+        content["correction"] = correction
     if judgements:
         content["judgements"] = {
             name: {"file": os.path.relpath(one.path, out.parent), **one.facts} for name, one in judgements.items()
@@ -252,6 +266,31 @@ def _measure_protocols(
                 if one.answers is not None
             ]
     return {"protocols": metrics, "cross_check": checks}, answers
+
+
+def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hubs of each direction and the mean cosines, the mean over seeds; warn if they show that a model failed.
+
+    ``inputs`` are the embeddings before a correction. The members of an ensemble have no cosines.
+    """
+    recalls = {name: _mean(metrics[name]["r10"]) for name in ("i2t", "t2i")}
+    of_seeds = []
+    for k, (path, run) in enumerate(zip(model.seed_files, model.seed_embeddings, strict=True)):
+        hubs = measure_hubs(*run.score_blocks())
+        vectors = inputs[k].vectors if len(inputs) == len(model.seed_files) else None
+        cosines = {side: mean_cosine(rows) for side, rows in zip(("images", "captions"), vectors or (), strict=False)}
+        n_images, n_captions = len(run.image_ids), len(run.caption_ids)
+        chance = {name: chance_recall(name, 10, n_images, n_captions) for name in hubs}
+        if n_images >= _MIN_DIAGNOSED_IMAGES:
+            for sentence in diagnose(hubs, cosines, recalls, chance):
+                log.warning("%s: %s", path, sentence)
+        of_seeds.append({**hubs, **({"mean_cosine": cosines} if cosines else {})})
+    hubness: dict[str, Any] = mean_and_std_over_seeds(of_seeds)
+    return hubness
+
+
+def _mean(metric: float | Mapping[str, float]) -> float:
+    return metric["mean"] if isinstance(metric, Mapping) else metric
 
 
 def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judgements: Judgements) -> None:

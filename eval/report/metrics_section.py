@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from vse.eval.defaults import N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, drop_repeated_protocols, mean_and_std
 from vse.eval.ranking.bootstrap import SIGNIFICANCE_LEVEL, compute_differences
+from vse.eval.ranking.chance import chance_recall
 from vse.eval.ranking.metrics import DIRECTIONS, METRIC_TITLES, build_fold, metric_title
 from vse.eval.ranking.ranks import Ranks
-from vse.eval.report.charts import Bars, chance_recall, draw_recall_bars
+from vse.eval.report.charts import Bars, draw_recall_bars
 
 _PROTOCOL_TITLES = {
     "sentence": "captions query captions",

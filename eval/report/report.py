@@ -15,14 +15,13 @@ from markupsafe import Markup
 from vse.eval.defaults import N_GALLERY_QUERIES, N_REPORT_QUERIES, PHRASE_PROTOCOL
 from vse.eval.files.results import Result
 from vse.eval.protocols.result_content import combination_line
+from vse.eval.ranking.chance import captions_per_image, chance_rsum
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
 from vse.eval.report.accepted import AcceptedAnswer, find_accepted_answers
 from vse.eval.report.charts import (
     RESULT_COLOURS,
     Curve,
-    captions_per_image,
-    chance_rsum,
     draw_rank_histogram,
     draw_training_curves,
 )

@@ -17,6 +17,7 @@ from vse.eval.files.embeddings import Embeddings, find_dataset_file, read_embedd
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import Result, read_result
+from vse.eval.protocols.correction import repeat_correction
 from vse.eval.protocols.ensemble import build_ensemble
 from vse.pipeline.dataset.identity import check_same_data
 from vse.pipeline.errors import UserError
@@ -103,6 +104,7 @@ def _add_embeddings(
         alpha = result.combination.alpha if result.combination else None
         run = replace(build_ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
     _check_against_result(report_input, files[0], run)
+    (run,) = repeat_correction(report_input.path, result, files[:1], [run])
     if first.fold is not None and result.split != first.split:
         sentence = f"the result covers all folds; the queries below are those of fold {first.fold}"
         report_input = _add_missing(report_input, sentence)

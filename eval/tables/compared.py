@@ -13,6 +13,7 @@ import pandas as pd
 from vse.eval.files.embeddings import Embeddings, check_same_split, resolve_path
 from vse.eval.files.results import Result, drop_comparisons, mean_and_std, read_result
 from vse.eval.options import TableRequest
+from vse.eval.protocols.correction import repeat_correction
 from vse.eval.protocols.protocols import RankingOptions, rank_queries_of_seeds, read_seed_embeddings
 from vse.eval.ranking.bootstrap import SeedQueries
 from vse.eval.ranking.families import ComparedFamily, assign_letters, compare_all_pairs
@@ -77,6 +78,7 @@ def _read_systems(paths: Sequence[Path], metric: str) -> list[_System]:
         seeds = read_seed_embeddings(files)
         first = first or (files[0], seeds[0])
         check_same_split(*first, files[0], seeds[0])
+        seeds = repeat_correction(path, result, files, seeds)
         ranked = rank_queries_of_seeds(files, seeds, _PROTOCOL, RankingOptions(cross_check=False))
         systems.append(_System(path, result, [one.folds for one in ranked]))
     return systems

@@ -51,7 +51,9 @@ def method_name(result: Result) -> str:
     config, title = result.config, result.config.get("title")
     if not title and is_experiment(result.experiment):
         title = load_experiment_outline(result.experiment).title
-    return result.display_name if config.get("label") or not title else f"{title}{changes_suffix(result.provenance)}"
+    if config.get("label") or not title:
+        return result.display_name
+    return f"{title}{changes_suffix(result.provenance)}{result.correction_suffix}"
 
 
 def _describe_features(result: Result) -> str:

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 
 import pandas as pd
 
+from vse.eval.files.results import drop_transductive_results
 from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import DIRECTIONS, metric_title
 from vse.pipeline.errors import UserError, escape_csv_cell, to_printable_line
@@ -86,6 +87,8 @@ class TableKind(ABC):
             check_output(out, self.output_kind(out), request.results)
             if out.suffix not in self.file_suffixes:
                 raise UserError(f"{out}: the table {self.name} is written as {', '.join(self.file_suffixes)}")
+        if not request.transductive:
+            request = request.model_copy(update={"results": tuple(drop_transductive_results(request.results))})
         frame = self.build_frame(request)
         if out is not None:
             self.write(frame, out, request)

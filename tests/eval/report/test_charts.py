@@ -8,13 +8,10 @@ import matplotlib
 import numpy as np
 import pytest
 
+from vse.eval.ranking.chance import captions_per_image, chance_recall, chance_rsum, compute_chance_within
 from vse.eval.report.charts import (
     Bars,
     Curve,
-    captions_per_image,
-    chance_recall,
-    chance_rsum,
-    compute_chance_within,
     draw_rank_histogram,
     draw_recall_bars,
     draw_training_curves,

@@ -1,0 +1,136 @@
+"""Hubs, which are candidates that are near many queries: statistics, and corrections by a bank of other queries.
+
+Radovanović, Nanopoulos and Ivanović, "Hubs in Space", JMLR 2010 (k-occurrence); Conneau et al., "Word Translation Without
+Parallel Data", ICLR 2018 (CSLS); Smith et al., "Offline Bilingual Word Vectors, Orthogonal Transformations and the Inverted
+Softmax", ICLR 2017; Bogolin et al., "Cross Modal Retrieval with Querybank Normalisation", CVPR 2022 (QB-Norm); Chowdhury et
+al., "Nearest Neighbor Normalization Improves Multimodal Retrieval", EMNLP 2024 (NNN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vse.eval.ranking.ranks import Ints, ScoreBlocks, iter_caption_scores, shared_tensor, split_into_slices
+
+OCCURRENCE_DEPTH = 10  # K of the K-occurrence: how often a candidate is among the first K
+_MAX_BLOCK_SCORES = 2**24  # scores of candidates with a bank that are computed at once
+
+
+def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[str, float]]:
+    """Return the hubs of each direction.
+
+    ``skewness`` is that of the 10-occurrence of the candidates. ``never`` is the percentage of candidates that are among the
+    first 10 of no query, and ``largest`` the percentage of queries that have the most frequent first candidate.
+    """
+    n_images, n_captions = i2t.n_images, len(i2t.image_of_caption)
+    return {
+        "i2t": _describe_occurrences(n_captions, _first_captions(i2t)),
+        "t2i": _describe_occurrences(n_images, _first_images(t2i or i2t, n_captions)),
+    }
+
+
+_MOST_FIRST = 50.0  # percent of the queries with the same first candidate that are worth a warning
+_NARROW_CONE = 0.9  # mean cosine of vectors that all point into one direction
+
+
+def diagnose(
+    hubs: Mapping[str, Mapping[str, float]],
+    cosines: Mapping[str, float],
+    recalls: Mapping[str, float],
+    chance: Mapping[str, float],
+) -> Iterator[str]:
+    """Yield a sentence for each direction that a hub dominates, or whose R@10 is at chance, with the likely cause.
+
+    ``recalls`` and ``chance`` are R@10 in percent by direction, of the model and of a random order. ``cosines`` are the mean
+    cosines of ``images`` and ``captions``.
+    """
+    narrow = [
+        f"all {side} point into nearly the same direction (mean cosine {value:.4f})"
+        for side, value in cosines.items()
+        if value > _NARROW_CONE
+    ]
+    cause = f"; {' and '.join(narrow)}, and --correct mean may help" if narrow else "; the training may have collapsed"
+    for direction, facts in hubs.items():
+        if facts["largest"] > _MOST_FIRST:
+            yield f"{direction}: one candidate is the first one for {facts['largest']:.1f}% of the queries{cause}"
+        elif recalls[direction] <= 1.5 * chance[direction]:
+            yield f"{direction}: R@10 {recalls[direction]:.1f} is about chance, {chance[direction]:.1f}{cause}"
+
+
+def _first_captions(blocks: ScoreBlocks) -> Iterator[Ints]:
+    for rows in blocks.row_slices:
+        scores = blocks.score(rows, None)
+        yield torch.topk(scores, min(OCCURRENCE_DEPTH, scores.shape[1]), 1).indices.cpu().numpy()
+
+
+def _first_images(blocks: ScoreBlocks, n_captions: int) -> Iterator[Ints]:
+    for _, scores in iter_caption_scores(blocks, np.arange(n_captions)):
+        columns = torch.from_numpy(np.ascontiguousarray(scores.T))
+        yield torch.topk(columns, min(OCCURRENCE_DEPTH, columns.shape[1]), 1).indices.numpy()
+
+
+def _describe_occurrences(n_candidates: int, first: Iterator[Ints]) -> dict[str, float]:
+    occurrences, firsts = np.zeros(n_candidates), np.zeros(n_candidates)
+    for rows in first:
+        occurrences += np.bincount(rows.ravel(), minlength=n_candidates)
+        firsts += np.bincount(rows[:, 0], minlength=n_candidates)
+    deviations = occurrences - occurrences.mean()
+    spread = float(np.sqrt(np.mean(deviations**2)))
+    return {
+        "skewness": float(np.mean(deviations**3)) / spread**3 if spread else 0.0,
+        "never": 100 * float(np.mean(occurrences == 0)),
+        "largest": 100 * float(firsts.max() / firsts.sum()),
+    }
+
+
+def mean_cosine(vectors: Float[np.ndarray, "n dim"]) -> float:
+    """Return the mean cosine of all pairs of different vectors."""
+    units = shared_tensor(vectors).double()
+    units = units / units.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    n = len(units)
+    return float((units.sum(0).square().sum() - units.square().sum()) / (n * (n - 1))) if n > 1 else 1.0
+
+
+def compute_biases(
+    candidates: Float[Tensor, "n dim"], bank: Float[Tensor, "n_bank dim"], method: str, parameters: dict[str, float]
+) -> Float[np.ndarray, " n"]:
+    """Return the number that a correction subtracts from all scores of each candidate.
+
+    S are the inner products of a candidate with the queries of the bank.
+
+    - ``mean``: the mean of S. Subtracting the bank's mean from the queries does the same.
+    - ``csls``: half the mean of the ``k`` largest of S.
+    - ``nnn``: ``alpha`` times the mean of the ``k`` largest of S.
+    - ``inverted-softmax``, ``qb-norm``: log(sum of exp(``beta`` S)) / ``beta``.
+    """
+    if method == "mean":
+        biases: Float[np.ndarray, " n"] = (candidates @ bank.mean(0)).numpy()
+        return biases
+    found = np.empty(len(candidates), np.float32)
+    for rows in split_into_slices(len(candidates), max(1, _MAX_BLOCK_SCORES // len(bank))):
+        scores = candidates[rows] @ bank.T
+        if method in ("csls", "nnn"):
+            weight = 0.5 if method == "csls" else parameters["alpha"]
+            found[rows] = (weight * torch.topk(scores, min(int(parameters["k"]), len(bank)), 1).values.mean(1)).numpy()
+        else:
+            found[rows] = (torch.logsumexp(parameters["beta"] * scores, 1) / parameters["beta"]).numpy()
+    return found
+
+
+def find_activated(
+    candidates: Float[Tensor, "n dim"], bank: Float[Tensor, "n_bank dim"], queries: Float[Tensor, "m dim"]
+) -> Int[np.ndarray, " m"]:
+    """Return 1 for each query whose first candidate is also the first one of a query of the bank, else 0 (QB-Norm)."""
+
+    def first(of: Tensor) -> Tensor:
+        spans = split_into_slices(len(of), max(1, _MAX_BLOCK_SCORES // len(candidates)))
+        return torch.cat([(of[span] @ candidates.T).argmax(1) for span in spans])
+
+    activated = torch.zeros(len(candidates), dtype=torch.bool)
+    activated[first(bank)] = True
+    return activated[first(queries)].long().numpy()

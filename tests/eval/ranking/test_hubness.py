@@ -1,0 +1,76 @@
+"""Hubs: their statistics, and corrections, against slow code and cases that are made by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import skew
+
+from vse.eval.ranking.hubness import compute_biases, diagnose, find_activated, mean_cosine, measure_hubs
+from vse.eval.ranking.ranks import blocks_from_embeddings
+
+
+def vectors(seed: int, n: int, dim: int = 5) -> np.ndarray:
+    rows = np.random.default_rng(seed).standard_normal((n, dim)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(12, 30), st.integers(12, 40))
+def test_hubs_are_those_of_sorted_lists(seed: int, n_images: int, n_captions: int) -> None:
+    images, captions = vectors(seed, n_images), vectors(seed + 1, n_captions)
+    of = torch.arange(n_captions) % n_images
+    found = measure_hubs(blocks_from_embeddings(torch.from_numpy(images), torch.from_numpy(captions), of), None)
+    for direction, scores in (("i2t", images @ captions.T), ("t2i", captions @ images.T)):
+        order = np.argsort(-scores, axis=1)
+        occurrences = np.bincount(order[:, :10].ravel(), minlength=scores.shape[1])
+        firsts = np.bincount(order[:, 0], minlength=scores.shape[1])
+        assert found[direction]["skewness"] == pytest.approx(skew(occurrences) if occurrences.std() else 0.0, abs=1e-6)
+        assert found[direction]["never"] == pytest.approx(100 * np.mean(occurrences == 0))
+        assert found[direction]["largest"] == pytest.approx(100 * firsts.max() / len(scores))
+
+
+def test_the_mean_cosine_is_that_of_all_pairs() -> None:
+    rows = vectors(0, 20) * np.arange(1, 21)[:, None].astype(np.float32)
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    pairs = [units[a] @ units[b] for a in range(20) for b in range(20) if a != b]
+    assert mean_cosine(rows) == pytest.approx(np.mean(pairs), abs=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 40))
+def test_biases_are_those_of_their_definitions(seed: int, n: int, n_bank: int) -> None:
+    candidates, bank = vectors(seed, n), vectors(seed + 1, n_bank)
+    scores = candidates.astype(np.float64) @ bank.T
+    nearest = np.sort(scores, axis=1)[:, ::-1][:, :3].mean(1)
+    expected = {
+        ("mean", ()): scores.mean(1),
+        ("csls", (("k", 3.0),)): nearest / 2,
+        ("nnn", (("k", 3.0), ("alpha", 0.75))): 0.75 * nearest,
+        ("inverted-softmax", (("beta", 20.0),)): np.log(np.exp(20 * scores).sum(1)) / 20,
+    }
+    for (method, parameters), biases in expected.items():
+        found = compute_biases(torch.from_numpy(candidates), torch.from_numpy(bank), method, dict(parameters))
+        assert found == pytest.approx(biases, abs=1e-5), method
+
+
+def test_a_query_is_activated_by_a_candidate_that_is_first_for_the_bank() -> None:
+    candidates = torch.eye(3)
+    bank = torch.tensor([[1.0, 0.2, 0.0], [0.9, 0.1, 0.3]])
+    queries = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]])
+    assert find_activated(candidates, bank, queries).tolist() == [1, 0, 0]
+
+
+def test_a_hub_a_narrow_cone_and_chance_are_named() -> None:
+    calm = {"largest": 2.0}
+    recalls, chance = {"i2t": 50.0, "t2i": 40.0}, {"i2t": 1.0, "t2i": 1.0}
+    spread = {"images": 0.1, "captions": 0.2}
+    assert list(diagnose({"i2t": calm, "t2i": calm}, spread, recalls, chance)) == []
+    (sentence,) = diagnose({"i2t": calm, "t2i": {"largest": 99.8}}, {"images": 0.1, "captions": 0.9987}, recalls, chance)
+    assert "t2i: one candidate is the first one for 99.8% of the queries" in sentence
+    assert "all captions point into nearly the same direction (mean cosine 0.9987)" in sentence
+    assert "--correct mean" in sentence
+    (sentence,) = diagnose({"i2t": calm, "t2i": calm}, spread, {**recalls, "t2i": 1.2}, chance)
+    assert "t2i: R@10 1.2 is about chance, 1.0" in sentence
+    assert "collapsed" in sentence
