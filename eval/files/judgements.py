@@ -153,7 +153,7 @@ class _IdFinder:
     """A function from the two names of a pair to the ids of its image and its caption; None if one is not in the split.
 
     A name is ``image-12`` or ``caption-34``, the name of an image file, such a name with ``#`` and the number of a caption, or
-    an id. Of ids, the first is the image's.
+    an id. If both are ids, the first one is the image's.
     """
 
     def __init__(self, path: Path, embeddings: Embeddings, dataset_file: Path | None) -> None:

@@ -1,7 +1,7 @@
 """The option ``--correct`` of ``vse-eval``: subtract from the scores of each candidate how near it is to a bank of queries.
 
-A correction is one number for each candidate. The numbers of images do not change the order of the captions of an image, and
-the other way round, so that two more dimensions of the vectors correct both directions:
+A correction is one number for each candidate. The number b_x of an image x does not change the order of the captions for x,
+nor the number b_y of a caption y that of the images for y. So two more dimensions of the vectors correct both directions:
 (x, 1, -b_x) . (y, -b_y, 1) = x . y - b_x - b_y. QB-Norm corrects only some queries, so it has scores of each direction.
 """
 

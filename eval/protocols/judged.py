@@ -2,8 +2,8 @@
 
 The candidates are the *pool*: the images and the captions that were judged at least once. A pair is right if people accepted
 it, or if the caption was written for the image and nobody judged the pair. Such an own pair has the highest grade. Other
-pairs without a judgement count as wrong in R@1, R-Precision, mAP@R and nDCG@10, which are therefore lower bounds. bpref
-ignores them, and judged@10 is the share of the first ten answers that were judged.
+pairs without a judgement count as wrong in R@1, R-Precision, mAP@R and nDCG@10, so these are lower bounds. bpref ignores
+them, and judged@10 is the share of the first ten answers that were judged.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG); Buckley and Voorhees,
 "Retrieval evaluation with incomplete information", SIGIR 2004 (bpref); Musgrave et al., "A Metric Learning Reality Check",
@@ -54,7 +54,7 @@ class JudgedQuery(NamedTuple):
 def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDirection:
     """Return the queries of both directions that have a right answer in the pool, with their metrics and best answers.
 
-    Of equal scores, candidates with a lower grade come first. Raises UserError if no query has a right answer.
+    If scores are equal, candidates with a lower grade come first. Raises UserError if no query has a right answer.
     """
     pool = _Pool(run, judgements)
     directions = {}
@@ -177,9 +177,9 @@ _Intervals = dict[str, list[float]]
 def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) -> tuple[dict[str, Any], _Intervals]:
     """Return Kendall's tau-b and tau-c of image-to-text scores and ratings, in percent, and their 95% intervals.
 
-    tau = (P - Q) / D counts the pairs of judged pairs that scores and ratings order alike (P) and unlike (Q). D of tau-b is
-    sqrt((P + Q + T)(P + Q + U)), with the ties T of the scores alone and U of the ratings alone. D of tau-c is
-    n^2 (m - 1) / 2m for n values and the smaller number m of different values.
+    tau is (P - Q) / D. P counts the pairs of judged pairs that have the same order by scores and by ratings, Q those with the
+    opposite order. D of tau-b is sqrt((P + Q + T)(P + Q + U)), with the ties T of the scores alone and U of the ratings alone.
+    D of tau-c is n^2 (m - 1) / 2m for n values and the smaller number m of different values.
 
     Each rating counts, and own pairs are left out, as in CLIPScore. With several seeds, tau is a mean and a standard
     deviation. The bootstrap resamples images. Both dictionaries are empty if the ratings are all equal.

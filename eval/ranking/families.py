@@ -1,7 +1,7 @@
 """Tests of all pairs of several systems on the same images, corrected for the number of tests.
 
 The difference of two systems, each with one or several seeds, has two sources of chance. The first is the choice of images.
-Its variance is that of the difference over bootstrap samples of the images, which are the same for all systems. The second is
+Its variance is that of the difference over bootstrap samples of the images; all systems have the same samples. The second is
 the choice of seeds: s^2 / n for each system, with the variance s^2 over its n seeds. The difference, divided by the root of
 the sum V, is compared with Student's t distribution, with the degrees of freedom of Welch and Satterthwaite:
 
@@ -117,9 +117,9 @@ class _SeedNoise(NamedTuple):
 def _estimate_seed_noise(observed: Floats, resampled: Float[np.ndarray, "n_seeds n_samples"]) -> _SeedNoise:
     """Return the noise of seeds: 0 for one seed, whose variance is unknown.
 
-    The variance s^2 over the seeds' metrics ``observed`` (n_seeds,) also contains chance of single images, which the samples
-    of images have already. That part is n / (n - 1) times the mean variance of a seed over samples less that of the mean over
-    seeds. It is subtracted from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1) of the estimate.
+    The variance s^2 over the seeds' metrics ``observed`` (n_seeds,) also contains chance of single images. The samples of
+    images have this part already. It is n / (n - 1) times the mean variance of a seed over samples less that of the mean over
+    seeds. This part is subtracted from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1) of the estimate.
     """
     n = len(observed)
     if n == 1:

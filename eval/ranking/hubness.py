@@ -1,4 +1,4 @@
-"""Hubs, which are candidates that are near many queries: statistics, and corrections by a bank of other queries.
+"""Hubs are candidates near many queries. This module measures them, and corrects scores by a bank of other queries.
 
 Radovanović, Nanopoulos and Ivanović, "Hubs in Space", JMLR 2010 (k-occurrence); Conneau et al., "Word Translation Without
 Parallel Data", ICLR 2018 (CSLS); Smith et al., "Offline Bilingual Word Vectors, Orthogonal Transformations and the Inverted

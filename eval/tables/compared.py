@@ -1,4 +1,4 @@
-"""The table ``compare``: all pairs of systems on the same images, and letters for systems that cannot be told apart."""
+"""The table ``compare``: all pairs of systems on the same images, and letters for those that do not differ."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _read_systems(paths: Sequence[Path], metric: str) -> list[_System]:
             raise UserError(f"{path}: {reason}{f'; it has rsum, {chr(44).join(known)}' if known else ''}")
         files = [resolve_path(path, entry["file"]) for entry in result.provenance.get("embeddings", [])]
         if not files:
-            raise UserError(f"{path}: does not name its embeddings, which the table compare reads; evaluate files")
+            raise UserError(f"{path}: does not name its embeddings, and the table compare reads them; evaluate files")
         if result.ensemble:
             raise UserError(f"{path}: is an ensemble; save its scores with vse-eval --ensemble --save, and evaluate them")
         seeds = read_seed_embeddings(files)
@@ -121,7 +121,7 @@ def _name_systems(systems: Sequence[_System]) -> list[str]:
 def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
     """Return a row per system, the best first, with its letters, its difference to the best one and the p-value.
 
-    The systems that cannot be told apart from the best one are bold.
+    The best system is bold, and those that do not differ significantly from it.
     """
     facts: dict[str, dict[str, Any]] = {}
     for row in frame.to_dict("records"):
@@ -143,7 +143,7 @@ def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
     notes = [
         f"dataset {first['dataset']}, split {first['split']}, protocol {first['protocol']}"
         f"{f', direction {direction}' if direction in ('i2t', 't2i') else ''}",
-        "methods that share a letter cannot be told apart; bold: not worse than the best",
+        "methods that share a letter do not differ significantly; bold: the best, and those that share a letter with it",
         f"{count}: {first['family']} corrects the p-values; intervals are not corrected",
         f"differences below about {first['smallest_visible']:.1f} cannot be seen on this split",
     ]

@@ -47,7 +47,7 @@ def test_two_systems_share_a_letter_exactly_if_they_cannot_be_told_apart(case: t
 
 
 def test_letters_of_a_chain() -> None:
-    """The first and the third system differ; the second cannot be told apart from both."""
+    """The first and the third system differ; the second differs from neither."""
     differs = np.zeros((3, 3), bool)
     differs[0, 2] = differs[2, 0] = True
     assert assign_letters(np.array([3.0, 2.0, 1.0]), differs) == ["a", "ab", "b"]

@@ -1,4 +1,4 @@
-"""``vse-table compare``: a row per pair of systems, and letters for those that cannot be told apart."""
+"""``vse-table compare``: a row per pair of systems, and letters for those that do not differ."""
 
 from __future__ import annotations
 
