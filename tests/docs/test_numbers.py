@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT
 from vse.eval.tables.compared import build_printed_comparison
 from vse.eval.tables.table import format_text_table
 
-PAGES = ["docs/flickr8k.md", "docs/judged.md", "docs/phrases.md", "docs/quickstart.md"]
+PAGES = ["docs/flickr8k.md", "docs/hubness.md", "docs/judged.md", "docs/phrases.md", "docs/quickstart.md"]
 CURVES = ROOT / "docs/results/flickr8k"
 NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
 
@@ -75,6 +75,24 @@ def test_the_tables_on_comparisons_are_the_committed_files() -> None:
     page, results = (ROOT / "docs/compare.md").read_text(encoding="utf-8"), ROOT / "docs/results/compare"
     assert render_simulation(results) in page
     assert render_comparison(results) in page
+
+
+def render_hubness(results: Path) -> str:
+    """Return the table of the page on hubs: rsum of each method, plain and with each correction."""
+    table = pd.read_csv(results / "summary.csv").set_index("method")
+    train = ["mean", "csls", "nnn", "inverted-softmax", "qb-norm"]
+    columns = {"plain": "", **{f"`{name}`": f" + {name} (bank train)" for name in train}}
+    columns["`inverted-softmax`, test bank"] = " + inverted-softmax (bank test, transductive)"
+    lines = [f"| method | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for method in ("cca", "infonce", "twobranch", "vse0", "vsepp"):
+        rows = [table.loc[f"{method}{suffix}"] for suffix in columns.values()]
+        cells = [f"{row['rsum']:.1f}" + ("" if pd.isna(row["rsum_std"]) else f" ± {row['rsum_std']:.1f}") for row in rows]
+        lines.append(f"| {' | '.join([f'`{method}`', *cells])} |")
+    return "\n".join(lines)
+
+
+def test_the_table_on_hubs_is_the_committed_file() -> None:
+    assert render_hubness(ROOT / "docs/results/hubness") in (ROOT / "docs/hubness.md").read_text(encoding="utf-8")
 
 
 def test_the_best_epochs_of_flickr8k_are_those_of_the_curves() -> None:
