@@ -10,8 +10,6 @@ import numpy as np
 import PIL.Image
 from jaxtyping import Bool
 from PIL import ImageOps
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
 from vse.pipeline.progress import progress_bar
@@ -71,6 +69,9 @@ def group_similar_photos(paths: Sequence[Path]) -> list[list[int]]:
     Two photos are in one group if their perceptual hashes differ in at most ``MAX_DIFFERENT_BITS`` bits, or if a chain of such
     photos connects them. A file that cannot be decoded is a group of its own.
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     hashes, readable = [], []
     for index, path in enumerate(progress_bar(paths, desc="compare photos", unit="image")):
         try:

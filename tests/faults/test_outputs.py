@@ -141,7 +141,7 @@ INPUTS = {
     *("dataset", "photos", "sources", "folder", "features", "files", "cache_file", "runs", "run", "results"),
     *("--source", "--entities", "--against", "--captions", "--images", "--ids", "--dataset", "--notes", "--rates", "--like"),
     *("--weights-dir", "--words", "--features", "--eval-features", "--caption-features", "--truth-features"),
-    *("--start-from", "--corpus", "--image", "--data", "--embeddings", "--cxc"),
+    *("--start-from", "--corpus", "--image", "--data", "--embeddings", "--cxc", "--qrels"),
 }
 
 
