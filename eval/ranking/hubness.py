@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vse.eval.ranking.ranks import Ints, ScoreBlocks, iter_caption_scores, shared_tensor, split_into_slices
+from vse.eval.ranking.ranks import ScoreBlocks, shared_tensor, split_into_slices
 
 OCCURRENCE_DEPTH = 10  # K of the K-occurrence: how often a candidate is among the first K
 _MAX_BLOCK_SCORES = 2**24  # scores of candidates with a bank that are computed at once
@@ -27,11 +27,36 @@ def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[st
     ``skewness`` is that of the 10-occurrence of the candidates. ``never`` is the percentage of candidates that are among the
     first 10 of no query, and ``largest`` the percentage of queries that have the most frequent first candidate.
     """
-    n_images, n_captions = i2t.n_images, len(i2t.image_of_caption)
+    n_captions = len(i2t.image_of_caption)
+    of_images: list[Tensor] = []
+    best = _FirstImages(n_captions)
+    for rows in i2t.row_slices:
+        scores = i2t.score(rows, None).cpu()
+        of_images.append(torch.topk(scores, min(OCCURRENCE_DEPTH, n_captions), 1).indices)
+        if t2i is not None:
+            scores = t2i.score(rows, None).cpu()
+        best.update(rows, scores)
     return {
-        "i2t": _describe_occurrences(n_captions, _first_captions(i2t)),
-        "t2i": _describe_occurrences(n_images, _first_images(t2i or i2t, n_captions)),
+        "i2t": _describe_occurrences(n_captions, torch.cat(of_images)),
+        "t2i": _describe_occurrences(i2t.n_images, best.rows.T),
     }
+
+
+class _FirstImages:
+    """The first images for each caption, (depth, n_captions), among the images that were scored so far."""
+
+    def __init__(self, n_captions: int) -> None:
+        self._scores = torch.empty(0, n_captions)
+        self.rows = torch.empty(0, n_captions, dtype=torch.int64)
+
+    def update(self, rows: slice, scores: Tensor) -> None:
+        """Add images with their ``scores`` (n, n_captions)."""
+        depth = min(OCCURRENCE_DEPTH, len(scores))
+        found = torch.topk(scores, depth, 0)
+        both = torch.cat([self._scores, found.values.float()])
+        known = torch.cat([self.rows, found.indices + rows.start])
+        self._scores, chosen = torch.topk(both, min(OCCURRENCE_DEPTH, len(both)), 0)
+        self.rows = known.gather(0, chosen)
 
 
 _MOST_FIRST = 50.0  # percent of the queries with the same first candidate that are worth a warning
@@ -62,23 +87,9 @@ def diagnose(
             yield f"{direction}: R@10 {recalls[direction]:.1f} is about chance, {chance[direction]:.1f}{cause}"
 
 
-def _first_captions(blocks: ScoreBlocks) -> Iterator[Ints]:
-    for rows in blocks.row_slices:
-        scores = blocks.score(rows, None)
-        yield torch.topk(scores, min(OCCURRENCE_DEPTH, scores.shape[1]), 1).indices.cpu().numpy()
-
-
-def _first_images(blocks: ScoreBlocks, n_captions: int) -> Iterator[Ints]:
-    for _, scores in iter_caption_scores(blocks, np.arange(n_captions)):
-        columns = torch.from_numpy(np.ascontiguousarray(scores.T))
-        yield torch.topk(columns, min(OCCURRENCE_DEPTH, columns.shape[1]), 1).indices.numpy()
-
-
-def _describe_occurrences(n_candidates: int, first: Iterator[Ints]) -> dict[str, float]:
-    occurrences, firsts = np.zeros(n_candidates), np.zeros(n_candidates)
-    for rows in first:
-        occurrences += np.bincount(rows.ravel(), minlength=n_candidates)
-        firsts += np.bincount(rows[:, 0], minlength=n_candidates)
+def _describe_occurrences(n_candidates: int, first: Int[Tensor, "n_queries depth"]) -> dict[str, float]:
+    occurrences = np.bincount(first.numpy().ravel(), minlength=n_candidates)
+    firsts = np.bincount(first[:, 0].numpy(), minlength=n_candidates)
     deviations = occurrences - occurrences.mean()
     spread = float(np.sqrt(np.mean(deviations**2)))
     return {
