@@ -48,6 +48,7 @@ list="network phrase_network_effnet
 network_truth phrase_network_truth_effnet
 network_linear phrase_network_linear_effnet
 network_coordinates phrase_network_effnet --set solver.coordinates=appended
+network_after_first phrase_network_effnet --set model.image_encoder.batch_norm=after_first --set model.caption_encoder.batch_norm=after_first
 embedding phrase_embedding_effnet"
 {
   echo "cca 0 phrase_cca_effnet"
@@ -62,6 +63,7 @@ compare network embedding
 compare network network_truth
 compare network network_linear
 compare network_coordinates network
+compare network_after_first network
 for table in summary cards; do
   for name in $names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done
