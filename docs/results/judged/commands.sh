@@ -11,6 +11,8 @@ judgements=$2
 
 [ -f data/f8k/dataset.json ] || vse-data prepare f8k --source "$1"
 [ -f features/f8k_effnet.h5 ] || vse-extract cnn --dataset data/f8k/dataset.json --feature effnet --set precision=fp32
+[ -f features/f8k_effnet_grid.h5 ] ||
+  vse-extract cnn --dataset data/f8k/dataset.json --feature effnet_grid --set grid=4 --set precision=fp32
 [ -f features/f8k_minilm.h5 ] || vse-extract text --dataset data/f8k/dataset.json --feature minilm --set precision=fp32
 
 train() { # NAME SEED EXPERIMENT [OPTION ...]
@@ -33,12 +35,22 @@ for seed in 0 1 2; do
   train twobranch "$seed" twobranch_effnet $widths --set train.epochs=12
 done
 
+# SCAN compares cells of the photograph with words, and reads other features.
+for seed in 0 1 2; do
+  run=runs/f8k_scan/seed-$seed
+  [ -f "$run/test.h5" ] && continue
+  vse-train --features features/f8k_effnet_grid.h5 --experiment scan_i2t_avg_effnet --name scan --seed "$seed" --out "$run" \
+    --threads 1 --resume --overwrite --set train.on_collapse=warn --set model.dim=256 --set train.epochs=12 \
+    --set train.decay_after=8 --set train.learning_rate=5e-4 --set warmup.loss=sum --set warmup.epochs=1
+  vse-embed "$run" --threads 1
+done
+
 judged() { # OPTIONS of vse-eval
   vse-eval "$@" --protocol full --judgements "expert=$judgements/ExpertAnnotations.txt" \
     --judgements "crowd=$judgements/CrowdFlowerAnnotations.txt"
 }
 
-names="cca infonce vsepp vse0 twobranch"
+names="cca infonce vsepp vse0 twobranch scan"
 for name in $names; do judged runs/f8k_"$name"/seed-*/test.h5 --out "$results/$name.json"; done
 for pair in "infonce twobranch" "infonce vsepp" "twobranch vsepp" "vsepp vse0"; do
   set -- $pair
