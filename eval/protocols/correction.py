@@ -23,6 +23,7 @@ from vse.eval.files.split import Embeddings
 from vse.eval.ranking.hubness import compute_biases, find_activated
 from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
+from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.errors import UserError, did_you_mean
 
 _K, _ALPHA, _BETA = (1, 5, 10, 20, 50, 100), (0.25, 0.5, 0.75, 1.0), (5, 10, 20, 30, 50, 100)
@@ -108,7 +109,7 @@ def correct_seeds(
     is_same_data = first.dataset == seeds[0].dataset
     entry = {
         "method": method,
-        "bank": os.path.relpath(first_file, out.parent) if _is_file(bank) else bank,
+        "bank": bank if bank in SPLITS else os.path.relpath(first_file, out.parent),
         "bank_sha256": [run.source.sha256 for _, run in banks if run.source is not None],
         "bank_images": len(first.image_ids),
         "bank_captions": len(first.caption_ids),
@@ -129,7 +130,7 @@ def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: 
         return list(seeds)
     given = ",".join(f"{name}={value:g}" for name, value in record["parameters"].items())
     bank = str(record["bank"])
-    bank = str(resolve_path(path, bank)) if bank.endswith(".h5") else bank
+    bank = bank if bank in SPLITS else str(resolve_path(path, bank))
     corrected, repeated = correct_seeds(files, seeds, f"{record['method']}:{given}", bank, path)
     if repeated["bank_sha256"][: len(files)] != record["bank_sha256"][: len(files)]:
         raise UserError(f"{path}: the bank {bank} has changed since the evaluation; evaluate again")
@@ -141,14 +142,11 @@ def _list_choices(method: str, names: Sequence[str]) -> Iterator[Parameters]:
         yield dict(zip(names, values, strict=True))
 
 
-def _is_file(bank: str) -> bool:
-    return bank.endswith(".h5") or Path(bank).exists()
-
-
 def _read_bank(file: Path, run: Embeddings, bank: str) -> tuple[Path, Embeddings]:
     if bank == run.split:
+        _check_bank(file, run, file, run)
         return file, run
-    if not _is_file(bank):
+    if bank in SPLITS:
         return file.with_name(f"{bank}.h5"), _read_sibling(file, run, bank, "it is the bank")
     of = read_embeddings(Path(bank))
     _check_bank(Path(bank), of, file, run)
@@ -182,8 +180,8 @@ def correct(run: Embeddings, bank: Embeddings, method: str, parameters: Mapping[
     assert bank.vectors is not None
     images, captions = map(shared_tensor, run.vectors)
     bank_images, bank_captions = map(shared_tensor, bank.vectors)
-    of_images = compute_biases(images, bank_captions, method, dict(parameters))
-    of_captions = compute_biases(captions, bank_images, method, dict(parameters))
+    of_images = compute_biases(images, bank_captions, method, parameters)
+    of_captions = compute_biases(captions, bank_images, method, parameters)
     x, y = run.vectors
     if method != "qb-norm":
         ones = np.ones(len(x), np.float32), np.ones(len(y), np.float32)

@@ -168,13 +168,10 @@ def _bpref(right: NDArray[np.bool_], wrong: NDArray[np.bool_]) -> float:
 
 
 N_CORRELATION_SAMPLES = 200  # bootstrap samples of tau, which takes longer than a mean
-CORRELATION_TITLES = {"tau_b": "tau-b", "tau_c": "tau-c"}
+CORRELATIONS = ("tau_b", "tau_c")
 
 
-_Intervals = dict[str, list[float]]
-
-
-def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) -> tuple[dict[str, Any], _Intervals]:
+def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return Kendall's tau-b and tau-c of image-to-text scores and ratings, in percent, and their 95% intervals.
 
     tau is (P - Q) / D. P counts the pairs of judged pairs that have the same order by scores and by ratings, Q those with the
@@ -192,7 +189,7 @@ def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) 
     rng = np.random.default_rng(0)
     order = np.argsort(first.images, kind="stable")
     of_image = np.split(order, np.flatnonzero(np.diff(first.images[order])) + 1)
-    samples: dict[str, list[float]] = {name: [] for name in CORRELATION_TITLES}
+    samples: dict[str, list[float]] = {name: [] for name in CORRELATIONS}
     for _ in range(N_CORRELATION_SAMPLES):
         pairs = np.concatenate([of_image[k] for k in rng.integers(0, len(of_image), len(of_image))])
         drawn = [one.correlate(pairs) for one in rated]
@@ -227,7 +224,7 @@ class _RatedPairs(NamedTuple):
 
         ratings = self.ratings[pairs]
         scores = np.repeat(self.scores[pairs], ratings.shape[1])
-        tau = {name: kendalltau(scores, ratings.ravel(), variant=name[-1]).statistic for name in CORRELATION_TITLES}
+        tau = {name: kendalltau(scores, ratings.ravel(), variant=name[-1]).statistic for name in CORRELATIONS}
         return {name: 100 * float(value) for name, value in tau.items()}
 
 

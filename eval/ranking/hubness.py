@@ -108,7 +108,7 @@ def mean_cosine(vectors: Float[np.ndarray, "n dim"]) -> float:
 
 
 def compute_biases(
-    candidates: Float[Tensor, "n dim"], bank: Float[Tensor, "n_bank dim"], method: str, parameters: dict[str, float]
+    candidates: Float[Tensor, "n dim"], bank: Float[Tensor, "n_bank dim"], method: str, parameters: Mapping[str, float]
 ) -> Float[np.ndarray, " n"]:
     """Return the number that a correction subtracts from all scores of each candidate.
 

@@ -130,6 +130,21 @@ def test_tables_and_reports_repeat_the_correction(folder: Path, capsys: pytest.C
         write_report([result], folder / "report.html")
 
 
+@pytest.mark.parametrize("bank", ["train", "test"])
+def test_scores_of_pairs_cannot_be_corrected(folder: Path, fails: Fails, bank: str) -> None:
+    run = with_hubs("test")
+    scores = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
+    file = write_embeddings(folder / "scores.h5", scores)
+    message = fails(eval_main, file, "--correct", "csls:k=5", "--bank", bank)
+    assert "a correction needs vectors that are compared by inner products" in message
+
+
+def test_a_folder_with_the_name_of_a_split_is_not_the_bank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "train").mkdir()
+    monkeypatch.chdir(folder)
+    assert result_of([folder / "test.h5"], correct="mean")["correction"]["bank_images"] == SIZES["train"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
