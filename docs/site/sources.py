@@ -1,4 +1,4 @@
-"""Link each page of the site to its Markdown file, which is copied beside it."""
+"""Copy the Markdown file of each page of the site to the page's folder, and link it."""
 
 from __future__ import annotations
 
