@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import click
 from pydantic import Field
@@ -17,6 +17,7 @@ from vse.pipeline.option_types import (
     Force,
     NonNegativeInteger,
     Seed,
+    Share,
     Text,
     number_between,
     whole_number_from,
@@ -155,6 +156,41 @@ def folds_command(request: FoldsRequest) -> None:
 
     for path in write_folds(request.dataset, request.out, request.count, request.seed, request.name, request.only):
         click.echo(path)
+
+
+class NoiseRequest(Options):
+    """The arguments of ``vse-data noise``."""
+
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    rate: Share | None = None
+    """Share of the captions, images or words to change, from 0 to 1."""
+    kind: Literal["caption", "image", "word"] = "caption"
+    """caption: exchange the images of single captions. image: exchange all captions of images. word: replace single words."""
+    seed: Seed = 0
+    """Seed of the random changes."""
+    index: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
+    """Instead of --rate: an index file (.npy) of the programs NCR or DECL."""
+    out: FileOrFolderPath
+    """The noise file to write, e.g. noise.json."""
+    force: Force = False
+
+
+@command("noise", group=data_group)
+def noise_command(request: NoiseRequest) -> None:
+    """Write a noise file: changes that make a share of the training pairs of a dataset.json wrong, for vse-train --noise.
+
+    The dataset.json is not changed. Validation and test keep the correct pairs.
+    """
+    from vse.pipeline.dataset.noise import import_noise_index, write_noise
+
+    if request.index is not None:
+        if request.rate is not None:
+            raise UserError("--index: the index file determines which pairs are wrong; leave --rate out")
+        click.echo(import_noise_index(request.dataset, request.index, request.out))
+        return
+    if request.rate is None:
+        raise UserError("give a --rate, such as --rate 0.4, or an --index file of another program")
+    click.echo(write_noise(request.dataset, request.out, request.rate, request.kind, request.seed))
 
 
 class AlbumRequest(Options):

@@ -43,6 +43,8 @@ class TrainInputs(Options):
     """Folder of CNN weights, for training on photos."""
     words: FileOrFolderPath | None = None
     """File of word vectors that initialise the word embeddings.  [default: the experiment's]"""
+    noise: FileOrFolderPath | None = None
+    """Noise file of vse-data noise, which makes training pairs wrong."""
 
 
 class TrainOptions(Options):
@@ -111,6 +113,8 @@ class EmbedRequest(Options):
     """Allow a run whose training did not finish; the result records it."""
     allow_leak: Flag = False
     """Allow images that the run was trained on; the result records it."""
+    last_epoch: Flag = False
+    """Take the weights of the last epoch instead of those of the best epoch; OUT is then RUN/SPLIT_last.h5."""
     sentences: Flag = False
     """For a run that localises phrases: write the scores of all captions with all images, for the ensembles of vse-eval."""
     allow_code: AllowCode = False

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import torch
 
+from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
 from vse.features.extractors.cnn import read_cnn_config, rebuild_cnn_extractor
+from vse.features.extractors.text import load_text_input_encoder
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
 from vse.training.data.images import CachedImageFeatures, EvaluationImages, TrainingImages, build_photo_crops
-from vse.training.data.pairs import Pairs, RetrievalSplit, select_images_with_features
+from vse.training.data.pairs import (
+    CaptionInputs,
+    CaptionsPartlyEncoded,
+    Pairs,
+    RetrievalSplit,
+    encode_texts,
+    select_images_with_features,
+)
 from vse.training.experiment import ExperimentConfig
+from vse.training.kinds import InputKind
 from vse.training.model_inputs import check_same_backbone, describe_model_inputs, load_caption_inputs
 from vse.training.models.build import MODEL_PARTS, Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
@@ -31,6 +43,7 @@ from vse.training.solvers.base import RetrievalTask, TrainingTask
 from vse.training.solvers.negatives import HardNegatives
 
 log = logging.getLogger(__name__)
+_TEXTS_PER_BLOCK = 1000
 
 
 def prepare_task(
@@ -43,6 +56,8 @@ def prepare_task(
     if isinstance(experiment.solver, PhraseSettings):
         if log_negatives:
             raise UserError("--log-negatives lists captions and images, and training on phrases ranks neither")
+        if inputs.noise is not None:
+            raise UserError("--noise makes pairs of images and captions wrong, and training on phrases reads none")
         return _prepare_phrase_task(experiment, experiment.solver, inputs, seed, processes)
     dataset, settings = inputs.dataset, experiment.train
     if settings.restval and "restval" not in dataset.splits:
@@ -51,7 +66,9 @@ def prepare_task(
             "--set train.restval=false trains without them"
         )
     splits = ["train", "restval"] if settings.restval else ["train"]
-    pairs = Pairs(select_images_with_features(dataset, splits, inputs.image_cache, captioned=True))
+    if inputs.noise is not None and (unread := set(inputs.noise.splits).difference(splits)):
+        raise UserError(f"{inputs.noise_file}: changes captions of split {min(unread)!r}, which this training does not read")
+    pairs = Pairs(select_images_with_features(inputs.training_dataset, splits, inputs.image_cache, captioned=True))
     val = Pairs(select_images_with_features(dataset, ["val"], inputs.eval_image_cache, captioned=True))
     if len(pairs) < 2:
         raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
@@ -70,6 +87,8 @@ def prepare_task(
     taken = images.size_in_memory_gb if isinstance(images, CachedImageFeatures) else 0
     texts = inputs.caption_cache, inputs.transformer, vocabulary
     captions = load_caption_inputs(*texts, pairs, processes.device, _feature_memory_gb(experiment), taken)
+    if inputs.noise is not None and inputs.noise.tokens and inputs.caption_cache is not None:
+        captions = _encode_wrong_captions(captions, pairs, inputs.caption_cache, inputs, processes.device)
     split = RetrievalSplit(val, val_images, load_caption_inputs(*texts, val, processes.device))
     torch.manual_seed(seed)
     model = build_model(experiment.model, *describe_model_inputs(inputs.image_cache, *texts), cnn).to(processes.device)
@@ -93,6 +112,26 @@ def prepare_task(
         adversary=experiment.adversary,
     )
     return task, vocabulary
+
+
+def _encode_wrong_captions(
+    cached: CaptionInputs, pairs: Pairs, cache: FeatureCache, inputs: RunInputs, device: torch.device
+) -> CaptionInputs:
+    """Return the captions of ``pairs``, in which captions with wrong words have the vectors of these words."""
+    assert inputs.noise is not None
+    if cached.kind != InputKind.VECTORS:
+        raise UserError(
+            f"{inputs.noise_file}: has wrong words, but {cache.path} holds {cache.describe()}; train on words, or on a cache "
+            "with one vector for each caption"
+        )
+    encoder = load_text_input_encoder(cache, inputs.weights_dir, str(device))
+    rows = np.flatnonzero(np.isin(pairs.caption_ids, inputs.noise.sentids))
+    texts = [(pairs.captions[row].raw, pairs.captions[row].tokens) for row in rows]
+    parts = [
+        encode_texts(cache, encoder, texts[start : start + _TEXTS_PER_BLOCK], device)[0]
+        for start in progress_bar(range(0, len(texts), _TEXTS_PER_BLOCK), desc="captions with wrong words", unit="block")
+    ]
+    return CaptionsPartlyEncoded(cached, rows, torch.cat(parts))
 
 
 def _prepare_phrase_task(

@@ -29,7 +29,7 @@ def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
     return {
         "features": ", ".join(f"{name} {key}" for name, key in _features(provenance).items()) or _UNKNOWN,
         "epochs": _describe_epochs(training, train, provenance.get("best_epoch")),
-        "selection": _describe_selection(train),
+        "selection": _text(training.get("selection", _describe_selection(train))),
         "training_s": _text(_mapping(provenance, "cost").get("train_s")),
         "processor": _text(training.get("processor")),
         "precision": _text(training.get("precision", train.get("precision"))),
@@ -56,7 +56,7 @@ def _list_facts(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, key in _features(provenance).items():
         yield f"features.{name}", key
     training = _mapping(provenance, "training")
-    yield from ((name, _text(training[name])) for name in ("processor", "precision") if name in training)
+    yield from ((name, _text(training[name])) for name in ("processor", "precision", "noise", "selection") if name in training)
     yield from ((name, value) for name, value in _flatten(config) if name not in _IGNORED_SETTINGS)
 
 

@@ -24,7 +24,7 @@ from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import ExtractorInput
 from vse.features.extractors.text import TextInputEncoder
 from vse.pipeline.dataset.captions import PAD_ID, Vocabulary
-from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, image_ids, select_images
+from vse.pipeline.dataset.columns import IdIndex, caption_counts, caption_ids, coco_ids, image_ids, select_images
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.training.data.images import EvaluationImages
@@ -75,6 +75,29 @@ class CaptionsEncodedOnRead:
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
         captions = [self._captions[index] for index in indices.tolist()]
         return encode_texts(self._cache, self._encoder, [(c.raw, c.tokens) for c in captions], self._device)
+
+
+class CaptionsPartlyEncoded:
+    """Cached captions of which some have another text than in the cache, and are encoded again.
+
+    ``cached`` : the cached captions, as vectors.
+    ``rows`` : (n,) the indices of the captions with another text.
+    ``vectors`` : (n, dim) the vectors of these texts.
+    """
+
+    kind = InputKind.VECTORS
+
+    def __init__(self, cached: CaptionInputs, rows: NDArray[np.int64], vectors: Tensor) -> None:
+        self._cached, self._index, self._vectors = cached, IdIndex(rows), vectors
+
+    def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        (vectors,) = self._cached.read(indices)
+        found = self._index.find_rows(indices)
+        changed = np.flatnonzero(found >= 0)
+        if len(changed):
+            where = torch.from_numpy(changed).to(vectors.device)
+            vectors = vectors.index_copy(0, where, self._vectors[torch.from_numpy(found[changed]).to(vectors.device)])
+        return (vectors,)
 
 
 def encode_texts(

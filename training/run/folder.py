@@ -239,6 +239,17 @@ class RunFolder:
             raise UserError(f"{self.best_weights_file}: the weights {bad} are not finite (NaN or infinite); train again")
         return weights, sha256
 
+    def read_last_weights_with_sha256(self) -> tuple[dict[str, Tensor], str]:
+        """Return the weights that were validated after the last epoch, and the SHA-256 of the checkpoint."""
+        if not self.checkpoint_file.is_file():
+            raise UserError(f"{self.checkpoint_file}: no such file; it holds the weights of the last epoch, so train again")
+        state = self.read_checkpoint()
+        if state.get("step"):
+            raise UserError(f"{self.path}: its training stopped within an epoch; continue it with vse-train --resume")
+        averaged = state.get("averaged")
+        weights: dict[str, Tensor] = state["model"] if averaged is None else averaged["weights"]
+        return weights, sha256_file(self.checkpoint_file)
+
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Write the checkpoint: the state, and a line with the SHA-256 of the state's bytes."""
         buffer = io.BytesIO()

@@ -23,6 +23,7 @@ from vse.features.extractors.words import read_word_vectors
 from vse.features.settings.captions import hash_word_file
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
 from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.dataset.noise import Noise, apply_noise, read_noise
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.presets.schema import ExperimentOutline
@@ -73,6 +74,7 @@ class RunInputs:
     ``start_run``, ``start_weights_sha256`` : run whose weights to start from, and the SHA-256 of these weights.
     ``word_vector_file``, ``word_vectors_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256.
     ``truth_cache`` : cache of the ground-truth regions of phrases.
+    ``noise``, ``noise_file``, ``noise_sha256`` : content, path and SHA-256 of the noise file; None without noise.
     """
 
     image_cache: FeatureCache
@@ -86,6 +88,14 @@ class RunInputs:
     word_vector_file: Path | None = None
     word_vectors_sha256: str | None = None
     truth_cache: FeatureCache | None = None
+    noise: Noise | None = None
+    noise_file: Path | None = None
+    noise_sha256: str | None = None
+
+    @property
+    def training_dataset(self) -> Dataset:
+        """The data set with the changes of the noise file."""
+        return self.dataset if self.noise is None else apply_noise(self.dataset, self.noise)
 
     @property
     def caption_input_kind(self) -> InputKind:
@@ -102,6 +112,7 @@ class RunInputs:
             "tokenizer_sha256": None if self.transformer is None else self.transformer.tokenizer_sha256,
             "transformer_sha256": None if self.transformer is None else self.transformer.weights_sha256,
             "start_from_sha256": None if self.start_run is None else self.start_weights_sha256,
+            "noise_sha256": self.noise_sha256,
         }
         return {
             "dataset": self.dataset.name,
@@ -133,6 +144,8 @@ class RunInputs:
             "start_from": None if self.start_run is None else relative_path(self.start_run.path, folder),
             "transformer_commit": None if self.transformer is None else self.transformer.commit,
             "words": None if self.word_vector_file is None else relative_path(self.word_vector_file, folder),
+            "noise": None if self.noise is None else self.noise.label,
+            "noise_file": None if self.noise_file is None else relative_path(self.noise_file, folder),
         }
         return {
             "features": describe(self.image_cache),
@@ -190,14 +203,16 @@ def open_inputs(
     transformer = None
     if captions is None and caption_encoder is not None:
 
-        def words() -> Iterator[str]:
+        def list_words() -> Iterator[str]:
             return (word for image in dataset.split("train") for caption in image.captions for word in caption.tokens)
 
-        transformer = caption_encoder.load_transformer(paths.weights_dir, words)
+        transformer = caption_encoder.load_transformer(paths.weights_dir, list_words)
     base_sha256 = "" if base is None else InputFile(base.best_weights_file).sha256
     words_sha256 = None if paths.words is None else hash_word_file(paths.words)
+    noise, noise_sha256 = (None, None) if paths.noise is None else read_noise(paths.noise, dataset)
     read = cache, eval_cache, captions, transformer, dataset, base, base_sha256
-    return RunInputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
+    words = paths.words, words_sha256
+    return RunInputs(*read, paths.weights_dir, *words, truths, noise, paths.noise, noise_sha256)
 
 
 def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache | None:

@@ -57,9 +57,11 @@ def embed_split(
     allow_unfinished: bool = False,
     allow_leak: bool = False,
     sentences: bool = False,
+    last_epoch: bool = False,
 ) -> Path:
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
+    With ``last_epoch``, the weights are those of the last epoch, and ``_last`` follows the split in the name of the file.
     By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
     UserError if the run was trained on images of the split, unless ``allow_leak`` is set. For ``files`` and
     ``allow_unfinished`` see :func:`vse.training.use.model.load_run`.
@@ -71,7 +73,7 @@ def embed_split(
     """
     opened = open_run(run, files, device, allow_unfinished)
     if out is None:
-        name = f"{split}_sentences.h5" if sentences else f"{split}.h5"
+        name = f"{split}_sentences.h5" if sentences else f"{split}_last.h5" if last_epoch else f"{split}.h5"
         out = run / name if opened.training_data_name is None else _path_for_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
     kind = PHRASE_SCORES_KIND if localises and not sentences else EMBEDDINGS_KIND
@@ -80,17 +82,22 @@ def embed_split(
     n_images = len(opened.dataset.split(split))
     n_seen = count_leaked_images(opened.folder, restval, opened.image_cache, opened.dataset, split, allow_leak)
     overlap = {"images_trained_on": {"images": n_seen, "of": n_images}} if n_seen else {}
+    if last_epoch and (localises or not opened.experiment.solver.uses_loss):
+        raise UserError(f"{run}: --last-epoch is for runs on captions with epochs of gradient steps; leave it out")
     if localises:
         write = score_sentences if sentences else score_phrases
         return write(opened, out, split, files, overlap)
     if sentences:
         raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
-    trained = load_opened_run(opened, split, files)
+    trained = load_opened_run(opened, split, files, last_epoch)
     if not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of split {split!r} has a caption; vse-search searches such images")
     started = time.perf_counter()
     images, captions = encode(trained.model, trained.split, trained.device)
     provenance = {**opened.build_provenance(out), **overlap}
+    if last_epoch:
+        provenance["training"] |= {"selection": "last epoch"}
+        provenance["best_epoch"] = None
     inputs = trained.split.caption_inputs
     inputs = inputs.inputs if isinstance(inputs, CaptionsLoadedAtFirstRead) else inputs
     if isinstance(inputs, TokenIndices):
@@ -302,12 +309,15 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
         raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
     if as_features is not None and (request.out is not None or request.split is not None):
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
+    if as_features is not None and request.last_epoch:
+        raise UserError("--as-features writes the embeddings by the best weights; leave --last-epoch out")
     if as_features is not None and request.sentences:
         raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         if as_features is None:
-            split, allow_leak, sentences = request.split or "test", request.allow_leak, request.sentences
-            return [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, sentences)]
+            split, allow_leak = request.split or "test", request.allow_leak
+            which = request.sentences, request.last_epoch
+            return [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *which)]
         if not runs[0].is_dir():
             return cache_file_embeddings(runs, as_features, files.captions)
         if len(runs) > 1:

@@ -40,7 +40,7 @@ from vse.training.phrases.localisation import (
 )
 from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import PhraseSettings, build_evaluation_split, build_phrase_model, open_phrase_features
-from vse.training.use.open_run import OpenedRun, load_best_weights, open_run
+from vse.training.use.open_run import OpenedRun, load_weights, open_run
 
 if TYPE_CHECKING:
     from vse.eval.search.top_k import PhraseCandidates
@@ -190,7 +190,7 @@ def _load_best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Mode
     model = build_phrase_model(opened.experiment.model, phrase_settings, opened.image_cache, opened.caption_cache).to(
         opened.device
     )
-    load_best_weights(opened.folder, model)
+    load_weights(opened.folder, model)
     return model
 
 

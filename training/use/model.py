@@ -29,7 +29,7 @@ from vse.training.model_inputs import check_same_backbone, describe_model_inputs
 from vse.training.models.build import Model, build_model
 from vse.training.models.trainable_cnn import TrainableCnn
 from vse.training.options import RunFileOptions
-from vse.training.use.open_run import OpenedRun, load_best_weights, open_run
+from vse.training.use.open_run import OpenedRun, load_weights, open_run
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,13 @@ def load_run(
     return load_opened_run(open_run(run, files, device, allow_unfinished), split, files)
 
 
-def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions = RunFileOptions()) -> TrainedRun:
-    """Load the model of an opened run, and a split as inputs of the model; see :func:`load_run`."""
+def load_opened_run(
+    opened: OpenedRun, split: str | None, files: RunFileOptions = RunFileOptions(), last_epoch: bool = False
+) -> TrainedRun:
+    """Load the model of an opened run, and a split as inputs of the model; see :func:`load_run`.
+
+    The model has the best weights or, with ``last_epoch``, those of the last epoch.
+    """
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.image_cache, opened.caption_cache
     if experiment.solver.reads_phrases:
@@ -101,7 +106,7 @@ def load_opened_run(opened: OpenedRun, split: str | None, files: RunFileOptions 
             else CaptionsLoadedAtFirstRead(InputKind.TOKENS if transformer else InputKind.WORDS, read)
         )
     model = build_model(experiment.model, *describe_model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
-    weights_sha256 = load_best_weights(folder, model)
+    weights_sha256 = load_weights(folder, model, last_epoch)
     as_read = RetrievalSplit(pairs, images, captions)
     return TrainedRun(
         **vars(opened),

@@ -209,6 +209,7 @@ class OpenedRun:
             "changed_settings": [
                 *list_changed_settings(self.experiment, self.record["dataset"]),
                 *self._list_word_stand_ins(),
+                *([f"noise: none -> {self.record['noise']}"] if "noise" in self.record else []),
             ],
             "captions": os.path.relpath(self.dataset.path, out.parent),
             "best_epoch": self.record.get("best_epoch"),
@@ -216,7 +217,7 @@ class OpenedRun:
             "trained": self.record.get("made", {}),
             "embedded": current_provenance(),
             "training": {
-                **{name: self.record[name] for name in ("processor", "precision") if name in self.record},
+                **{name: self.record[name] for name in ("processor", "precision", "noise") if name in self.record},
                 "epochs": self.record.get("epochs") if self.experiment.solver.uses_loss else None,
             },
             "cost": compute_run_cost(self),
@@ -316,15 +317,17 @@ def training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: F
     return folder.path / str(record["captions"]) if "fold" in record else cache.dataset_file
 
 
-def load_best_weights(folder: RunFolder, model: Model) -> str:
-    """Load the best weights of a run into a model for evaluation. Return the SHA-256 of the weights' file."""
-    weights, sha256 = folder.read_best_weights_with_sha256()
+def load_weights(folder: RunFolder, model: Model, last_epoch: bool = False) -> str:
+    """Load the weights of a run into a model for evaluation. Return the SHA-256 of the weights' file.
+
+    The weights are those of the best epoch by validation or, with ``last_epoch``, those of the last epoch.
+    """
+    file = folder.checkpoint_file if last_epoch else folder.best_weights_file
+    weights, sha256 = folder.read_last_weights_with_sha256() if last_epoch else folder.read_best_weights_with_sha256()
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(
-            f"{folder.best_weights_file}: weights of another model ({str(error).splitlines()[-1].strip()})"
-        ) from None
+        raise UserError(f"{file}: weights of another model ({str(error).splitlines()[-1].strip()})") from None
     model.eval()
     return sha256
 

@@ -1,0 +1,256 @@
+"""Noise files: which training captions are paired with a wrong image, or have wrong words.
+
+A noise file lists the changes by id, so that any program can train on the same wrong pairs. The data set itself is not
+changed: validation and test always read the correct pairs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from vse.pipeline.dataset.columns import Caption, Image, caption_counts, caption_ids, image_ids
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import InputFile, wrap_read_errors
+from vse.pipeline.files.outputs import check_output, json_kind
+from vse.pipeline.files.writing import lock_for_writing, parse_json, write_json
+
+log = logging.getLogger(__name__)
+NoiseKind = Literal["caption", "image", "word"]
+_TRAINING_SPLITS = ("train", "restval")
+_NonEmptyTexts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
+class Noise(BaseModel):
+    """The content of a noise file.
+
+    ``captions_sha256`` : SHA-256 of the ``dataset.json`` whose captions are changed.
+    ``splits`` : the training splits: ``train`` and, if the data set has it, ``restval``.
+    ``kind`` : ``caption``, single captions have a wrong image; ``image``, all captions of an image have the same wrong image;
+    ``word``, captions have wrong words.
+    ``rate`` : the share of changed captions, images or words.
+    ``seed`` : the seed of the changes, or None for an imported index.
+    ``index_sha256`` : SHA-256 of the imported index, or None.
+    ``n_captions`` : the number of captions of ``splits``.
+    ``sentids`` : the ids of the changed captions.
+    ``imgids`` : the id of the wrong image of each changed caption; empty for wrong words.
+    ``tokens`` : the words of each changed caption; empty for wrong images.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal["vse-noise"] = "vse-noise"
+    version: Literal[1] = 1
+    dataset: str
+    captions_sha256: str
+    splits: list[str]
+    kind: NoiseKind
+    rate: Annotated[float, Field(ge=0, le=1)]
+    seed: int | None = None
+    index_sha256: str | None = None
+    n_captions: int
+    sentids: list[int] = []
+    imgids: list[int] = []
+    tokens: list[_NonEmptyTexts] = []
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        wrong, other = (self.tokens, self.imgids) if self.kind == "word" else (self.imgids, self.tokens)
+        if len(wrong) != len(self.sentids) or other:
+            raise ValueError("sentids needs one entry of tokens for each wrong caption, or one of imgids for each wrong image")
+        if len(set(self.sentids)) != len(self.sentids):
+            raise ValueError("sentids names a caption twice")
+        return self
+
+    @property
+    def label(self) -> str:
+        """The noise in tables, such as ``caption 0.4 seed 0``."""
+        origin = f"seed {self.seed}" if self.seed is not None else f"index {str(self.index_sha256)[:8]}"
+        return f"{self.kind} {self.rate:g} {origin}"
+
+
+def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "caption", seed: int = 0) -> Path:
+    """Change a share of the training captions of a data set at random, and write the changes to ``out``.
+
+    Raises UserError if the changes are impossible, for example if half of the chosen captions belong to one image.
+    """
+    dataset = load_dataset_file(dataset_file)
+    splits = _training_splits(dataset)
+    images = [image for split in splits for image in dataset.split(split)]
+    rng = np.random.default_rng(seed)
+    changes: dict[str, Any]
+    if kind == "word":
+        changes = _draw_wrong_words([caption for image in images for caption in image.captions], rate, rng)
+    else:
+        wrong_image_of_caption = np.repeat(np.arange(len(images)), caption_counts(images))
+        if kind == "image":
+            wrong_image_of_caption = _move_some(np.arange(len(images)), rate, rng, "images")[wrong_image_of_caption]
+        else:
+            wrong_image_of_caption = _move_some(wrong_image_of_caption, rate, rng, "captions")
+        changes = _list_moves(images, wrong_image_of_caption)
+    return _write(_describe_dataset(dataset, splits) | {"kind": kind, "rate": rate, "seed": seed} | changes, dataset, out)
+
+
+def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
+    """Convert an index file of NCR or DECL to a noise file, and return its path.
+
+    The index is an array of integers in a ``.npy`` file. That of NCR has an entry for each training caption, that of DECL an
+    entry for each training image: the position of the image that it is paired with. Captions and images are counted in the
+    order of the data set. Raises UserError if the array has another length or refers to images that do not exist.
+    """
+    dataset = load_dataset_file(dataset_file)
+    splits = _training_splits(dataset)
+    images = [image for split in splits for image in dataset.split(split)]
+    counts = caption_counts(images)
+    file = InputFile(index_file)
+    with wrap_read_errors(index_file, "an array of integers (.npy)"):
+        index = np.load(index_file, allow_pickle=False)
+    if index.ndim != 1 or index.dtype.kind not in "iu" or len(index) not in (len(images), counts.sum()):
+        raise UserError(
+            f"{index_file}: an array of shape {index.shape} and type {index.dtype}; {dataset_file} needs whole numbers, one "
+            f"for each of its {counts.sum()} training captions (NCR) or {len(images)} training images (DECL)"
+        )
+    if len(index) and not 0 <= index.min() <= index.max() < len(images):
+        raise UserError(f"{index_file}: refers to image {index.max()}, but {dataset_file} has {len(images)} training images")
+    kind: NoiseKind = "image" if len(index) == len(images) else "caption"
+    image_of_caption = np.repeat(np.arange(len(images)), counts)
+    own = np.arange(len(images)) if kind == "image" else image_of_caption
+    moved = index[image_of_caption] if kind == "image" else index
+    about = {"kind": kind, "rate": round(float((index != own).mean()), 6), "index_sha256": file.sha256}
+    return _write(_describe_dataset(dataset, splits) | about | _list_moves(images, moved), dataset, out, [index_file])
+
+
+def read_noise(path: Path, dataset: Dataset) -> tuple[Noise, str]:
+    """Read a noise file of a data set. Return its content and the SHA-256 of the file.
+
+    Raises UserError if the file is not a noise file, if it was written for another ``dataset.json``, or if it names captions
+    or images that are not in its splits.
+    """
+    file = InputFile(path)
+    try:
+        noise = Noise.model_validate(parse_json(path, file.read()))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        reason = ": ".join([*map(str, fault["loc"]), fault["msg"]])
+        raise UserError(f"{path}: not a noise file ({reason}); vse-data noise writes one") from None
+    if noise.captions_sha256 != dataset.sha256:
+        raise UserError(
+            f"{path}: was written for another version of the data set {noise.dataset!r} than {dataset.path}; write it again: "
+            f"vse-data noise {dataset.path}"
+        )
+    images = [image for split in noise.splits for image in dataset.split(split)]
+    for name, listed, known in (("caption", noise.sentids, caption_ids(images)), ("image", noise.imgids, image_ids(images))):
+        unknown = np.setdiff1d(listed, known)
+        if len(unknown):
+            raise UserError(f"{path}: {name} {unknown[0]:.0f} is not in {' or '.join(noise.splits)} of {dataset.path}")
+    return noise, file.sha256
+
+
+def apply_noise(dataset: Dataset, noise: Noise) -> Dataset:
+    """Return the data set with the changes of ``noise``.
+
+    A caption with a wrong image becomes a caption of that image. A caption with wrong words has these words as text.
+    """
+    if not noise.sentids:
+        return dataset
+    new_image = dict(zip(noise.sentids, noise.imgids, strict=False))
+    new_words = dict(zip(noise.sentids, noise.tokens, strict=False))
+    captions_by_image: dict[int, list[Caption]] = {}
+    for split in noise.splits:
+        for image in dataset.split(split):
+            for caption in image.captions:
+                imgid = new_image.get(caption.sentid, image.imgid)
+                captions_by_image.setdefault(imgid, []).append(_change_caption(caption, imgid, new_words.get(caption.sentid)))
+    images = tuple(
+        replace(image, captions=tuple(captions_by_image.get(image.imgid, ()))) if image.split in noise.splits else image
+        for image in dataset.images
+    )
+    return replace(dataset, images=images)
+
+
+def _change_caption(caption: Caption, imgid: int, words: Sequence[str] | None) -> Caption:
+    if words is None:
+        return caption if imgid == caption.imgid else replace(caption, imgid=imgid)
+    return replace(caption, raw=" ".join(words), tokens=tuple(words), phrases=())
+
+
+def _training_splits(dataset: Dataset) -> list[str]:
+    dataset.split("train")  # raises UserError if there is none
+    return [split for split in _TRAINING_SPLITS if split in dataset.splits]
+
+
+def _describe_dataset(dataset: Dataset, splits: Sequence[str]) -> dict[str, Any]:
+    n_captions = sum(int(caption_counts(dataset.split(split)).sum()) for split in splits)
+    return {
+        "dataset": dataset.name,
+        "captions_sha256": dataset.sha256,
+        "splits": list(splits),
+        "n_captions": n_captions,
+    }
+
+
+def _write(content: Mapping[str, Any], dataset: Dataset, out: Path, inputs: Sequence[Path] = ()) -> Path:
+    noise = Noise.model_validate(content)
+    check_output(out, json_kind("a noise file", "format", "sentids", "rate"), [*dataset.input_paths, *inputs])
+    with lock_for_writing(out):
+        write_json(out, noise.model_dump(exclude_none=True))
+    change = "have wrong words" if noise.tokens else "belong to a wrong image"
+    log.info("%s: %d of %d training captions %s", out, len(noise.sentids), noise.n_captions, change)
+    return out
+
+
+def _move_some(image_of_item: NDArray[np.int64], rate: float, rng: np.random.Generator, items: str) -> NDArray[np.int64]:
+    """Exchange the images of a random share of the items, such that each of these items has another image than before.
+
+    ``image_of_item`` (n_items,) is the image of each caption or of each image. Chosen items exchange their images among
+    themselves, so that each image keeps its number of items.
+    """
+    chosen = rng.permutation(len(image_of_item))[: round(rate * len(image_of_item))]
+    own = image_of_item[chosen]
+    if len(own) and 2 * np.unique(own, return_counts=True)[1].max() > len(own):
+        raise UserError(
+            f"a rate of {rate:g} changes {len(own)} of {len(image_of_item)} {items}, and more than half of them belong to one "
+            "image, so that they cannot exchange their images; give a higher rate"
+        )
+    new = rng.permutation(own)
+    for k in np.flatnonzero(new == own):  # rare: exchange it with a random item such that both have another image than before
+        if new[k] == own[k]:
+            other = rng.choice(np.flatnonzero((new != own[k]) & (own != own[k])))
+            new[k], new[other] = new[other], new[k]
+    moved = image_of_item.copy()
+    moved[chosen] = new
+    return moved
+
+
+def _list_moves(images: Sequence[Image], new_image_of_caption: NDArray[np.int64]) -> dict[str, list[int]]:
+    """Return the ids of the captions whose image changes, and the ids of the new images."""
+    changed = new_image_of_caption != np.repeat(np.arange(len(images)), caption_counts(images))
+    return {
+        "sentids": caption_ids(images)[changed].tolist(),
+        "imgids": image_ids(images)[new_image_of_caption[changed]].tolist(),
+    }
+
+
+def _draw_wrong_words(captions: Sequence[Caption], rate: float, rng: np.random.Generator) -> dict[str, Any]:
+    """Replace a random share of all words by other words of the captions, drawn in proportion to their frequency."""
+    words = np.asarray([word for caption in captions for word in caption.tokens], object)
+    chosen = rng.permutation(len(words))[: round(rate * len(words))]
+    if len(chosen) and (words == words[0]).all():
+        raise UserError("the training captions have one word only, so that no word can be replaced by another")
+    wrong = words.copy()
+    while len(same := chosen[wrong[chosen] == words[chosen]]):
+        wrong[same] = rng.choice(words, len(same))
+    ends = np.cumsum([len(caption.tokens) for caption in captions])
+    changed = np.unique(np.searchsorted(ends, chosen, side="right"))
+    return {
+        "sentids": [captions[k].sentid for k in changed],
+        "tokens": [wrong[ends[k] - len(captions[k].tokens) : ends[k]].tolist() for k in changed],
+    }
