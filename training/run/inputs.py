@@ -104,8 +104,13 @@ class RunInputs:
         return InputKind.WORDS if self.transformer is None else InputKind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
-        """Return the seed, and the keys and checksums by which a resume recognises the same inputs."""
-        optional = {
+        """Return the seed, and the keys and checksums by which a resume recognises the same inputs. None: no such input."""
+        return {
+            "dataset": self.dataset.name,
+            "captions_sha256": self.dataset.sha256,
+            "seed": seed,
+            "feature": self.image_cache.feature,
+            "feature_key": self.image_cache.key,
             "eval_feature_key": None if self.eval_image_cache is self.image_cache else self.eval_image_cache.key,
             "caption_feature_key": None if self.caption_cache is None else self.caption_cache.key,
             "truth_feature_key": None if self.truth_cache is None else self.truth_cache.key,
@@ -113,15 +118,7 @@ class RunInputs:
             "transformer_sha256": None if self.transformer is None else self.transformer.weights_sha256,
             "start_from_sha256": None if self.start_run is None else self.start_weights_sha256,
             "noise_sha256": self.noise_sha256,
-        }
-        return {
-            "dataset": self.dataset.name,
-            "captions_sha256": self.dataset.sha256,
-            "seed": seed,
-            "feature": self.image_cache.feature,
-            "feature_key": self.image_cache.key,
             "words_sha256": self.word_vectors_sha256,
-            **{name: value for name, value in optional.items() if value is not None},
         }
 
     def build_record(self, folder: Path) -> dict[str, Any]:
