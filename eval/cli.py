@@ -6,7 +6,7 @@ from typing import Annotated
 
 import click
 
-from vse.eval.options import EvaluationRequest, TableRequest
+from vse.eval.options import OPTIONS_OF_COMPARISONS, EvaluationRequest, TableRequest
 from vse.eval.tables import table_kind, table_names
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError, to_printable_line
@@ -24,7 +24,8 @@ def eval_command(request: EvaluationRequest) -> None:
     models. With --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
     """
     options = request.options
-    if request.compare and options.first_embeddings_option not in (None, "--judgements", "--qrels"):
+    allowed = [None, *(f"--{name}" for name in OPTIONS_OF_COMPARISONS)]
+    if request.compare and options.first_embeddings_option not in allowed:
         raise UserError(f"--compare and {options.first_embeddings_option} cannot be used together")
     (options.model_copy(update={"bootstrap": 0}) if request.compare else options).check()
     from vse.eval.search.gpu import choose_faiss_device

@@ -34,6 +34,7 @@ from vse.pipeline.option_types import (
 )
 from vse.pipeline.options import Options
 
+OPTIONS_OF_COMPARISONS = ("judgements", "qrels", "language", "pairs")  # options for embeddings that --compare accepts
 _MIN_BOOTSTRAP_SAMPLES = 100  # bootstrap samples of an interval
 
 
@@ -114,6 +115,11 @@ class AllEvaluateOptions(EvaluateOptions):
     qb-norm. Parameters that are not given are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
     """With --correct: a split whose embeddings are next to FILES, or a file of embeddings.  [default: train]"""
+    language: Text | None = None
+    """Evaluate the captions in this language, e.g. de, on the images that have captions in all languages of FILES.
+    [default: all captions]"""
+    pairs: Annotated[tuple[Text, ...], CliOption(metavar="LANGUAGE:LANGUAGE")] = ()
+    """Two languages, e.g. en:de: captions of one query the captions of the other, in both directions. May be repeated."""
     per_query: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """Also write a row per query to this .csv or .parquet file: its rank (from 0), and the best right and wrong answer."""
     trec: Annotated[FileOrFolderPath | None, CliOption(metavar="FOLDER")] = None
@@ -135,7 +141,20 @@ class AllEvaluateOptions(EvaluateOptions):
     @property
     def first_embeddings_option(self) -> str | None:
         """The first option, e.g. ``--index``, that is set and applies only to embeddings of one model; None if none is set."""
-        names = ("ensemble", "correct", "index", "rerank", "per_query", "trec", "k", "cxc", "judgements", "qrels")
+        names = (
+            "ensemble",
+            "correct",
+            "index",
+            "rerank",
+            "per_query",
+            "trec",
+            "k",
+            "cxc",
+            "judgements",
+            "qrels",
+            "language",
+            "pairs",
+        )
         given = next((name for name in names if getattr(self, name)), None)
         return None if given is None else f"--{given.replace('_', '-')}"
 
@@ -150,6 +169,10 @@ class AllEvaluateOptions(EvaluateOptions):
             raise UserError("--bank is the bank of a correction: name it with --correct")
         if self.correct is not None and self.ensemble:
             raise UserError("--correct applies to one model: save the ensemble with --save, and correct that")
+        if self.correct is not None and (self.language is not None or self.pairs):
+            raise UserError("--correct has a bank of all languages: leave it out, or --language and --pairs")
+        if self.language is not None and self.pairs:
+            raise UserError("--pairs compares two languages, and --language selects one: leave one of the options out")
         if self.index_parameters and not self.index:
             raise UserError("--index-parameters needs an index: name it with --index")
         if self.trec_depth is not None and self.trec is None:

@@ -158,6 +158,35 @@ def folds_command(request: FoldsRequest) -> None:
         click.echo(path)
 
 
+class CaptionsRequest(Options):
+    """The arguments of ``vse-data add-captions``."""
+
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    file: FileOrFolderPath
+    """The captions: a JSON object from names of image files to captions, or a CSV, JSON lines or parquet table."""
+    language: Text
+    """Language of the captions, e.g. de (BCP 47)."""
+    own_language: Text = "en"
+    """Language of the captions of the data set that name none."""
+    out: FileOrFolderPath | None = None
+    """Folder to write.  [default: the folder of the data set with _LANGUAGE, e.g. data/f8k_de]"""
+    name: DatasetName = None
+    force: Force = False
+
+
+@command("add-captions", group=data_group)
+def add_captions_command(request: CaptionsRequest) -> None:
+    """Write a copy of a dataset.json with further captions in another language.
+
+    Images, ids and splits stay the same, and the copy reads the same image features. Images are matched by the names of their
+    files.
+    """
+    from vse.pipeline.imports.added_captions import add_captions
+
+    named = request.language, request.own_language, request.out, request.name
+    click.echo(add_captions(request.dataset, request.file, *named))
+
+
 class NoiseRequest(Options):
     """The arguments of ``vse-data noise``."""
 

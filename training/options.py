@@ -73,6 +73,9 @@ class TrainRequest(Options):
     """A preset of config/experiments, or a YAML file."""
     sets: SettingChanges = ()
     """Change a setting, e.g. loss.margin=0.1."""
+    languages: Text | None = None
+    """Languages of the captions to train and validate on, e.g. en,de; the same as --set train.languages=[en,de].
+    [default: all]"""
     name: Text | None = None
     """Name of the run in tables.  [default: the experiment and the changes by --set]"""
     seed: Seed = 0

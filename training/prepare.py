@@ -12,6 +12,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.extractors.cnn import read_cnn_config, rebuild_cnn_extractor
 from vse.features.extractors.text import load_text_input_encoder
 from vse.pipeline.dataset.captions import Vocabulary
+from vse.pipeline.dataset.languages import count_languages
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import CachedImageFeatures, EvaluationImages, TrainingImages, build_photo_crops
@@ -58,6 +59,8 @@ def prepare_task(
             raise UserError("--log-negatives lists captions and images, and training on phrases ranks neither")
         if inputs.noise is not None:
             raise UserError("--noise makes pairs of images and captions wrong, and training on phrases reads none")
+        if experiment.train.languages:
+            raise UserError("train.languages selects captions, and training on phrases reads all of them; leave it out")
         return _prepare_phrase_task(experiment, experiment.solver, inputs, seed, processes)
     dataset, settings = inputs.dataset, experiment.train
     if settings.restval and "restval" not in dataset.splits:
@@ -68,8 +71,10 @@ def prepare_task(
     splits = ["train", "restval"] if settings.restval else ["train"]
     if inputs.noise is not None and (unread := set(inputs.noise.splits).difference(splits)):
         raise UserError(f"{inputs.noise_file}: changes captions of split {min(unread)!r}, which this training does not read")
-    pairs = Pairs(select_images_with_features(inputs.training_dataset, splits, inputs.image_cache, captioned=True))
-    val = Pairs(select_images_with_features(dataset, ["val"], inputs.eval_image_cache, captioned=True))
+    pairs = Pairs(select_images_with_features(inputs.training_dataset, splits, inputs.image_cache, True, settings.languages))
+    val = Pairs(select_images_with_features(dataset, ["val"], inputs.eval_image_cache, True, settings.languages))
+    if not settings.languages and len(languages := count_languages(pairs.images)) > 1:
+        log.info("trains on captions in %s; --languages chooses some of them", ", ".join(sorted(filter(None, languages))))
     if len(pairs) < 2:
         raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
     if log_negatives and not (experiment.solver.uses_loss and experiment.loss.has_query_scores):

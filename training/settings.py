@@ -134,6 +134,10 @@ class TrainConfig(Settings):
         "are",
     )
     compile: bool = Field(False, description="compile the loss, and the CNN if it is trained (torch.compile)")
+    languages: list[str] = Field(
+        default_factory=list,
+        description="languages of the captions to train and validate on, such as [en, de]; none: all captions",
+    )
     restval: bool = Field(False, description="train on the split restval as well (rV in the paper: COCO's 113,287 images)")
     min_count: PositiveInt = Field(
         4, description="least number of occurrences in training captions for a word of the vocabulary"

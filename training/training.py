@@ -28,6 +28,7 @@ from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.languages import parse_languages
 from vse.pipeline.errors import UserError, extra_install_command
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_json
@@ -62,9 +63,11 @@ def train_experiment(request: TrainRequest) -> Path:
     if not is_first_process():
         logging.getLogger("vse").setLevel(logging.WARNING)
     use_threads(options.threads)
-    dataset = open_cache(request.features).dataset
-    config = load_experiment(request.experiment, dataset, request.sets)
-    plain = load_experiment(request.experiment, None, request.sets)
+    dataset, sets = open_cache(request.features).dataset, request.sets
+    if request.languages is not None:
+        sets = (*sets, f"train.languages=[{', '.join(parse_languages(request.languages))}]")
+    config = load_experiment(request.experiment, dataset, sets)
+    plain = load_experiment(request.experiment, None, sets)
     changes = list_setting_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))

@@ -186,6 +186,15 @@ class Evaluation(SavableResult):
         return self._with_options(rerank=candidates)
 
     @public_api
+    def with_language(self, language: str) -> Evaluation:
+        """Return the evaluation of the captions in one language, e.g. ``de``.
+
+        Only the images that have captions in all languages of the embeddings count. Raises [`vse.UserError`][] if the
+        embeddings have no captions in this language.
+        """
+        return self._with_options(language=language)
+
+    @public_api
     def save_ensemble(self, path: StrPath, *, force: bool = False) -> Path:
         """Write the combined embeddings or scores of an ensemble to an HDF5 file, and return the path of the file.
 

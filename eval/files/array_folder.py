@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.eval.files.languages import encode_languages
 from vse.pipeline.errors import UserError, did_you_mean, import_extra
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
@@ -19,7 +20,7 @@ from vse.pipeline.files.writing import parse_json
 ABOUT_FILE = "about.json"
 _TABLE_COLUMNS = {
     "images": {"image_id": "image_ids", "coco_id": "coco_ids"},
-    "captions": {"caption_id": "caption_ids", "image_id": "caption_image_ids"},
+    "captions": {"caption_id": "caption_ids", "image_id": "caption_image_ids", "language": "caption_languages"},
 }  # for each table, a map from its columns of ids to the names of arrays in an embeddings file
 _VECTOR_COLUMNS = ("vector", "embedding")  # accepted names of a column of vectors
 # Files up to this size are read into memory; larger ones are mapped, and truncating a mapped file kills the process.
@@ -38,10 +39,10 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     """Read arrays and attributes, named as in an embeddings file, from the plain files of a folder.
 
     An array lies in ``<name>.npy``. The ids may also be columns of ``images.csv`` or ``.parquet`` (``image_id``, ``coco_id``)
-    and of ``captions.csv`` or ``.parquet`` (``caption_id``, and ``image_id`` for the caption's image). Without ids the rows
-    are numbered from 0. A parquet table may also have a column ``vector`` or ``embedding``, with a list of numbers in each
-    row. ``about.json`` has the attributes. Defaults are the folder's name for ``dataset``, ``test`` for ``split``, and
-    ``cosine`` for ``similarity`` (``scores`` if the folder has scores).
+    and of ``captions.csv`` or ``.parquet`` (``caption_id``, and ``image_id`` for the caption's image). The latter may have a
+    column ``language``. Without ids the rows are numbered from 0. A parquet table may also have a column ``vector`` or
+    ``embedding``, with a list of numbers in each row. ``about.json`` has the attributes. Defaults are the folder's name for
+    ``dataset``, ``test`` for ``split``, and ``cosine`` for ``similarity`` (``scores`` if the folder has scores).
 
     No file is unpickled. Scores and large matrices of float32 in C order are memory-mapped. The caller checks the values.
     Raises UserError if a file has another form.
@@ -69,6 +70,9 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     if (path := folder / ABOUT_FILE).exists():
         files[path.name] = InputFile(path)
         stored |= _read_about(files[path.name], attributes)
+    if "caption_languages" in arrays and arrays["caption_languages"].dtype.kind == "U":
+        encoded = encode_languages(arrays["caption_languages"].tolist())
+        arrays["caption_languages"], stored["languages"] = encoded["caption_languages"], encoded["languages"]
     for ids, counted in (("image_ids", ("images", "scores", "scores_i2t")), ("caption_ids", ("caption_image_ids",))):
         rows = next((len(arrays[name]) for name in counted if name in arrays and arrays[name].ndim), None)
         if rows is not None:
@@ -121,9 +125,7 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
     if not present:
         raise UserError(f"{file.path}: has none of the columns {', '.join(columns)}")
     found: dict[str, NDArray[Any]] = {
-        name: _parse_integer_column(file.path, column, table[column].tolist())
-        for column, name in columns.items()
-        if column in present
+        name: _parse_column(file.path, column, table[column].tolist()) for column, name in columns.items() if column in present
     }
     vector_columns = [column for column in present if column in _VECTOR_COLUMNS]
     if len(vector_columns) > 1:
@@ -150,6 +152,15 @@ def _parse_vector_column(path: Path, name: str, column: Any) -> NDArray[Any]:
         row = int(np.flatnonzero(np.asarray(values.is_null()))[0] // lengths[0])
         raise UserError(f"{path}: row {row + 1}: {name} lacks a number")
     return np.array(values).reshape(len(lists), -1)  # a copy, because it must be writable
+
+
+def _parse_column(path: Path, column: str, cells: Sequence[Any]) -> NDArray[Any]:
+    """Return integers, or texts for the column ``language``."""
+    if column != "language":
+        return _parse_integer_column(path, column, cells)
+    if empty := next((row for row, cell in enumerate(cells, 1) if not isinstance(cell, str) or not cell), None):
+        raise UserError(f"{path}: row {empty}: has no language")
+    return np.asarray(cells, str)
 
 
 def _parse_integer_column(path: Path, column: str, cells: Sequence[Any]) -> NDArray[np.int64]:

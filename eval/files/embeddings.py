@@ -29,6 +29,7 @@ from vse.eval.files.hdf5_fields import (
     parse_hashes,
     parse_ids,
 )
+from vse.eval.files.languages import check_languages
 from vse.eval.files.split import MATRIX_NAMES, POOLED_VECTOR_NAMES, SCORE_NAMES, VECTOR_NAMES, Embeddings
 from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
 from vse.pipeline.dataset.dataset import parse_fold
@@ -52,11 +53,12 @@ __all__ = [
 ]
 _ID_NAMES = ("image_ids", "caption_ids", "caption_image_ids")
 _COUNT_NAMES = ("n_phrases", "n_regions")
+_OPTIONAL_ID_NAMES = ("coco_ids", "caption_languages", *_COUNT_NAMES)
 _BYTES_BY_HASH_NAME = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
 _N_ROWS_PER_CHECK = 4096  # rows of a matrix that are checked at once
 _MIN_SCORE_SIZE = 2.0**-100  # lowest accepted size of a score: below 2**-126, the smallest normal float32, scores may vanish
-_ATTRIBUTE_NAMES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on", "fold")
-_OPTIONAL_ATTRIBUTES = ("experiment", "seed", "provenance", "trained_on", "fold")
+_ATTRIBUTE_NAMES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on", "fold", "languages")
+_OPTIONAL_ATTRIBUTES = ("experiment", "seed", "provenance", "trained_on", "fold", "languages")
 EMBEDDINGS_KIND = hdf5_kind(
     "a file of embeddings that vse wrote", lambda file: HASH_ATTRIBUTE in file.attrs and "caption_image_ids" in file
 )
@@ -130,7 +132,7 @@ def read_embeddings(path: Path) -> Embeddings:
         raise UserError(f"{path}: no such file")
     arrays: Mapping[str, Any]
     source: InputFile | InputFolder
-    names, content_sha256 = (*_ID_NAMES, "coco_ids", *_COUNT_NAMES, *_BYTES_BY_HASH_NAME, *MATRIX_NAMES), None
+    names, content_sha256 = (*_ID_NAMES, *_OPTIONAL_ID_NAMES, *_BYTES_BY_HASH_NAME, *MATRIX_NAMES), None
     if path.is_dir():
         arrays, stored, source = read_array_folder(path, names, _ATTRIBUTE_NAMES)
     else:
@@ -161,7 +163,7 @@ def build_embeddings(
     attributes = {name: parse_attribute(path, name, value) for name, value in attributes.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in _ID_NAMES}
-    for name in ("coco_ids", *_COUNT_NAMES):
+    for name in _OPTIONAL_ID_NAMES:
         values[name] = parse_ids(path, name, arrays[name]) if name in arrays else None
     for (name, width), ids in zip(_BYTES_BY_HASH_NAME.items(), (values["image_ids"], values["caption_ids"]), strict=True):
         values[name] = parse_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
@@ -216,7 +218,7 @@ def check_same_split(
 
 def _write_ids_and_vectors(file: h5py.File, embeddings: Embeddings) -> dict[str, ArrayHash]:
     hashes = {}
-    for name in (*_ID_NAMES, "coco_ids", *_COUNT_NAMES, *_BYTES_BY_HASH_NAME, *VECTOR_NAMES):
+    for name in (*_ID_NAMES, *_OPTIONAL_ID_NAMES, *_BYTES_BY_HASH_NAME, *VECTOR_NAMES):
         values = getattr(embeddings, name)
         if values is not None:
             file.create_dataset(name, data=values)
@@ -254,6 +256,8 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
     for together in (POOLED_VECTOR_NAMES, _COUNT_NAMES):
         if set(together) & arrays:
             missing += [name for name in together if name not in arrays]
+    if ("caption_languages" in arrays) != ("languages" in attributes):
+        missing.append("the attribute languages" if "caption_languages" in arrays else "caption_languages")
     if set(_COUNT_NAMES) & arrays and "scores" not in arrays:
         missing.append("scores")
     if missing:
@@ -275,6 +279,8 @@ def _check_values(path: Path, run: Embeddings) -> None:
         raise UserError(f"{path}: no images or no captions")
     if run.fold is not None and parse_fold(run.fold) is None:
         raise UserError(f"{path}: the attribute fold is {run.fold!r}, and not a text like '0 of 5'")
+    if run.caption_languages is not None:
+        check_languages(path, run.caption_languages, str(run.languages), n_captions)
     if run.coco_ids is not None and run.coco_ids.shape != (n_images,):
         raise UserError(f"{path}: {n_images} images, but coco_ids of shape {run.coco_ids.shape}")
     for name, numbers, n in (("n_phrases", run.n_phrases, n_captions), ("n_regions", run.n_regions, n_images)):

@@ -152,6 +152,7 @@ class Result(BaseModel):
     judgements: dict[str, dict[str, Any]] = {}
     correction: dict[str, Any] | None = None
     hubness: dict[str, Any] = {}
+    language: str | None = None
     sha256: str | None = None
 
     @property
@@ -162,11 +163,16 @@ class Result(BaseModel):
 
     @property
     def display_name(self) -> str:
-        return display_name(self.experiment, self.provenance) + self.correction_suffix
+        return display_name(self.experiment, self.provenance) + self.evaluation_suffix
 
     @property
-    def correction_suffix(self) -> str:
-        """The correction of the scores for the name of the method, such as `` + csls (bank train)``; blank without one."""
+    def evaluation_suffix(self) -> str:
+        """The language of the captions, and the correction of the scores, for the name of the method.
+
+        For example `` (de)`` or `` + csls (bank train)``; blank without both.
+        """
+        if self.language is not None:
+            return f" ({self.language})"
         if self.correction is None:
             return ""
         bank = f"bank {self.correction['bank']}{', transductive' if self.correction.get('transductive') else ''}"

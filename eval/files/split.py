@@ -118,7 +118,7 @@ POOLED_VECTOR_NAMES = ("pooled_images", "pooled_captions")
 VECTOR_NAMES = ("images", "captions", *POOLED_VECTOR_NAMES)
 MATRIX_NAMES = (*VECTOR_NAMES, *SCORE_NAMES)
 _IMAGE_FIELDS = ("image_ids", "coco_ids", "n_regions", "photo_hashes")
-_CAPTION_FIELDS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_hashes")
+_CAPTION_FIELDS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_hashes", "caption_languages")
 ROW_FIELDS = (*_IMAGE_FIELDS, *_CAPTION_FIELDS)  # the arrays with a row per image or per caption, other than the matrices
 
 
@@ -148,6 +148,8 @@ class Embeddings:
         the scores compare phrases with regions; the score of a pair without phrases or without regions has no meaning
     photo_hashes, caption_hashes : (n_images, 32) and (n_captions, 8), as in
         :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
+    caption_languages, languages : (n_captions,) index of each caption's language in the list ``languages``, a text such as
+        ``en,de``; None if the languages are unknown
     source : file or folder that was read, or None
     """
 
@@ -174,6 +176,8 @@ class Embeddings:
     n_regions: NDArray[np.int64] | None = None
     photo_hashes: NDArray[np.uint8] | None = None
     caption_hashes: NDArray[np.uint8] | None = None
+    caption_languages: NDArray[np.int64] | None = None
+    languages: str | None = None
     source: InputFile | InputFolder | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -61,6 +61,7 @@ from vse.eval.protocols.protocols import (
     list_protocol_names,
     rank_queries_of_seeds,
     read_seed_embeddings,
+    select_languages_of_seeds,
     select_protocols,
     unify_embeddings,
 )
@@ -177,6 +178,11 @@ def _evaluate_model(
 ) -> dict[str, Any]:
     """Evaluate a model under each protocol and return the result; write the answers to each query if requested."""
     inputs = [run for _, run in model.input_members]
+    seeds = select_languages_of_seeds(model.seed_files, model.seed_embeddings, options.language)
+    model = model._replace(seed_embeddings=seeds)
+    languages = seeds[0].languages
+    if languages is not None and "," in languages and not options.pairs:
+        log.warning("captions in %s are evaluated together; --language evaluates one language", languages.replace(",", ", "))
     correction: dict[str, Any] | None = None
     if options.correct is not None:
         bank = options.bank or "train"
@@ -187,7 +193,7 @@ def _evaluate_model(
     if correction is None:
         for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
             _warn_unless_unit_length(path, run)
-    names = select_protocols(model.seed_files, model.seed_embeddings, protocol)
+    names = select_protocols(model.seed_files, model.seed_embeddings, protocol, options.pairs)
     searches = _measure_approximate_searches(model.seed_files[0], model.seed_embeddings[0], options)
     pairs = None if options.cxc is None else read_judged_pairs(options.cxc)
     if pairs is not None and "cxc" not in names:
@@ -208,6 +214,8 @@ def _evaluate_model(
     }
     if pairs is not None:
         content["cxc"] = pairs.sha256_by_file
+    if options.language is not None:
+        content["language"] = options.language
     if correction is not None:
         content["correction"] = correction
     if judgements:

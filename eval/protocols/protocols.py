@@ -1,8 +1,9 @@
 """The protocols for embeddings and scores of pairs: the queries of each protocol, and the ranks of their right answers.
 
 ``full`` searches the complete split, and ``1k`` searches each fold of 1,000 images. In ``sentence`` and
-``sentence-1k`` captions query captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`, and for protocols such
-as ``judged-expert`` :mod:`vse.eval.protocols.judged`.
+``sentence-1k`` captions query captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`, for protocols such as
+``judged-expert`` :mod:`vse.eval.protocols.judged`, and for protocols such as ``en:de``
+:mod:`vse.eval.protocols.language_pairs`.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from vse.eval.defaults import COCO_PROTOCOLS, DEFAULT_KS, FOLDED_PROTOCOLS, N_CR
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, read_embeddings
 from vse.eval.files.hdf5_fields import check_same_attributes
 from vse.eval.files.judgements import Judgements
+from vse.eval.files.languages import select_language
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.split import MATRIX_NAMES, ROW_FIELDS
 from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
 from vse.eval.protocols.judged import rank_judged_queries
+from vse.eval.protocols.language_pairs import parse_language_pairs, rank_language_pair
 from vse.eval.ranking.answers import find_best_answers, find_sentence_answers
 from vse.eval.ranking.metrics import DIRECTIONS, MeasuredQueries, QueriesByDirection, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
@@ -43,6 +46,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 
 _EmbeddingsOrScores = TypeVar("_EmbeddingsOrScores", Embeddings, PhraseScores)
 _JUDGED_REASON = "its right answers are judged, not only the captions of the image"  # why FAISS does not check the ranks
+_LANGUAGES_REASON = "FAISS does not search captions by captions of another language"
 _SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds of a model share
 
 
@@ -172,8 +176,29 @@ def describe_test_set(parts: Sequence[Embeddings]) -> Embeddings:
     return replace(first, split=f"{first.split} of {len(parts)} folds", fold=None, **rows)
 
 
-def select_protocols(files: Sequence[Path], seed_embeddings: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
-    """Return the protocols that apply to all seeds. Raises UserError if a named protocol does not apply to a file."""
+def select_languages_of_seeds(
+    files: Sequence[Path], seed_embeddings: Sequence[Embeddings], language: str | None
+) -> list[Embeddings]:
+    """Return the embeddings of each seed with the captions in ``language`` only; unchanged if ``language`` is None."""
+    if language is None:
+        return list(seed_embeddings)
+    return [select_language(path, one, language) for path, one in zip(files, seed_embeddings, strict=True)]
+
+
+def select_protocols(
+    files: Sequence[Path],
+    seed_embeddings: Sequence[Embeddings],
+    protocol: str | Sequence[str],
+    language_pairs: Sequence[str] = (),
+) -> list[str]:
+    """Return the protocols that apply to all seeds. Raises UserError if a named protocol does not apply to a file.
+
+    With ``language_pairs``, such as ``en:de``, ``auto`` stands for these pairs alone.
+    """
+    if language_pairs:
+        pairs = parse_language_pairs(language_pairs)
+        others = [name for name in list_protocol_names(protocol) if name != "auto"]
+        return [*(select_protocols(files, seed_embeddings, others) if others else []), *pairs]
     names, selected = list_protocol_names(protocol), []
     for path, embeddings in zip(files, seed_embeddings, strict=False):
         try:
@@ -254,6 +279,9 @@ def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions 
     if protocol in options.judgements:
         fold = rank_judged_queries(embeddings, options.judgements[protocol])
         return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _JUDGED_REASON)
+    if ":" in protocol:
+        fold = rank_language_pair(embeddings, protocol, options.recall_ks)
+        return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _LANGUAGES_REASON)
     if protocol in COCO_PROTOCOLS:
         fold = rank_coco_queries(
             protocol, _coco_ids(embeddings), embeddings.caption_ids, *embeddings.score_blocks(), ks=options.recall_ks

@@ -220,6 +220,10 @@ def _summarise(report_input: ReportInput, letter: str) -> ResultSummary:
 def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     result = report_input.result
     yield "Data", f"{result.dataset}, split {result.split}: {result.n_images:,} images, {result.n_captions:,} captions"
+    if result.language:
+        yield "Language of the captions", result.language
+    if result.correction:
+        yield "Correction", result.evaluation_suffix.removeprefix(" + ")
     if result.trained_on:
         yield "Trained on", result.trained_on
     if result.unfinished:

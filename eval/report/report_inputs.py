@@ -19,6 +19,7 @@ from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_
 from vse.eval.files.results import Result, read_result
 from vse.eval.protocols.correction import repeat_correction
 from vse.eval.protocols.ensemble import build_ensemble
+from vse.eval.protocols.protocols import select_languages_of_seeds
 from vse.pipeline.dataset.identity import check_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
@@ -103,6 +104,7 @@ def _add_embeddings(
     if result.ensemble:
         alpha = result.combination.alpha if result.combination else None
         run = replace(build_ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
+    (run,) = select_languages_of_seeds(files[:1], [run], result.language)
     _check_against_result(report_input, files[0], run)
     (run,) = repeat_correction(report_input.path, result, files[:1], [run])
     if first.fold is not None and result.split != first.split:

@@ -14,7 +14,7 @@ from vse.eval.files.embeddings import Embeddings, check_same_split, resolve_path
 from vse.eval.files.results import Result, drop_comparisons, mean_and_std, read_result
 from vse.eval.options import TableRequest
 from vse.eval.protocols.correction import repeat_correction
-from vse.eval.protocols.protocols import RankingOptions, rank_queries_of_seeds, read_seed_embeddings
+from vse.eval.protocols.protocols import RankingOptions, rank_queries_of_seeds, read_seed_embeddings, select_languages_of_seeds
 from vse.eval.ranking.bootstrap import SeedQueries
 from vse.eval.ranking.families import ComparedFamily, assign_letters, compare_all_pairs
 from vse.eval.ranking.metrics import metric_title
@@ -75,7 +75,7 @@ def _read_systems(paths: Sequence[Path], metric: str) -> list[_System]:
             raise UserError(f"{path}: does not name its embeddings, and the table compare reads them; evaluate files")
         if result.ensemble:
             raise UserError(f"{path}: is an ensemble; save its scores with vse-eval --ensemble --save, and evaluate them")
-        seeds = read_seed_embeddings(files)
+        seeds = select_languages_of_seeds(files, read_seed_embeddings(files), result.language)
         first = first or (files[0], seeds[0])
         check_same_split(*first, files[0], seeds[0])
         seeds = repeat_correction(path, result, files, seeds)

@@ -38,6 +38,7 @@ from vse.eval.protocols.protocols import (
     join_folds,
     rank_queries_of_seeds,
     read_seed_embeddings,
+    select_languages_of_seeds,
     select_protocols,
 )
 from vse.eval.protocols.result_content import unfinished_runs
@@ -77,10 +78,12 @@ def compare_files(
         not_finished = unfinished_runs([run for seeds in scores for run in seeds], out, options.allow_unfinished)
         compared = {PHRASE_PROTOCOL: phrase_differences(models, scores, samples, threshold)}
         return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
-    runs = [read_seed_embeddings(paths) for paths in models]
+    runs = [select_languages_of_seeds(paths, read_seed_embeddings(paths), options.language) for paths in models]
     (a_parts, *_), (b_parts, *_) = map(join_folds, runs)
     check_same_split(models[0][0], describe_test_set(a_parts), models[1][0], describe_test_set(b_parts))
-    names, others = (select_protocols(paths, seeds, protocol) for paths, seeds in zip(models, runs, strict=True))
+    names, others = (
+        select_protocols(paths, seeds, protocol, options.pairs) for paths, seeds in zip(models, runs, strict=True)
+    )
     out = _prepare_output(files, runs, out)
     not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
     judgements = read_judgement_files(options, models[0][0], describe_test_set(a_parts))
@@ -91,7 +94,8 @@ def compare_files(
                 rank_queries_of_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True)
             )
             compared[name] = compute_differences([one.folds for one in first], [one.folds for one in second], samples)
-    return _write_comparison(runs, out, compared, samples, not_finished)
+    settings = {} if options.language is None else {"language": options.language}
+    return _write_comparison(runs, out, compared, samples, not_finished, settings)
 
 
 def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None) -> Path:

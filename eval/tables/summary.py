@@ -53,7 +53,7 @@ def method_name(result: Result) -> str:
         title = load_experiment_outline(result.experiment).title
     if config.get("label") or not title:
         return result.display_name
-    return f"{title}{changes_suffix(result.provenance)}{result.correction_suffix}"
+    return f"{title}{changes_suffix(result.provenance)}{result.evaluation_suffix}"
 
 
 def _describe_features(result: Result) -> str:

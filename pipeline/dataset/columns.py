@@ -49,13 +49,17 @@ SPLITS = ("train", "val", "test", "restval")
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """A caption of an image: its id, the id of the image, the text, the tokens, and the phrases that the data set marks."""
+    """A caption of an image: its id, the id of the image, the text, the tokens, and the phrases that the data set marks.
+
+    ``language`` is the tag of its language, such as ``en``, or blank if the data set names none.
+    """
 
     sentid: int
     imgid: int
     raw: str
     tokens: tuple[str, ...]
     phrases: tuple[Phrase, ...] = ()
+    language: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +75,14 @@ class Image:
 
 log = logging.getLogger(__name__)
 COLUMNS_FORMAT = "vse-dataset-columns"
-COLUMNS_VERSION = 2  # changes with the columns, the checks of dataset.json and the tokenisers
+COLUMNS_VERSION = 3  # changes with the columns, the checks of dataset.json and the tokenisers
 _NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
 # Fields of Dataset that the file of arrays has as attributes
 ATTRIBUTE_TYPES = {"name": str, "has_image_files": np.bool_, "tokeniser": str, "fold": str, "parent": str}
 # A column of texts is stored as one array of bytes and the end of each text, a column of lists as one array of items and the
 # end of each list.
-_INTEGER_COLUMNS = ("imgids", "splits", "cocoids", "captions", "sentids", "tokens", "token_ends")
-_TEXT_COLUMNS = ("files", "raws", "words")
+_INTEGER_COLUMNS = ("imgids", "splits", "cocoids", "captions", "sentids", "tokens", "token_ends", "caption_languages")
+_TEXT_COLUMNS = ("files", "raws", "words", "languages")
 
 
 class TextColumn:
@@ -175,7 +179,8 @@ class ImageColumns(Sequence[Image]):
         columns, words = self._array_by_column, self._array_by_column["words"]
         first, last = columns["token_ends"][row - 1] if row else 0, columns["token_ends"][row]
         tokens = tuple(words[word] for word in columns["tokens"][first:last].tolist())
-        return Caption(int(columns["sentids"][row]), imgid, columns["raws"][row], tokens)
+        language = columns["languages"][columns["caption_languages"][row]]
+        return Caption(int(columns["sentids"][row]), imgid, columns["raws"][row], tokens, language=language)
 
 
 def columns_file(dataset: Path) -> Path:
@@ -193,6 +198,7 @@ def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: 
     if any(caption.phrases for caption in captions):
         return None
     word_ids = {word: index for index, word in enumerate(dict.fromkeys(chain.from_iterable(c.tokens for c in captions)))}
+    languages = list(dict.fromkeys(caption.language for caption in captions))
     tokens = (word_ids[token] for caption in captions for token in caption.tokens)
     columns = {
         "imgids": _build_array(image.imgid for image in images),
@@ -202,6 +208,8 @@ def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: 
         "sentids": _build_array(caption.sentid for caption in captions),
         "tokens": _build_array(tokens, np.int32),
         "token_ends": _build_array(accumulate(len(caption.tokens) for caption in captions)),
+        "caption_languages": _build_array((languages.index(caption.language) for caption in captions), np.uint8),
+        **_encode_text_column("languages", languages),
         **_encode_text_column("files", [image.file for image in images]),
         **_encode_text_column("raws", [caption.raw for caption in captions]),
         **_encode_text_column("words", list(word_ids)),
@@ -240,9 +248,11 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
     if not _are_consistent(arrays):
         log.warning("%s: the columns contradict each other; dataset.json is parsed instead", file)
         return None
-    texts = {name: TextColumn(arrays[name], arrays[f"{name}_ends"]) for name in _TEXT_COLUMNS}
-    words = texts.pop("words")
-    columns = {**arrays, **texts, "words": [words[index] for index in range(len(words))]}
+    texts: dict[str, Any] = {name: TextColumn(arrays[name], arrays[f"{name}_ends"]) for name in _TEXT_COLUMNS}
+    lists = {
+        name: list(map(texts.pop(name).__getitem__, range(len(arrays[f"{name}_ends"])))) for name in ("words", "languages")
+    }
+    columns = {**arrays, **texts, **lists}
     return ImageColumns(columns, np.arange(len(arrays["imgids"]))), attributes | {
         "has_image_files": bool(attributes["has_image_files"])
     }
@@ -264,14 +274,14 @@ def _are_consistent(arrays: Mapping[str, NDArray[Any]]) -> bool:
     if any(values.ndim != 1 or values.dtype.kind not in "iu" for values in arrays.values()):
         return False
     lengths = {"splits": n_images, "cocoids": n_images, "captions": n_images, "files_ends": n_images}
-    lengths |= {"token_ends": n_captions, "raws_ends": n_captions}
+    lengths |= {"token_ends": n_captions, "raws_ends": n_captions, "caption_languages": n_captions}
     if not n_images or any(len(arrays[name]) != length for name, length in lengths.items()):
         return False
     ends = {"captions": n_captions, "token_ends": len(arrays["tokens"])}
     ends |= {f"{name}_ends": len(arrays[name]) for name in _TEXT_COLUMNS}
     if any(not _are_ends(arrays[name], total) for name, total in ends.items()):
         return False
-    most = {"splits": len(SPLITS), "tokens": len(arrays["words_ends"])}
+    most = {"splits": len(SPLITS), "tokens": len(arrays["words_ends"]), "caption_languages": len(arrays["languages_ends"])}
     return all(not len(arrays[name]) or 0 <= arrays[name].min() <= arrays[name].max() < n for name, n in most.items())
 
 

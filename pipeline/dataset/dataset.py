@@ -36,6 +36,7 @@ from vse.pipeline.dataset.columns import (
     read_columns,
     write_columns,
 )
+from vse.pipeline.dataset.languages import count_languages, is_language_tag
 from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import MAX_NAME_BYTES, FileState, InputFile, error_reason, is_path_text, is_valid_name
@@ -77,8 +78,10 @@ class Dataset:
     ``has_image_files`` is false for a data set of imported features. ``sha256`` is the SHA-256 of the file, or empty if the
     data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for new text.
 
-    A fold of a cross-validation (:mod:`vse.pipeline.dataset.folds`) has a ``fold``, such as ``0 of 5``, and the name of its
-    ``parent``: the data set that has the same images and captions, but other splits. Both are empty for other data sets.
+    ``parent`` is the name of a data set with the same images, whose caches of image features this data set reads. It is empty
+    for most data sets. A fold of a cross-validation (:mod:`vse.pipeline.dataset.folds`) has a parent with other splits, and a
+    ``fold``, such as ``0 of 5``. A data set with further captions (:mod:`vse.pipeline.imports.added_captions`) has a parent
+    with fewer captions.
     """
 
     name: str
@@ -220,8 +223,7 @@ def _parse_dataset(path: Path, file: InputFile) -> Dataset:
     _check_unique(path, "image file", (image.file for image in images))
     _check_unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
     fold, parent = content.get("fold", ""), content.get("parent", "")
-    is_fold = all(isinstance(text, str) and text for text in (fold, parent)) and parse_fold(fold) is not None
-    if (fold, parent) != ("", "") and not is_fold:
+    if not isinstance(parent, str) or (fold != "" and not (isinstance(fold, str) and parent and parse_fold(fold))):
         raise UserError(f"{path}: a fold needs the keys 'fold', such as \"0 of 5\", and 'parent', the name of a data set")
     return Dataset(name, path, images, bool(content.get("pictures", True)), file.sha256, tokeniser, fold, parent)
 
@@ -246,6 +248,10 @@ def describe_splits(dataset: Dataset) -> str:
         n_captions = sum(len(image.captions) for image in images)
         per_image = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
         lines.append(f"  {split:8s} {len(images):7d} images {n_captions:7d} captions ({per_image} per image)")
+        languages = count_languages(images)
+        if list(languages) not in ([], [""]):
+            counted = ", ".join(f"{n} {language or 'without a language'}" for language, n in sorted(languages.items()))
+            lines[-1] += f", {counted}"
     return "\n".join(lines)
 
 
@@ -293,7 +299,10 @@ def _parse_caption(path: Path, imgid: int, sentence: Any, tokenise: _Tokeniser) 
     if not tokens or not raw.strip():
         raise UserError(f"{path}: caption {sentid} of image {imgid} is empty")
     phrases = read_phrases(sentence.get("phrases"), len(tokens), f"{path}: caption {sentid}")
-    return Caption(sentid, imgid, raw, tuple(tokens), phrases)
+    language = sentence.get("language", "")
+    if language != "" and not is_language_tag(language):
+        raise UserError(f"{path}: caption {sentid}: 'language' must be a tag such as en, de or pt-BR")
+    return Caption(sentid, imgid, raw, tuple(tokens), phrases, language)
 
 
 def _read_id(entry: Any, key: str) -> int:

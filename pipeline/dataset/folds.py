@@ -58,7 +58,7 @@ def write_folds(
         for number, path in paths.items():
             splits = {number: "test", (number + 1) % count: "val"}
             images = [{**image, "split": splits.get(part_of[image["imgid"]], "train")} for image in content["images"]]
-            about = {"dataset": name, "fold": f"{number} of {count}", "parent": dataset.name}
+            about = {"dataset": name, "fold": f"{number} of {count}", "parent": dataset.parent or dataset.name}
             write_json(path, {**content, **about, "images": images})
     sizes = [sum(part == number for part in part_of.values()) for number in range(count)]
     log.info("%d folds of %s images", count, f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} or {max(sizes)}")

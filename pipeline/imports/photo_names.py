@@ -36,7 +36,7 @@ class PhotoNames:
         """All files by each of their keys: the path, the name, and both without the suffix."""
         files_by_key: dict[str, set[str]] = {}
         for file in self._files:
-            for key in _list_keys(file):
+            for key in list_name_keys(file):
                 files_by_key.setdefault(key, set()).add(file)
         return files_by_key
 
@@ -48,7 +48,7 @@ class PhotoNames:
         """
         if not name or ".." in Path(name).parts or (self._folder / name).is_file():
             return name
-        for key in _list_keys(name):
+        for key in list_name_keys(name):
             found = self._files_by_key.get(key, set())
             if len(found) == 1:
                 return next(iter(found))
@@ -59,7 +59,7 @@ class PhotoNames:
 
     def is_photo(self, name: str) -> bool:
         """Return whether a photograph of the folder has this name."""
-        return bool(name) and any(key in self._files_by_key for key in _list_keys(name))
+        return bool(name) and any(key in self._files_by_key for key in list_name_keys(name))
 
     def list_nearest(self, name: str) -> list[str]:
         """Return the most similar names of photographs, at most ten."""
@@ -73,7 +73,7 @@ def _normalize(name: str) -> str:
     return unicodedata.normalize("NFC", path).strip().strip("/").casefold()
 
 
-def _list_keys(name: str) -> list[str]:
+def list_name_keys(name: str) -> list[str]:
     """Return the keys of a name, the most specific first."""
     path = _normalize(name)
     base = path.rpartition("/")[2]

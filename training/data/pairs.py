@@ -26,6 +26,7 @@ from vse.features.extractors.text import TextInputEncoder
 from vse.pipeline.dataset.captions import PAD_ID, Vocabulary
 from vse.pipeline.dataset.columns import IdIndex, caption_counts, caption_ids, coco_ids, image_ids, select_images
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
+from vse.pipeline.dataset.languages import select_languages
 from vse.pipeline.errors import UserError
 from vse.training.data.images import EvaluationImages
 from vse.training.kinds import InputKind, to_input_kind
@@ -212,6 +213,11 @@ class Pairs:
         return caption_ids(self.images)
 
     @property
+    def caption_languages(self) -> list[str]:
+        """The language of each caption, or blank."""
+        return [caption.language for image in self.images for caption in image.captions]
+
+    @property
     def coco_ids(self) -> NDArray[np.int64] | None:
         """The MS-COCO ids of the images (n_images,), or None if an image has none."""
         return coco_ids(self.images)
@@ -239,9 +245,15 @@ class RetrievalSplit:
 
 
 def select_images_with_features(
-    dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False
+    dataset: Dataset,
+    splits: Sequence[str],
+    cache: FeatureCache,
+    captioned: bool = False,
+    languages: Sequence[str] = (),
 ) -> Sequence[Image]:
     """Return the images of ``splits`` that have features in ``cache`` and, with ``captioned``, also have captions.
+
+    With ``languages``, the images have their captions in these languages only.
 
     A warning states the number of images that are left out. Raises UserError if no image remains.
     """
@@ -252,6 +264,7 @@ def select_images_with_features(
         log.warning("%d images without features (skipped by the extraction) are left out", len(images) - len(kept))
     if not kept:
         raise UserError(f"{cache.path}: no image of this split has features")
+    kept = select_languages(kept, languages, dataset.path)
     if captioned:
         n_images, kept = len(kept), select_images(kept, caption_counts(kept) > 0)
         if len(kept) < n_images:

@@ -186,7 +186,7 @@ def open_inputs(
     if caption_file is None and experiment.backbone is not None and read_backbone(cache) is not None:
         caption_file = captions_cache_path(cache.path)
     hint = f"{name} reads {texts} as {experiment.caption_feature!r}: {extract} --caption-features"
-    captions = _open_cache(cache, experiment.caption_feature, caption_file, hint)
+    captions = _open_cache(cache, experiment.caption_feature, caption_file, hint, dataset.name)
     if captions is not None:
         check_text_unit(captions, texts)
         check_belongs_to_dataset(captions, dataset)
@@ -212,14 +212,18 @@ def open_inputs(
     return RunInputs(*read, paths.weights_dir, *words, truths, noise, paths.noise, noise_sha256)
 
 
-def _open_cache(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache | None:
+def _open_cache(
+    cache: FeatureCache, feature: str | None, path: Path | None, hint: str, dataset: str | None = None
+) -> FeatureCache | None:
     """Open the cache in ``path`` or, without a path, the cache of ``feature`` in the same folder as ``cache``.
 
-    Returns None if ``path`` and ``feature`` are None. ``hint`` is the end of the error message for a missing file.
+    Of two such caches, that of the data set called ``dataset`` comes before that of the data set of ``cache``. Returns None if
+    ``path`` and ``feature`` are None. ``hint`` is the end of the error message for a missing file.
     """
     if feature is None and path is None:
         return None
-    default = cache.path.with_name(f"{cache.dataset}_{feature}.h5")
+    files = [cache.path.with_name(f"{name}_{feature}.h5") for name in (dataset, cache.dataset) if name is not None]
+    default = next((file for file in files if file.exists()), files[-1])
     if path is None and not default.exists():
         raise UserError(f"{default}: no such feature cache; {hint}")
     return open_cache(path or default)

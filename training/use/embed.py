@@ -22,6 +22,7 @@ from vse.eval.files.embeddings import (
     write_embeddings,
     write_scores,
 )
+from vse.eval.files.languages import encode_languages
 from vse.eval.files.phrase_scores import PHRASE_SCORES_KIND
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.rows import FeatureKind as RowKind
@@ -125,6 +126,7 @@ def embed_split(
         trained_on=trained.training_data_name,
         fold=trained.dataset.fold or None,
         coco_ids=pairs.coco_ids,
+        **encode_languages(pairs.caption_languages),
         **build_vector_fields(trained.model, images, captions),
         **trained.photo_and_caption_hashes(pairs.images),
     )
@@ -159,20 +161,20 @@ def count_unknown_words(trained: TrainedRun) -> dict[str, int]:
     (``captions``).
     """
     counts = {"words": 0, "of": 0, "captions": 0}
+    by_language: dict[str, list[int]] = {}
     for caption in trained.split.pairs.captions:
         numbers = trained.vocabulary.encode(caption.tokens)[1:-1]
         unknown = numbers.count(UNKNOWN_ID)
-        counts["words"] += unknown
-        counts["of"] += len(numbers)
         counts["captions"] += bool(unknown)
-    if counts["words"]:
-        log.info(
-            "%s: %d of the captions' %d words (%.1f%%) are none of the training captions'",
-            trained.dataset.path,
-            counts["words"],
-            counts["of"],
-            100 * counts["words"] / counts["of"],
-        )
+        of_language = by_language.setdefault(caption.language, [0, 0])
+        of_language[0] += unknown
+        of_language[1] += len(numbers)
+    for language, (unknown, total) in by_language.items():
+        counts["words"] += unknown
+        counts["of"] += total
+        if unknown:
+            share, where = 100 * unknown / total, f"captions in {language}" if language else "captions"
+            log.info("%s: %d of %d words (%.1f%%) in %s are unknown", trained.dataset.path, unknown, total, share, where)
     return counts
 
 

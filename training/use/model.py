@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
@@ -90,7 +92,11 @@ def load_opened_run(
     encoder = experiment.model.caption_encoder
     transformer = folder.read_transformer() if encoder is not None and InputKind.TOKENS in encoder.input_kinds else None
     captions: CaptionInputs
-    is_encoded = caption_cache is None or (caption_cache.has_rows and belongs_to_dataset(caption_cache, dataset))
+    is_encoded = caption_cache is None or (
+        caption_cache.has_rows
+        and belongs_to_dataset(caption_cache, dataset)
+        and (dataset.name == caption_cache.dataset or bool(np.isin(pairs.caption_ids, caption_cache.ids).all()))
+    )
     if caption_cache is not None and not is_encoded:  # its encoder reads any captions
 
         def open_encoder(cache: FeatureCache = caption_cache) -> CaptionInputs:

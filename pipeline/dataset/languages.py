@@ -1,0 +1,61 @@
+"""The languages of captions, as tags of BCP 47 such as ``en``, ``de`` or ``pt-BR``."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vse.pipeline.dataset.columns import Image
+from vse.pipeline.errors import UserError, did_you_mean
+
+log = logging.getLogger(__name__)
+_TAG_PATTERN = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*")
+
+
+def is_language_tag(text: object) -> bool:
+    """Return whether ``text`` has the form of a language tag."""
+    return isinstance(text, str) and _TAG_PATTERN.fullmatch(text) is not None
+
+
+def check_language_tag(text: str, option: str) -> str:
+    """Return a language tag unchanged. Raises UserError, which begins with ``option``, if ``text`` is not a tag."""
+    if not is_language_tag(text):
+        raise UserError(f"{option} {text}: not a language; give a tag of BCP 47, such as en, de or pt-BR")
+    return text
+
+
+def parse_languages(text: str, option: str = "--languages") -> list[str]:
+    """Return the languages in a text such as ``en,de``. Raises UserError if one is not a tag, or is given twice."""
+    languages = [check_language_tag(part.strip(), option) for part in text.split(",")]
+    if len(set(languages)) < len(languages):
+        raise UserError(f"{option} {text}: names a language twice")
+    return languages
+
+
+def count_languages(images: Sequence[Image]) -> dict[str, int]:
+    """Return the number of captions of each language. Captions without a language count under ``""``."""
+    return dict(Counter(caption.language for image in images for caption in image.captions))
+
+
+def select_languages(images: Sequence[Image], languages: Sequence[str], path: Path) -> Sequence[Image]:
+    """Return the images with the captions in ``languages`` only. Without ``languages``, the images are unchanged.
+
+    Raises UserError, which begins with ``path``, if no caption is in one of the languages. Captions without a language are of
+    no use then: the error says so.
+    """
+    if not languages:
+        return images
+    counts = count_languages(images)
+    for language in languages:
+        if language not in counts:
+            known = [name for name in counts if name]
+            reason = did_you_mean(language, known) if known else "; its captions name no language (vse-data add-captions)"
+            raise UserError(f"{path}: no caption in the language {language!r}{reason}")
+    wanted = set(languages)
+    return [
+        replace(image, captions=tuple(caption for caption in image.captions if caption.language in wanted)) for image in images
+    ]
