@@ -21,6 +21,7 @@ LOSSES: Registry[Loss] = Registry(
         "spectrum": "vse.training.losses.hinges:SpectrumOfHinges",
         "infonce": "vse.training.losses.contrastive:InfoNceLoss",
         "sigmoid": "vse.training.losses.contrastive:SigmoidLoss",
+        "gce": "vse.training.losses.robust:GeneralisedCrossEntropy",
         "logistic": "vse.training.losses.pair_loss:LogisticLoss",
     },
 )

@@ -59,6 +59,12 @@ def _infonce(loss: Any, positive: Tensor, negatives: list[Tensor]) -> Tensor:
     return -torch.log(likely[0] / sum(likely, start=0 * positive))
 
 
+def _gce(loss: Any, positive: Tensor, negatives: list[Tensor]) -> Tensor:
+    """(1 - p^q) / q with the probability p of the positive among all candidates of the query."""
+    likely = [torch.exp(score / loss.temperature) for score in (positive, *negatives)]
+    return (1 - (likely[0] / sum(likely, start=0 * positive)) ** loss.q) / loss.q
+
+
 def _sigmoid(loss: Any, positive: Tensor, negatives: list[Tensor]) -> Tensor:
     """Eq. 1 of the SigLIP paper, of the pairs that a query is in."""
     labelled = [(positive, 1), *((negative, -1) for negative in negatives)]
@@ -68,6 +74,7 @@ def _sigmoid(loss: Any, positive: Tensor, negatives: list[Tensor]) -> Tensor:
 
 _SLOW: dict[str, Callable[[Any, Tensor, list[Tensor]], Tensor]] = {
     "max": _max, "sum": _sum, "top": _top, "spectrum": _spectrum, "infonce": _infonce, "sigmoid": _sigmoid,
+    "gce": _gce,
 }  # fmt: skip
 
 

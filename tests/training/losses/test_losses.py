@@ -24,6 +24,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "spectrum": [{"temperature": temperature} for temperature in (0.03, 0.5, 20)],
     "infonce": [{"temperature": temperature} for temperature in (0.05, 1.0)],
     "sigmoid": [{"temperature": 0.1}, {"temperature": 1.0, "bias": 0.5}],
+    "gce": [{"temperature": 0.2}, {"temperature": 1.0, "q": 1.0}],
 }
 CASES = [(name, settings) for name in RANKING for settings in SETTINGS[name]]
 
@@ -74,6 +75,27 @@ def test_the_spectrum_ends_at_max_and_sum(limit: str, temperature: float) -> Non
         ranking, losses = square(n), (ranking_loss("spectrum", temperature=temperature), ranking_loss(limit))
         computed, end = (with_gradient(loss.cost(*ranking), ranking.scores) for loss in losses)
         torch.testing.assert_close(computed, end, rtol=1e-5, atol=1e-5)
+
+
+@given(seed=st.integers(0, 99), temperature=st.sampled_from([0.1, 1.0]))
+def test_the_generalised_cross_entropy_ends_at_infonce_and_at_the_absolute_error(seed: int, temperature: float) -> None:
+    ranking = square(8, seed)
+    near, infonce = (ranking_loss(name, temperature=temperature, q=1e-7) for name in ("gce", "infonce"))
+    computed, end = (with_gradient(loss.cost(*ranking), ranking.scores) for loss in (near, infonce))
+    torch.testing.assert_close(computed, end, rtol=1e-4, atol=1e-4)
+    far = ranking_loss("gce", temperature=temperature, q=1.0).cost(*ranking)
+    probabilities = (ranking.scores / temperature).softmax(1).diagonal()
+    torch.testing.assert_close(far, (1 - probabilities).sum())
+
+
+@pytest.mark.parametrize("q", [0.2, 0.7])
+def test_an_unlikely_pair_has_a_smaller_share_of_the_gradient_than_in_infonce(q: float) -> None:
+    """Each query's gradient is that of InfoNCE times p^q, so that likely pairs lead."""
+    ranking = square(6, 1)
+    gce, infonce = (ranking_loss(name, temperature=0.2, q=q).cost(*ranking) for name in ("gce", "infonce"))
+    gradients = [with_gradient(cost, ranking.scores)[1] for cost in (gce, infonce)]
+    probabilities = (ranking.scores / 0.2).softmax(1).diagonal().detach()
+    torch.testing.assert_close(gradients[0], gradients[1] * probabilities[:, None] ** q)
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 0.1, 1e3])
