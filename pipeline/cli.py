@@ -197,7 +197,7 @@ class NoiseRequest(Options):
     """caption: exchange the images of single captions. image: exchange all captions of images. word: replace single words."""
     seed: Seed = 0
     """Seed of the random changes."""
-    index: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
+    from_index: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """Instead of --rate: an index file (.npy) of the programs NCR or DECL."""
     out: FileOrFolderPath
     """The noise file to write, e.g. noise.json."""
@@ -212,13 +212,13 @@ def noise_command(request: NoiseRequest) -> None:
     """
     from vse.pipeline.dataset.noise import import_noise_index, write_noise
 
-    if request.index is not None:
+    if request.from_index is not None:
         if request.rate is not None:
-            raise UserError("--index: the index file determines which pairs are wrong; leave --rate out")
-        click.echo(import_noise_index(request.dataset, request.index, request.out))
+            raise UserError("--from-index: the index file determines which pairs are wrong; leave --rate out")
+        click.echo(import_noise_index(request.dataset, request.from_index, request.out))
         return
     if request.rate is None:
-        raise UserError("give a --rate, such as --rate 0.4, or an --index file of another program")
+        raise UserError("give a --rate, such as --rate 0.4, or the file of another program with --from-index")
     click.echo(write_noise(request.dataset, request.out, request.rate, request.kind, request.seed))
 
 

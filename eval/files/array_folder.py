@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.languages import encode_languages
+from vse.pipeline.dataset.languages import encode_languages
 from vse.pipeline.errors import UserError, did_you_mean, import_extra
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors

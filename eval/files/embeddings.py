@@ -29,11 +29,11 @@ from vse.eval.files.hdf5_fields import (
     parse_hashes,
     parse_ids,
 )
-from vse.eval.files.languages import check_languages
 from vse.eval.files.split import MATRIX_NAMES, POOLED_VECTOR_NAMES, SCORE_NAMES, VECTOR_NAMES, Embeddings
 from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
 from vse.pipeline.dataset.dataset import parse_fold
 from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, check_same_data
+from vse.pipeline.dataset.languages import check_languages
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.hdf5 import find_hdf5_dataset
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors

@@ -8,6 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vse.pipeline.dataset.columns import Image
 from vse.pipeline.errors import UserError, did_you_mean
@@ -59,3 +63,23 @@ def select_languages(images: Sequence[Image], languages: Sequence[str], path: Pa
     return [
         replace(image, captions=tuple(caption for caption in image.captions if caption.language in wanted)) for image in images
     ]
+
+
+def encode_languages(languages: Sequence[str]) -> dict[str, Any]:
+    """Return the fields ``caption_languages`` and ``languages`` of a file of embeddings.
+
+    ``languages`` holds the language of each caption. Returns an empty dictionary if a caption has none.
+    """
+    if not languages or not all(languages):
+        return {}
+    names = list(dict.fromkeys(languages))
+    return {"caption_languages": np.asarray([names.index(one) for one in languages], np.int64), "languages": ",".join(names)}
+
+
+def check_languages(path: Path, indices: NDArray[np.int64], names: str, n_captions: int) -> None:
+    """Raise UserError if ``indices`` are not ``n_captions`` indices in the list of languages ``names``."""
+    listed = names.split(",")
+    if wrong := next((name for name in listed if not is_language_tag(name)), None):
+        raise UserError(f"{path}: the attribute languages is {names!r}, and {wrong!r} is not a tag such as en or de")
+    if indices.shape != (n_captions,) or indices.min() < 0 or indices.max() >= len(listed):
+        raise UserError(f"{path}: caption_languages are not {n_captions} numbers from 0 to {len(listed) - 1}")

@@ -19,6 +19,7 @@ from vse.pipeline.dataset.entities_dataset import (
     build_entities_content,
     mark_entities_phrases,
 )
+from vse.pipeline.dataset.multilingual import build_multilingual_content
 from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_valid_name
@@ -60,7 +61,8 @@ def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], 
     missing = [str(path) for path in annotations if not path.exists()] + [str(images)] * (not images.is_dir())
     if missing:
         fetch = f"vse-data fetch {config.name} downloads what may be downloaded. " if config.files else ""
-        karpathy = [f"{config.annotations} (the Karpathy split)"] if config.annotations else []
+        kind = "the Karpathy split" if config.layout == "karpathy" else "the captions"
+        karpathy = [f"{config.annotations} ({kind})"] if config.annotations else []
         entities = [] if config.entities is None else ["the files of Flickr30K Entities"]
         raise UserError(
             f"data set {config.name!r}: {' and '.join(missing)} not found. Put {', '.join([*karpathy, *entities])} and "
@@ -87,7 +89,9 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     """
     annotations, images = find_source_files(config, source)
     check_dataset_output(out, config.name, annotations)
-    if config.entities is None:
+    if config.layout != "karpathy":
+        content = build_multilingual_content(config.layout, annotations[0], images)
+    elif config.entities is None:
         content = _read_karpathy_split(annotations[0], images)
     elif config.annotations is None:
         content = build_entities_content(source / config.entities, images)

@@ -120,7 +120,12 @@ class DatasetConfig(Settings):
     """A data set: the source of the files, and changes to other presets."""
 
     name: str
-    annotations: str | None = Field(None, description="file of the Karpathy splits in the source folder; not for the demo")
+    annotations: str | None = Field(
+        None, description="file of the Karpathy splits, or file or folder of layout, in the source folder; not for the demo"
+    )
+    layout: Literal["karpathy", "xm3600", "multi30k", "xtd"] = Field(
+        "karpathy", description="layout of annotations: the Karpathy splits, or the files of a data set in several languages"
+    )
     entities: str | None = Field(
         None,
         description="folder of Flickr30K Entities in the source folder, which has the phrases of the captions; without "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import json
 import os
 import shlex
 import shutil
@@ -73,6 +74,8 @@ def world(demo: Path, cache: Path, run: Path, tmp_path_factory: pytest.TempPathF
     write_photos(folder / "photos", files := ["1.jpg", "2.jpg", "3.jpg"])
     write_table(folder / "photos" / "captions.csv", [{"file": file, "caption": f"photo {file}"} for file in files])
     np.save(folder / "rows.npy", np.ones((66, 4), np.float32))
+    first = json.loads(demo.read_text())["images"][0]["filename"]
+    (folder / "de.json").write_text(json.dumps({first: ["ein Bild"]}))
     (folder / "rows.txt").write_text("".join(f"{k}\n" for k in range(66)))
     (folder / "f8k" / "Flicker8k_Dataset").mkdir(parents=True)
     (folder / "f8k" / "dataset_flickr8k.json").write_text("{}")
@@ -98,6 +101,8 @@ LINES = [
     "vse-data add-phrases {demo} --entities {folder} --out phrases: phrases/dataset.json",
     "vse-data album {folder}/photos --out album: album/dataset.json",
     "vse-data folds {demo} --out folds: folds/fold-0.json folds/fold-4.json",
+    "vse-data noise {demo} --rate 0.1 --out noise.json",
+    "vse-data add-captions {demo} --language de --file {folder}/de.json --out demo_de: demo_de/dataset.json",
     "vse-data import {folder}/photos --out birds: birds/dataset.json birds/import.failures.jsonl",
     "vse-data import {folder}/clip --out birds --out-features features: features/birds_img_emb.h5",
     f"{PRECOMP} --out-data new/dataset.json --out-features out.h5",
@@ -141,7 +146,18 @@ INPUTS = {
     *("dataset", "photos", "sources", "folder", "features", "files", "cache_file", "runs", "run", "results"),
     *("--source", "--entities", "--against", "--captions", "--images", "--ids", "--dataset", "--notes", "--rates", "--like"),
     *("--weights-dir", "--words", "--features", "--eval-features", "--caption-features", "--truth-features"),
-    *("--start-from", "--corpus", "--image", "--data", "--embeddings", "--cxc", "--qrels"),
+    *(
+        "--noise",
+        "--from-index",
+        "--file",
+        "--start-from",
+        "--corpus",
+        "--image",
+        "--data",
+        "--embeddings",
+        "--cxc",
+        "--qrels",
+    ),
 }
 
 

@@ -96,7 +96,7 @@ def test_indexes_of_ncr_and_decl_are_imported(demo: Path, tmp_path: Path) -> Non
     decl = rng.permutation(N_IMAGES)
     for name, index in {"ncr": ncr, "decl": decl}.items():
         np.save(tmp_path / f"{name}.npy", index)
-        succeeds(data_main, "noise", demo, "--index", tmp_path / f"{name}.npy", "--out", tmp_path / f"{name}.json")
+        succeeds(data_main, "noise", demo, "--from-index", tmp_path / f"{name}.npy", "--out", tmp_path / f"{name}.json")
         _, noisy = with_noise(demo, tmp_path / f"{name}.json")
         got = images_of(noisy)
         for k, caption in enumerate(c for image in clean.split("train") for c in image.captions):
@@ -149,7 +149,7 @@ def test_a_changed_or_foreign_file_is_refused(demo: Path, tmp_path: Path, change
 def test_options_that_exclude_each_other_are_named(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     out = ["--out", tmp_path / "noise.json"]
     assert "--rate" in fails(data_main, "noise", demo, *out)
-    assert "leave --rate out" in fails(data_main, "noise", demo, "--rate", 0.1, "--index", "a.npy", *out)
+    assert "leave --rate out" in fails(data_main, "noise", demo, "--rate", 0.1, "--from-index", "a.npy", *out)
     assert "0.001 changes 0" not in fails(data_main, "noise", demo, "--rate", 1.5, *out)
 
 

@@ -22,7 +22,6 @@ from vse.eval.files.embeddings import (
     write_embeddings,
     write_scores,
 )
-from vse.eval.files.languages import encode_languages
 from vse.eval.files.phrase_scores import PHRASE_SCORES_KIND
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.rows import FeatureKind as RowKind
@@ -33,6 +32,7 @@ from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, cache_paths
 from vse.pipeline.dataset.captions import UNKNOWN_ID
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.identity import build_identity, check_recorded_data, describe_data_differences
+from vse.pipeline.dataset.languages import encode_languages
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
