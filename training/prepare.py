@@ -12,7 +12,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.extractors.cnn import read_cnn_config, rebuild_cnn_extractor
 from vse.features.extractors.text import load_text_input_encoder
 from vse.pipeline.dataset.captions import Vocabulary
-from vse.pipeline.dataset.languages import count_languages
+from vse.pipeline.dataset.columns import count_languages
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import CachedImageFeatures, EvaluationImages, TrainingImages, build_photo_crops

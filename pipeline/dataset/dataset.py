@@ -32,11 +32,12 @@ from vse.pipeline.dataset.columns import (
     ImageColumns,
     caption_counts,
     caption_ids,
+    count_languages,
     image_ids,
     read_columns,
     write_columns,
 )
-from vse.pipeline.dataset.languages import count_languages, is_language_tag
+from vse.pipeline.dataset.languages import is_language_tag
 from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import MAX_NAME_BYTES, FileState, InputFile, error_reason, is_path_text, is_valid_name

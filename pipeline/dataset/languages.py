@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset.columns import Image
-from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.errors import UserError
 
-log = logging.getLogger(__name__)
 _TAG_PATTERN = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*")
 
 
@@ -38,31 +33,6 @@ def parse_languages(text: str, option: str = "--languages") -> list[str]:
     if len(set(languages)) < len(languages):
         raise UserError(f"{option} {text}: names a language twice")
     return languages
-
-
-def count_languages(images: Sequence[Image]) -> dict[str, int]:
-    """Return the number of captions of each language. Captions without a language count under ``""``."""
-    return dict(Counter(caption.language for image in images for caption in image.captions))
-
-
-def select_languages(images: Sequence[Image], languages: Sequence[str], path: Path) -> Sequence[Image]:
-    """Return the images with the captions in ``languages`` only. Without ``languages``, the images are unchanged.
-
-    Raises UserError, which begins with ``path``, if no caption is in one of the languages. Captions without a language are of
-    no use then: the error says so.
-    """
-    if not languages:
-        return images
-    counts = count_languages(images)
-    for language in languages:
-        if language not in counts:
-            known = [name for name in counts if name]
-            reason = did_you_mean(language, known) if known else "; its captions name no language (vse-data add-captions)"
-            raise UserError(f"{path}: no caption in the language {language!r}{reason}")
-    wanted = set(languages)
-    return [
-        replace(image, captions=tuple(caption for caption in image.captions if caption.language in wanted)) for image in images
-    ]
 
 
 def encode_languages(languages: Sequence[str]) -> dict[str, Any]:

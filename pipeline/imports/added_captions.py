@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, find_tokeniser
+from vse.pipeline.dataset.columns import count_languages
 from vse.pipeline.dataset.dataset import Dataset
-from vse.pipeline.dataset.languages import check_language_tag, count_languages
+from vse.pipeline.dataset.languages import check_language_tag
 from vse.pipeline.dataset.preparation import (
     check_dataset_name,
     check_dataset_output,

@@ -12,8 +12,8 @@ from PIL import Image
 
 from tests.conftest import succeeds
 from vse.features.data_cli import main as data_main
+from vse.pipeline.dataset.columns import count_languages
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.languages import count_languages
 
 Fails = Callable[..., str]
 

@@ -24,9 +24,16 @@ from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import ExtractorInput
 from vse.features.extractors.text import TextInputEncoder
 from vse.pipeline.dataset.captions import PAD_ID, Vocabulary
-from vse.pipeline.dataset.columns import IdIndex, caption_counts, caption_ids, coco_ids, image_ids, select_images
+from vse.pipeline.dataset.columns import (
+    IdIndex,
+    caption_counts,
+    caption_ids,
+    coco_ids,
+    image_ids,
+    select_images,
+    select_languages,
+)
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
-from vse.pipeline.dataset.languages import select_languages
 from vse.pipeline.errors import UserError
 from vse.training.data.images import EvaluationImages
 from vse.training.kinds import InputKind, to_input_kind
