@@ -103,6 +103,8 @@ class ExperimentConfig(ExperimentOutline):
                 warmup_loss=self.warmup.loss if self.warmup.epochs else None,
             )
         )
+        if self.loss.nested:
+            self._check_nested_dimensions(self.loss.nested)
         unknown = [part for part in self.start_parts if part not in MODEL_PARTS]
         if unknown:
             raise ValueError(f"start_parts: {unknown[0]!r} is not one of {', '.join(MODEL_PARTS)}")
@@ -121,6 +123,15 @@ class ExperimentConfig(ExperimentOutline):
         if not self.solver.learns and self.loss != MaxOfHinges():
             raise ValueError(f"solver: {self.solver.name} trains nothing; remove the loss {self.loss.name}")
         return self
+
+    def _check_nested_dimensions(self, dims: Sequence[int]) -> None:
+        """Raise ValueError if the model cannot be trained on nested embeddings of ``dims`` dimensions."""
+        if self.solver.reads_phrases or self.adversary is not None:
+            raise ValueError("loss.nested is for training on captions without an adversary")
+        if self.model.similarity.ranking_similarity != "cosine" or not self.model.normalize_image:
+            raise ValueError(f"loss.nested compares unit vectors by the cosine, not by {self.model.similarity.name}")
+        if max(dims) >= self.model.dim or len(set(dims)) < len(dims):
+            raise ValueError(f"loss.nested: {list(dims)}: give different numbers below model.dim, {self.model.dim}")
 
 
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:

@@ -165,6 +165,11 @@ class Loss(Settings, ABC):
         "(sum, the two-branch paper), or the mean of the k highest hinges of each query, zeros included (mean_topk, the "
         "authors' code)",
     )
+    nested: list[PositiveInt] = Field(
+        default_factory=list,
+        description="numbers of first dimensions that are trained as embeddings of their own, such as [64, 128], so that "
+        "embeddings can be cut later; none: no nesting",
+    )
     lambda1: float = Field(1.0, ge=0, description="weight of the terms with an image as the query")
     lambda2: float = Field(1.0, ge=0, description="weight of the terms with a caption as the query")
     lambda3: float = Field(0.0, ge=0, description="weight of the neighbourhood constraints among images")

@@ -17,6 +17,7 @@ from vse.pipeline.errors import UserError
 from vse.training.adversaries.base import Opponent
 from vse.training.kinds import BatchVectors, InputKind
 from vse.training.losses.base import Batch, Objective
+from vse.training.losses.nested import build_nested_objective
 from vse.training.solvers.base import RetrievalSolver, RetrievalTask
 from vse.training.solvers.epochs import GradientSolver, Indices
 from vse.training.solvers.optimisation import OPTIMIZERS
@@ -93,6 +94,8 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         loss = self.task.select_loss(epoch)
         learned = self.learned_scale if loss is self.task.loss else None  # a warm-up loss does not learn its temperature
         objective = loss.build_objective(self.model.similarity, self.settings.compile, learned)
+        if loss.nested:
+            objective = build_nested_objective(objective, loss.nested)
         shares = [self.processes.own_share(batch) for batch in batches]
         stream = self.task.image_inputs.read_batches(shares, self.pairs.image_indices, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:
