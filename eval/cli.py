@@ -71,9 +71,9 @@ def table_command(command: TableCommand) -> None:
     """Build a table of result files.
 
     summary has a row per result and protocol. ladder has a row per result with its costs, and marks the best trade-offs.
-    significance has a row per metric of the files that vse-eval --compare wrote. cards has the facts that a reader needs to
-    compare results. A name such as vsepp_3 is a published table, with its printed metrics next to ours; rows without a result
-    stay blank.
+    significance has a row per metric of the files that vse-eval --compare wrote. compression has a row per codec of the
+    results of vse-eval --compress. cards has the facts that a reader needs to compare results. A name such as vsepp_3 is a
+    published table, with its printed metrics next to ours; rows without a result stay blank.
     """
     from vse.eval.tables.table import format_text_table
 

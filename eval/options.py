@@ -115,6 +115,11 @@ class AllEvaluateOptions(EvaluateOptions):
     qb-norm. Parameters that are not given are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
     """With --correct: a split whose embeddings are next to FILES, or a file of embeddings.  [default: train]"""
+    compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
+    """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
+    quantiser of 32 bytes). May be repeated."""
+    rescore: Annotated[PositiveInteger | None, CliOption(metavar="K")] = None
+    """With --compress: also rank the best K candidates of each query again by the uncompressed embeddings."""
     language: Text | None = None
     """Evaluate the captions in this language, e.g. de, on the images that have captions in all languages of FILES.
     [default: all captions]"""
@@ -171,6 +176,10 @@ class AllEvaluateOptions(EvaluateOptions):
             raise UserError("--correct applies to one model: save the ensemble with --save, and correct that")
         if self.correct is not None and (self.language is not None or self.pairs):
             raise UserError("--correct has a bank of all languages: leave it out, or --language and --pairs")
+        if self.rescore is not None and not self.compress:
+            raise UserError("--rescore ranks candidates of compressed embeddings again: name codecs with --compress")
+        if self.compress and self.correct is not None:
+            raise UserError("--compress and --correct change the same vectors: leave one of the options out")
         if self.language is not None and self.pairs:
             raise UserError("--pairs compares two languages, and --language selects one: leave one of the options out")
         if self.index_parameters and not self.index:

@@ -153,6 +153,7 @@ class Result(BaseModel):
     correction: dict[str, Any] | None = None
     hubness: dict[str, Any] = {}
     language: str | None = None
+    compression: list[dict[str, Any]] = []
     sha256: str | None = None
 
     @property

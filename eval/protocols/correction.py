@@ -144,12 +144,12 @@ def _list_choices(method: str, names: Sequence[str]) -> Iterator[Parameters]:
 
 def _read_bank(file: Path, run: Embeddings, bank: str) -> tuple[Path, Embeddings]:
     if bank == run.split:
-        _check_bank(file, run, file, run)
+        check_bank(file, run, file, run)
         return file, run
     if bank in SPLITS:
         return file.with_name(f"{bank}.h5"), _read_sibling(file, run, bank, "it is the bank")
     of = read_embeddings(Path(bank))
-    _check_bank(Path(bank), of, file, run)
+    check_bank(Path(bank), of, file, run)
     return Path(bank), of
 
 
@@ -158,11 +158,12 @@ def _read_sibling(file: Path, run: Embeddings, split: str, why: str) -> Embeddin
     if not path.is_file():
         raise UserError(f"{path}: no such file, but {why}; write it with vse-embed {file.parent} --split {split}")
     of = read_embeddings(path)
-    _check_bank(path, of, file, run)
+    check_bank(path, of, file, run)
     return of
 
 
-def _check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> None:
+def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> None:
+    """Raise UserError if ``bank`` does not hold vectors of the same run as the embeddings ``run`` in ``file``."""
     for name, one in ((file, run), (path, bank)):
         if one.vectors is None or one.similarity != "cosine":
             raise UserError(f"{name}: a correction needs vectors that are compared by inner products; leave --correct out")

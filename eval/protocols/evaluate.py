@@ -40,6 +40,7 @@ from vse.eval.files.results import RESULT_KIND, UNSAVED_RESULT_PATH
 from vse.eval.files.split import split_identity
 from vse.eval.options import AllEvaluateOptions
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
+from vse.eval.protocols.compression import measure_compression
 from vse.eval.protocols.correction import correct_seeds
 from vse.eval.protocols.ensemble import (
     MemberFile,
@@ -218,6 +219,9 @@ def _evaluate_model(
         content["language"] = options.language
     if correction is not None:
         content["correction"] = correction
+    if options.compress:
+        codecs, samples = options.compress, options.n_bootstrap_samples
+        content["compression"] = measure_compression(model.seed_files, model.seed_embeddings, codecs, options.rescore, samples)
     if judgements:
         content["judgements"] = {
             name: {"file": os.path.relpath(one.path, out.parent), **one.facts} for name, one in judgements.items()

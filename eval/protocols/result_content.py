@@ -114,6 +114,7 @@ def result_lines(result: Result) -> list[str]:
     lines = [summary_line(result, name) for name in result.protocols]
     lines += [index_line(result.index)] if result.index else []
     lines += map(rerank_line, result.rerank)
+    lines += map(compression_line, result.compression)
     return [*lines, *([combination_line(result.combination)] if result.combination else [])]
 
 
@@ -172,6 +173,20 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
         directions.append(f"{direction} {recalls}, {found['found']:.1f}% found")
     rsum = f"rsum {rerank['rsum']:.1f} (exact {exact['rsum']:.1f}, lost {rerank['lost']['rsum']:.1f})"
     return f"best {rerank['reranked']} re-ranked: {', '.join(directions)}, {rsum}"
+
+
+def compression_line(entry: Mapping[str, Any]) -> str:
+    """Return a line with the bytes and the rsum of a codec, and the rsum of its re-ranking."""
+    text = f"{entry['codec']}, {entry['bytes']:,} bytes for each vector: {_describe_rsum(entry)}"
+    if "rescored" in entry:
+        text += f"; best {entry['rescored']['candidates']} rescored: {_describe_rsum(entry['rescored'])}"
+    return text
+
+
+def _describe_rsum(measured: Mapping[str, Any]) -> str:
+    rsum = measured["rsum"]["mean"] if isinstance(measured["rsum"], Mapping) else measured["rsum"]
+    interval = measured.get("ci95", {}).get("rsum")
+    return f"rsum {rsum:.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
 
 
 def combination_line(combination: Combination) -> str:

@@ -96,7 +96,7 @@ def _list_image_candidates(
     for rows in blocks.row_slices:
         queries = with_captions[(with_captions >= rows.start) & (with_captions < rows.stop)]
         if len(queries):
-            near, sure, seconds = _find_candidates(captions, images[queries.numpy()], candidates)
+            near, sure, seconds = find_candidates(captions, images[queries.numpy()], candidates)
             scores = blocks.score(rows, None)[queries - rows.start]
             yield _CandidateLists(queries, near, sure, scores.gather(1, near), _find_highest_scores(scores.T).T, seconds)
 
@@ -105,7 +105,7 @@ def _list_caption_candidates(
     blocks: ScoreBlocks, images: Vectors, captions: Vectors, candidates: int
 ) -> Iterator[_CandidateLists]:
     for queries in torch.split(torch.arange(len(captions)), max(1, _MAX_CANDIDATES // candidates)):
-        near, sure, seconds = _find_candidates(images, captions[queries.numpy()], candidates)
+        near, sure, seconds = find_candidates(images, captions[queries.numpy()], candidates)
         scores, best = torch.empty(near.shape, dtype=torch.float64), torch.empty(0, len(queries))
         for rows in blocks.row_slices:
             block = blocks.score(rows, queries)
@@ -115,7 +115,7 @@ def _list_caption_candidates(
         yield _CandidateLists(queries, near, sure, scores, best.T, seconds)
 
 
-def _find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
+def find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
     """Return the rows of each query's candidates, whether each candidate is ``sure``, and the duration in seconds.
 
     A candidate is not sure if it ties with a row outside of the candidates.
@@ -140,17 +140,26 @@ def _evaluate_lists(
     for queries, rows, sure, scores, best, seconds in chunks:
         images = query_images[queries]
         right = image_of_row[rows] == images[:, None]
-        sure_right = right & sure
-        goal = scores.masked_fill(~sure_right, -torch.inf).amax(1, keepdim=True)
-        ahead = (~right & (scores >= goal)).sum(1)
-        ranks.append(torch.where(sure_right.any(1), ahead, len(image_of_row) - n_right[images]))
-        n_found += int(sure_right.any(1).sum())
+        ranks.append(rank_candidates(right, sure, scores, len(image_of_row) - n_right[images]))
+        n_found += int((right & sure).any(1).sum())
         agreed += [int((scores >= best[:, k - 1 : k]).sum(1).clamp(max=k).sum()) for k in depths]
         duration += seconds
     all_ranks = torch.cat(ranks).numpy()
     shares = 100.0 * agreed / (np.asarray(depths) * len(all_ranks))
     recalls = {f"recall_at_{k}": float(share) for k, share in zip(DEFAULT_KS, shares, strict=True)}
     return all_ranks, {"search_s": round(duration, 3), "found": 100.0 * n_found / len(all_ranks), **recalls}
+
+
+def rank_candidates(right: Tensor, sure: Tensor, scores: Tensor, n_wrong: Tensor) -> Tensor:
+    """Return the rank (m,) of each query: the wrong candidates that score at least as high as its best right candidate.
+
+    A query without a right and sure candidate is ranked behind all ``n_wrong`` (m,) wrong answers of the split. ``right``,
+    ``sure`` and ``scores`` are (m, K), see :class:`_CandidateLists`.
+    """
+    sure_right = right & sure
+    goal = scores.masked_fill(~sure_right, -torch.inf).amax(1, keepdim=True)
+    ahead = (~right & (scores >= goal)).sum(1)
+    return torch.where(sure_right.any(1), ahead, n_wrong)
 
 
 def _metric_drops(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ TABLE_CLASS_PATHS = {
     "significance": "vse.eval.tables.significance:SignificanceTable",
     "compare": "vse.eval.tables.compared:ComparedTable",
     "ladder": "vse.eval.tables.ladder:LadderTable",
+    "compression": "vse.eval.tables.compression:CompressionTable",
     "cards": "vse.eval.tables.cards:CardsTable",
 }
 _PUBLISHED_CLASS_PATH = "vse.eval.tables.published:PublishedTable"

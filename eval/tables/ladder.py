@@ -5,15 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
@@ -21,10 +18,10 @@ from numpy.typing import NDArray
 from vse.eval.defaults import COST_NAMES
 from vse.eval.files.results import Result, check_consistent_data, drop_comparisons, read_result
 from vse.eval.options import TableRequest
+from vse.eval.tables.chart_files import write_chart_file
 from vse.eval.tables.summary import build_summary, method_name
-from vse.eval.tables.table import EMPTY_TABLE_REQUEST, FILE_MARKER, PrintedTable, TableKind, column_title, metric_cell
+from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError, to_printable_line
-from vse.pipeline.files.writing import write_bytes
 from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
 
 log = logging.getLogger(__name__)
@@ -180,7 +177,6 @@ def _parse_cost(value: object) -> float:
 _IMAGE_FEATURE_COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d", "#a4243b", "#1b998b")
 _CAPTION_FEATURE_MARKERS = "osD^vP*X"
 _INK_COLOUR, _QUIET_COLOUR = "#1d2733", "#8a949e"
-_CHART_SIZE = (8.0, 5.2)  # inches
 _COST_UNITS = {"s": "seconds", "mb": "MB"}
 _COST_TITLES = {
     "extraction": "extraction of both features",
@@ -189,10 +185,6 @@ _COST_TITLES = {
     "total": "extraction, training and evaluation",
     "cache": "feature caches",
     "model": "weights",
-}
-_FILE_METADATA = {
-    "svg": {"Creator": FILE_MARKER, **dict.fromkeys(("Date", "Format", "Type"))},
-    "png": {"Software": FILE_MARKER},
 }
 _MAX_NAME_LENGTH = 40  # characters
 _RIGHT_EDGE = 0.85  # share of the width beyond which a name is written to the left of its point
@@ -210,18 +202,7 @@ def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
     known = table[np.isfinite(table[cost]) & np.isfinite(table["rsum"])]
     if known.empty:
         raise UserError(f"{out}: no result has the cost {cost}, so there is nothing to draw; write a .csv instead")
-    suffix = out.suffix.removeprefix(".")
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # ignore the user's matplotlibrc
-        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "ladder", "font.size": 9})
-        figure = Figure(figsize=_CHART_SIZE, layout="constrained")
-        axes = figure.add_subplot()
-        _draw_chart(axes, known, cost)
-        for text in figure.findobj(matplotlib.text.Text):
-            text.set_parse_math(False)  # names are data
-        content = BytesIO()
-        figure.savefig(content, format=suffix, dpi=150, metadata=_FILE_METADATA[suffix])
-    return write_bytes(out, content.getvalue())
+    return write_chart_file(out, lambda axes: _draw_chart(axes, known, cost), "ladder")
 
 
 def _draw_chart(axes: Axes, table: pd.DataFrame, cost: str) -> None:
