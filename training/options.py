@@ -118,6 +118,9 @@ class EmbedRequest(Options):
     """Allow images that the run was trained on; the result records it."""
     last_epoch: Flag = False
     """Take the weights of the last epoch instead of those of the best epoch; OUT is then RUN/SPLIT_last.h5."""
+    pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
+    """For a model that compares regions with words: store 1 of FACTOR vectors of each image, the means of similar regions.
+    OUT is then RUN/SPLIT_pooled_FACTOR.h5."""
     sentences: Flag = False
     """For a run that localises phrases: write the scores of all captions with all images, for the ensembles of vse-eval."""
     allow_code: AllowCode = False

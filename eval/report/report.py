@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from vse.eval.defaults import N_GALLERY_QUERIES, N_REPORT_QUERIES, PHRASE_PROTOCOL
 from vse.eval.files.results import Result
-from vse.eval.protocols.result_content import combination_line
+from vse.eval.protocols.result_content import combination_line, compression_line
 from vse.eval.ranking.chance import captions_per_image, chance_rsum
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
@@ -224,6 +224,8 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
         yield "Language of the captions", result.language
     if result.correction:
         yield "Correction", result.evaluation_suffix.removeprefix(" + ")
+    for entry in result.compression:
+        yield "Compressed", compression_line(entry)
     if result.trained_on:
         yield "Trained on", result.trained_on
     if result.unfinished:

@@ -67,6 +67,28 @@ def pool_embeddings(side: PackedEmbeddings) -> NDArray[np.float32]:
     return l2_normalize(torch.cat(means)).numpy()
 
 
+def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
+    """Replace the n vectors of each set by ceil(n / ``factor``) means of similar vectors, of unit length.
+
+    Similar vectors are found by hierarchical clustering with Ward's criterion (Clavié et al., 2024, "Reducing the Footprint of
+    Multi-Vector Retrieval with Minimal Performance Impact via Token Pooling").
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage  # lazy, because a training does not need scipy
+
+    assert side.lengths is not None
+    parts, lengths = [], []
+    for vectors in torch.split(l2_normalize(side.vectors), side.lengths.tolist()):
+        n_clusters = -(-len(vectors) // factor)
+        pooled = vectors
+        if n_clusters < len(vectors):
+            labels = torch.from_numpy(fcluster(linkage(vectors.numpy(), "ward"), n_clusters, "maxclust")).long() - 1
+            sums = vectors.new_zeros(int(labels.max()) + 1, vectors.shape[1]).index_add_(0, labels, vectors)
+            pooled = l2_normalize(sums)
+        parts.append(pooled)
+        lengths.append(len(pooled))
+    return PackedEmbeddings(torch.cat(parts), torch.tensor(lengths))
+
+
 def build_vector_fields(model: Model, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, Any]:
     """Return the vectors of images and captions, and their similarity, as fields of :class:`vse.eval.files.split.Embeddings`.
 

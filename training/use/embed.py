@@ -39,7 +39,7 @@ from vse.pipeline.files.writing import sha256_json
 from vse.training.data.pairs import CaptionsLoadedAtFirstRead, TokenIndices, select_images_with_features
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.encode import PairScores, build_vector_fields, encode
+from vse.training.solvers.encode import PairScores, build_vector_fields, encode, pool_sets
 from vse.training.use.leaks import count_leaked_images
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
@@ -59,10 +59,13 @@ def embed_split(
     allow_leak: bool = False,
     sentences: bool = False,
     last_epoch: bool = False,
+    pool_regions: int | None = None,
 ) -> Path:
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
-    With ``last_epoch``, the weights are those of the last epoch, and ``_last`` follows the split in the name of the file.
+    With ``last_epoch``, the weights are those of the last epoch, and ``_last`` follows the split in the name of the file. With
+    ``pool_regions``, similar regions of an image are replaced by their means
+    (:func:`vse.training.solvers.encode.pool_sets`).
     By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
     UserError if the run was trained on images of the split, unless ``allow_leak`` is set. For ``files`` and
     ``allow_unfinished`` see :func:`vse.training.use.model.load_run`.
@@ -74,7 +77,8 @@ def embed_split(
     """
     opened = open_run(run, files, device, allow_unfinished)
     if out is None:
-        name = f"{split}_sentences.h5" if sentences else f"{split}_last.h5" if last_epoch else f"{split}.h5"
+        suffixes = {"_sentences": sentences, "_last": last_epoch, f"_pooled_{pool_regions}": pool_regions is not None}
+        name = f"{split}{''.join(suffix for suffix, is_given in suffixes.items() if is_given)}.h5"
         out = run / name if opened.training_data_name is None else _path_for_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
     kind = PHRASE_SCORES_KIND if localises and not sentences else EMBEDDINGS_KIND
@@ -85,6 +89,8 @@ def embed_split(
     overlap = {"images_trained_on": {"images": n_seen, "of": n_images}} if n_seen else {}
     if last_epoch and (localises or not opened.experiment.solver.uses_loss):
         raise UserError(f"{run}: --last-epoch is for runs on captions with epochs of gradient steps; leave it out")
+    if pool_regions is not None and localises:
+        raise UserError(f"{run}: --pool-regions is for runs on captions; leave it out")
     if localises:
         write = score_sentences if sentences else score_phrases
         return write(opened, out, split, files, overlap)
@@ -95,10 +101,19 @@ def embed_split(
         raise UserError(f"{trained.dataset.path}: no image of split {split!r} has a caption; vse-search searches such images")
     started = time.perf_counter()
     images, captions = encode(trained.model, trained.split, trained.device)
+    if pool_regions is not None:
+        if images.lengths is None:
+            raise UserError(f"{run}: has one vector for each image, so there are no regions to pool; leave --pool-regions out")
+        images = pool_sets(images, pool_regions)
     provenance = {**opened.build_provenance(out), **overlap}
     if last_epoch:
         provenance["training"] |= {"selection": "last epoch"}
         provenance["best_epoch"] = None
+    if images.lengths is not None:
+        vectors_per_image = len(images.vectors) / len(images)
+        provenance["regions"] = {"per_image": vectors_per_image, "bytes_per_image": 4 * vectors_per_image * trained.model.dim}
+    if pool_regions is not None:
+        provenance["changed_settings"].append(f"pool_regions: none -> {pool_regions}")
     inputs = trained.split.caption_inputs
     inputs = inputs.inputs if isinstance(inputs, CaptionsLoadedAtFirstRead) else inputs
     if isinstance(inputs, TokenIndices):
@@ -318,7 +333,7 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         if as_features is None:
             split, allow_leak = request.split or "test", request.allow_leak
-            which = request.sentences, request.last_epoch
+            which = request.sentences, request.last_epoch, request.pool_regions
             return [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *which)]
         if not runs[0].is_dir():
             return cache_file_embeddings(runs, as_features, files.captions)

@@ -18,6 +18,7 @@ SIMILARITIES: Registry[SimilaritySettings] = Registry(
         "euclidean": "vse.training.models.similarities.vectors:EuclideanSettings",
         "network": "vse.training.models.similarities.network:SimilarityNetworkSettings",
         "scan": "vse.training.models.similarities.scan:ScanSettings",
+        "maxsim": "vse.training.models.similarities.maxsim:MaxSimSettings",
         "todnet": "vse.training.models.similarities.todnet:TodNetSettings",
     },
 )

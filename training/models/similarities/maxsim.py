@@ -1,0 +1,94 @@
+"""Late interaction (MaxSim): each word is compared with its nearest region, or each region with its nearest word."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from vse.training.kinds import BatchVectors, InputKind, select_rows
+from vse.training.models.similarities.base import Similarity, SimilaritySettings
+
+_COSINES_PER_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # number of cosines in memory at a time; on a CPU they fit into its caches
+_MAX_STORED_COSINES = 2**26  # for more cosines in a call, the backward pass computes each block again
+
+
+class MaxSimSettings(SimilaritySettings):
+    """The mean cosine of query vectors with the nearest vector of the other side (ColBERT: Khattab and Zaharia, SIGIR 2020).
+
+    With ``words`` the queries are the words e_j of a caption, and the score of an image with regions v_k is
+    mean_j max_k cos(e_j, v_k). ColBERT has the sum over the words; the mean makes scores of long and short captions
+    comparable. With ``regions`` the sides are exchanged, and ``both`` is the mean of both scores. Both directions of retrieval
+    have the same score.
+    """
+
+    name: Literal["maxsim"] = "maxsim"
+    image_kind: ClassVar = InputKind.SETS
+    caption_kind: ClassVar = InputKind.SETS
+    needs_unit_length: ClassVar = True
+    queries: Literal["words", "regions", "both"] = Field(
+        "words", description="vectors that look for their nearest one on the other side: words, regions, or both in turn"
+    )
+
+    def build(self, dim: int) -> Similarity:
+        return MaxSimSimilarity(self)
+
+
+class MaxSimSimilarity(Similarity):
+    """MaxSim of sets of regions with sets of words, some images at a time."""
+
+    def __init__(self, settings: MaxSimSettings) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def forward(self, images: BatchVectors, captions: BatchVectors) -> Float[Tensor, "n_images n_captions"]:
+        (regions, region_mask), (words, word_mask) = images, captions
+        (n, n_regions, _), (m, n_words, _) = regions.shape, words.shape
+        n_per_image = n_regions * n_words * m
+        size = max(1, _COSINES_PER_BLOCK.get(regions.device.type, 2**26) // max(1, n_per_image))
+        recompute = torch.is_grad_enabled() and n * n_per_image > _MAX_STORED_COSINES
+
+        def score_block(rows: slice) -> Tensor:
+            cosines = (regions[rows].flatten(0, 1) @ words.flatten(0, 1).T).view(-1, n_regions, m, n_words)
+            return self._aggregate(cosines.permute(0, 2, 1, 3), region_mask[rows, None], word_mask[None])
+
+        blocks = [slice(start, start + size) for start in range(0, n, size)]
+        parts = [
+            checkpoint(score_block, rows, use_reentrant=False, preserve_rng_state=False) if recompute else score_block(rows)
+            for rows in blocks
+        ]
+        return torch.cat([*parts, regions.new_empty(0, m)])
+
+    def score_pairs(
+        self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+    ) -> Float[Tensor, " k"]:
+        (regions, region_mask), (words, word_mask) = select_rows(images, rows), select_rows(captions, columns)
+        return self._aggregate(regions @ words.transpose(1, 2), region_mask, word_mask)
+
+    def _aggregate(
+        self,
+        cosines: Float[Tensor, "*pairs n_regions n_words"],
+        region_mask: Bool[Tensor, "*#pairs n_regions"],
+        word_mask: Bool[Tensor, "*#pairs n_words"],
+    ) -> Float[Tensor, "*pairs"]:
+        """Return the score of each pair from the cosines of its regions and words. Padding is left out."""
+        scores = []
+        if self.settings.queries != "regions":
+            scores.append(_mean(_exclude(cosines, region_mask[..., None]).amax(-2), word_mask))
+        if self.settings.queries != "words":
+            scores.append(_mean(_exclude(cosines, word_mask[..., None, :]).amax(-1), region_mask))
+        return sum(scores[1:], start=scores[0]) / len(scores)
+
+
+def _exclude(cosines: Tensor, mask: Tensor) -> Tensor:
+    """Return the cosines with minus infinity where ``mask`` is false."""
+    return cosines if bool(mask.all()) else cosines.masked_fill(~mask, -torch.inf)
+
+
+def _mean(values: Float[Tensor, "*pairs n"], mask: Bool[Tensor, "*#pairs n"]) -> Float[Tensor, "*pairs"]:
+    mean: Tensor = (values * mask).sum(-1) / mask.sum(-1)
+    return mean
