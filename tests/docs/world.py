@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from tests.docs.pages import ROOT, Block, console_scripts, patched
 from tests.forked import PYTEST, PYTHON, SNAKEMAKE, TORCHRUN, Scripts
 from tests.pipeline.entities_files import annotation, thing, write_entities, write_photo
@@ -152,7 +154,7 @@ class World:
             (self.folder / module).write_text(text.replace(old, new))
 
     def _draw(self, dataset: Path) -> None:
-        """What the documentation takes as given: the folder ``birds``, and ``published`` files."""
+        """What the documentation takes as given: ``birds``, German captions, an index of noise, and ``published`` files."""
         images = json.loads(dataset.read_text())["images"]
         (self.folder / "birds").mkdir()
         shutil.copytree(dataset.parent / "images", self.folder / "birds/images")
@@ -160,6 +162,10 @@ class World:
             rows = csv.writer(file)
             rows.writerow(["file", "caption"])
             rows.writerows([image["filename"], s["raw"]] for image in images for s in image["sentences"])
+        german = {image["filename"]: [f"Ein Bild, Nummer {image['imgid']}"] for image in images}
+        (self.folder / "captions_de.json").write_text(json.dumps(german))
+        n_train_images = sum(image["split"] == "train" for image in images)
+        np.save(self.folder / "index.npy", np.roll(np.arange(n_train_images), 1))
         published = self.folder / "published"
         published.mkdir()
         for name, folder in (("coco", "images"), ("flickr30k", "flickr30k-images"), ("flickr8k", "images")):

@@ -148,7 +148,7 @@ class RunInputs:
             "features": describe(self.image_cache),
             "captions": relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
-            **({"fold": self.dataset.fold} if self.dataset.fold else {}),
+            **{name: value for name in ("fold", "parent") if (value := getattr(self.dataset, name))},
             "data": compute_data_checksums(self.eval_image_cache, self.dataset).model_dump(),
             **{name: value for name, value in optional.items() if value is not None},
         }

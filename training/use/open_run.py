@@ -314,7 +314,8 @@ def _build_caption_feature(folder: RunFolder, record: Mapping[str, Any]) -> Feat
 
 def training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
     """Return the ``dataset.json`` of the training: that of the cache, or the one that the run was trained on in its place."""
-    return folder.path / str(record["captions"]) if record["dataset"] != cache.dataset else cache.dataset_file
+    is_from_parent = "fold" in record or record.get("parent") == cache.dataset
+    return folder.path / str(record["captions"]) if is_from_parent else cache.dataset_file
 
 
 def load_weights(folder: RunFolder, model: Model, last_epoch: bool = False) -> str:
