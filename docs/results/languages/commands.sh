@@ -28,7 +28,7 @@ train() { # NAME SEED LEARNING_RATE
   case $name in
     *_tfidf) languages=${name%_tfidf} feature=tfidf ;;
     both) languages=en,de ;;
-    shuffled) languages=de options="--noise shuffled.json" ;;
+    shuffled) languages=de options="--noise shuffled.json --set train.on_collapse=warn" ;;
     *) languages=$name ;;
   esac
   vse-train --features features/f8k_effnet.h5 --captions "$dataset" --caption-features "features/f8k_de_$feature.h5" \

@@ -10,7 +10,7 @@ results=results/noise
 runs=runs/noise
 heads="mh sh infonce sigmoid gce"
 rates="0.2 0.4 0.6"
-learning_rates="1e-4 2e-4 5e-4 1e-3"
+learning_rates="1e-4 2e-4 5e-4 1e-3 2e-3"
 
 train() { # HEAD NOISE SEED LEARNING_RATE, where NOISE is clean or the name of a noise file
   head=$1 noise=$2 seed=$3 learning_rate=$4 run=$runs/$1-$2-$4/seed-$3
@@ -24,7 +24,7 @@ train() { # HEAD NOISE SEED LEARNING_RATE, where NOISE is clean or the name of a
   vse-train --features features/f8k_effnet.h5 --experiment "$experiment" --set model.caption_encoder=linear \
     --set caption_feature=minilm --set model.dim=512 --set train.epochs=8 --set train.decay_after=6 --set train.batch_size=256 \
     --set train.clip=null --set train.precision=fp32 --set train.learning_rate="$learning_rate" $options --seed "$seed" \
-    --name "$head, $noise" --out "$run" --threads 1 --resume --overwrite
+    --name "$head, ${noise%-?}" --out "$run" --threads 1 --resume --overwrite
 }
 
 best_rsum() { # RUN: the highest rsum on the validation split
@@ -85,12 +85,66 @@ done | xargs -P 2 -I {} sh -c "sh '$0' train {}"
   done
 } > "$results/validation.csv"
 
-# Three seeds for each noise file. CCA has no random numbers and no learning rate.
+# Three seeds for each noise file: 0 to 2 for file 0, 3 to 5 for file 1. CCA has no random numbers and no learning rate.
 for head in $heads; do
   for seed in 0 1 2; do
     echo "$head 0 0 $seed"
     for rate in $rates; do
-      for file in 0 1; do echo "$head $rate $file $seed"; done
+      echo "$head $rate 0 $seed"
+      echo "$head $rate 1 $((seed + 3))"
     done
   done
 done | xargs -P 2 -I {} sh -c "sh '$0' final {}"
+
+cca() { # FEATURE NOISE SEED, where NOISE is clean or the name of a noise file
+  run=$runs/cca_$1-$2/seed-$3 options=""
+  [ -f "$run/test.h5" ] && return
+  [ "$2" = clean ] || options="--noise noise/$2.json"
+  vse-train --features features/f8k_effnet.h5 --caption-features "features/f8k_$1.h5" --experiment cca_minilm_effnet $options \
+    --seed "$3" --name "cca_$1, ${2%-?}" --out "$run" --threads 1 --resume --overwrite
+  vse-embed "$run" --threads 1
+}
+for feature in minilm tfidf; do
+  cca "$feature" clean 0
+  for rate in $rates; do
+    for file in 0 1; do cca "$feature" "$rate-$file" "$file"; done
+  done
+done
+
+evaluate() { # OUT FILE ...
+  out=$results/$1.json
+  shift
+  [ -f "$out" ] || vse-eval "$@" --protocol full --out "$out"
+}
+for head in $heads; do
+  chosen=$runs/$head-clean-$(best_rate "$head" clean)
+  evaluate "$head-clean" "$chosen"/seed-*/test.h5
+  evaluate "$head-clean-last" "$chosen"/seed-*/test_last.h5
+  for rate in $rates; do
+    learning_rate=$(best_rate "$head" "$rate-0")
+    first=$runs/$head-$rate-0-$learning_rate second=$runs/$head-$rate-1-$learning_rate
+    evaluate "$head-$rate" "$second"/seed-[3-5]/test.h5 "$first"/seed-[0-2]/test.h5
+    evaluate "$head-$rate-last" "$second"/seed-[3-5]/test_last.h5 "$first"/seed-[0-2]/test_last.h5
+  done
+done
+for feature in minilm tfidf; do
+  evaluate "cca_$feature-clean" "$runs/cca_$feature-clean/seed-0/test.h5"
+  for rate in $rates; do
+    evaluate "cca_$feature-$rate" "$runs/cca_$feature-$rate-0/seed-0/test.h5" "$runs/cca_$feature-$rate-1/seed-1/test.h5"
+  done
+done
+for rate in 0.4 0.6; do
+  learning_rate=$(best_rate gce "$rate-0") other=$(best_rate infonce "$rate-0")
+  [ -f "$results/gce_vs_infonce-$rate.json" ] || vse-eval --compare \
+    "$runs/gce-$rate-1-$learning_rate"/seed-[3-5]/test.h5 "$runs/gce-$rate-0-$learning_rate"/seed-[0-2]/test.h5 \
+    "$runs/infonce-$rate-1-$other"/seed-[3-5]/test.h5 "$runs/infonce-$rate-0-$other"/seed-[0-2]/test.h5 \
+    --protocol full --out "$results/gce_vs_infonce-$rate.json"
+done
+[ -f "$results/gce_vs_infonce-clean.json" ] || vse-eval --compare \
+  "$runs/gce-clean-$(best_rate gce clean)"/seed-*/test.h5 "$runs/infonce-clean-$(best_rate infonce clean)"/seed-*/test.h5 \
+  --protocol full --out "$results/gce_vs_infonce-clean.json"
+ls "$results"/*.json | grep -v last.json | xargs vse-table summary --out "$results/summary.csv"
+ls "$results"/*-last.json | xargs vse-table summary --out "$results/last.csv"
+ls "$results"/*.json | grep -v last.json | xargs vse-table cards --out "$results/cards.csv"
+vse-table significance "$results"/*_vs_*.json --out "$results/comparisons.csv"
+python "$(dirname "$0")/curves.py"
