@@ -118,6 +118,9 @@ class EmbedRequest(Options):
     """Allow images that the run was trained on; the result records it."""
     last_epoch: Flag = False
     """Take the weights of the last epoch instead of those of the best epoch; OUT is then RUN/SPLIT_last.h5."""
+    correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
+    """Also store a correction of hubs in the run's folder, for all later searches: mean, csls, nnn or inverted-softmax. Its
+    bank is the training split. Parameters that are not given are selected on the validation split."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
     """For a model that compares regions with words: store 1 of FACTOR vectors of each image, the means of similar regions.
     OUT is then RUN/SPLIT_pooled_FACTOR.h5."""

@@ -54,6 +54,7 @@ class RunFolder:
             path / "best.next.safetensors"
         )  # new best weights, until the checkpoint of their epoch is written
         self.checkpoint_file = path / "last.ckpt"  # the state for a bit-exact resume
+        self.correction_file = path / "correction.safetensors"  # the correction of searches, see vse-embed --correct
         self.record_file = path / "run.json"  # features, versions, seed, timings, state
         self.code_folder = path / "code"  # copies of a user's own code that the settings name
 
@@ -61,7 +62,7 @@ class RunFolder:
     def output_files(self) -> tuple[Path, ...]:
         """All files that a training may write. Some of these files may not exist."""
         texts = (self.vocabulary_file, self.tokenizer_file, self.transformer_file)
-        weights = (self.best_weights_file, self.next_best_weights_file, self.checkpoint_file)
+        weights = (self.best_weights_file, self.next_best_weights_file, self.checkpoint_file, self.correction_file)
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def read_settings(self, schema: type[_Schema]) -> _Schema:

@@ -54,7 +54,8 @@ def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
         log.warning("no licence is given, so others do not know whether they may use the model; add --licence")
     with _write_folder(out) as staged:
         write_bytes(staged / WEIGHTS_FILE_NAME, folder.read_file_with_sha256(folder.best_weights_file)[0])
-        for file in (folder.vocabulary_file, folder.tokenizer_file, folder.transformer_file, folder.metrics_file):
+        vocabularies = folder.vocabulary_file, folder.tokenizer_file, folder.transformer_file
+        for file in (*vocabularies, folder.metrics_file, folder.correction_file):
             if file.is_file():
                 write_bytes(staged / file.name, folder.read_file_with_sha256(file)[0])
         features = _pack_features(folder, experiment, record, staged, options)

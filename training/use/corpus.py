@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from vse.pipeline.files.writing import sha256_json
 from vse.training.kinds import PackedEmbeddings, pack_embeddings
 from vse.training.solvers.encode import encode_captions, encode_images, pool_embeddings
 from vse.training.use.model import TrainedRun
+from vse.training.use.stored_correction import StoredCorrection
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,15 @@ class SearchTarget:
     compute_vectors: Callable[[], Corpus]
     describe_source: Callable[[], dict[str, str]]
     is_in_dataset: bool = True
+
+    def correct(self, correction: StoredCorrection, by_photo: bool) -> SearchTarget:
+        """Return the items with corrected vectors, which have one more dimension."""
+        compute, describe = self.compute_vectors, self.describe_source
+        return replace(
+            self,
+            compute_vectors=lambda: correction.extend_candidates(compute(), by_photo),
+            describe_source=lambda: {**describe(), "correction": correction.sha256},
+        )
 
 
 def find_default_split(dataset: Dataset) -> str:

@@ -44,6 +44,7 @@ from vse.training.use.leaks import count_leaked_images
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
 from vse.training.use.open_run import OpenedRun, open_run, read_recorded_identity, unfinished_state
+from vse.training.use.stored_correction import store_correction
 
 log = logging.getLogger(__name__)
 _VectorsById = Mapping[int, NDArray[np.float32]]
@@ -326,6 +327,8 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
         raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
     if as_features is not None and (request.out is not None or request.split is not None):
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
+    if request.correct is not None and (as_features is not None or request.last_epoch):
+        raise UserError("--correct is for searches by the best weights; leave it out, or --as-features and --last-epoch")
     if as_features is not None and request.last_epoch:
         raise UserError("--as-features writes the embeddings by the best weights; leave --last-epoch out")
     if as_features is not None and request.sentences:
@@ -334,9 +337,18 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
         if as_features is None:
             split, allow_leak = request.split or "test", request.allow_leak
             which = request.sentences, request.last_epoch, request.pool_regions
-            return [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *which)]
+            written = [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *which)]
+            if request.correct is not None:
+                train, val = (_embed_if_missing(runs[0], split, files, device, allow_unfinished) for split in ("train", "val"))
+                written.append(store_correction(runs[0], request.correct, train, val))
+            return written
         if not runs[0].is_dir():
             return cache_file_embeddings(runs, as_features, files.captions)
         if len(runs) > 1:
             raise UserError(f"{runs[1]}: a second run; --as-features takes one run, or files of embeddings")
         return cache_run_embeddings(runs[0], as_features, files, device, allow_unfinished)
+
+
+def _embed_if_missing(run: Path, split: str, files: RunFileOptions, device: str, allow_unfinished: bool) -> Path:
+    file = run / f"{split}.h5"
+    return file if file.is_file() else embed_split(run, file, split, files, device, allow_unfinished)

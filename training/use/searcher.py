@@ -37,6 +37,7 @@ from vse.training.use.corpus import (
 from vse.training.use.model import TrainedRun, load_opened_run
 from vse.training.use.open_run import open_run, unfinished_state
 from vse.training.use.queries import EncodedQuery, Query, QueryEncoder
+from vse.training.use.stored_correction import extend_queries, read_correction
 
 log = logging.getLogger(__name__)
 _BLANK_PHOTO_SIZE = (64, 64)  # of the blank photo that Searcher.load uses as a first query
@@ -104,6 +105,9 @@ class Searcher:
         self._options = options
         self._query_encoder = QueryEncoder(trained, split, weights_dir)
         self._galleries: dict[bool, _Gallery] = {}
+        self._correction = None
+        if vector_similarity_name(trained) == "cosine" and not trained.model.scores_every_pair:
+            self._correction = read_correction(trained.folder, trained.weights_sha256)
         self._check_options()
 
     def load(self, by_photo: bool) -> None:
@@ -156,7 +160,10 @@ class Searcher:
         n_ranked = len(side.target.item_ids) - (excluded_row is not None)
         end = min(start + k, n_ranked)
         n_found = end + (excluded_row is not None)
-        found = search(side.vectors, _pool_query(encoded), n_found, index=side.index)
+        query = _pool_query(encoded)
+        if self._correction is not None:
+            query = extend_queries(query, corrected=False)
+        found = search(side.vectors, query, n_found, index=side.index)
         scores, rows = (values[0][(found.rows[0] >= 0) & (found.rows[0] != excluded_row)] for values in found)
         scores, rows = scores[start:end], rows[start:end]
         return SearchAnswer(self._to_hits(side.target, scores, rows, by_photo=False), rows, n_ranked)
@@ -211,6 +218,8 @@ class Searcher:
             target = build_file_target(trained, options.corpus_file, by_photo, dim)
         else:
             target = build_split_target(trained, self.split, by_photo)
+        if self._correction is not None:
+            target, dim = target.correct(self._correction, by_photo), dim + 1
         pairwise, packed_sets = trained.model.scores_every_pair, None
         if pairwise and options.n_reranked is None:
             return _Gallery(target, packed_sets=encode_side(trained, by_photo))
@@ -237,6 +246,8 @@ class Searcher:
     def _find_nearest(self, side: _Gallery, encoded_query: Vectors, k: int, by_photo: bool) -> tuple[Scores, RowIndices]:
         """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
         assert side.vectors is not None
+        if self._correction is not None:
+            encoded_query = extend_queries(encoded_query)
         scores, rows = (
             values[0]
             for values in search(

@@ -1,0 +1,108 @@
+"""The correction of hubs that belongs to a run: ``vse-embed --correct`` stores it, and searches use it.
+
+The file ``correction.safetensors`` holds the method, its parameters and the bank: the embeddings of the training split. A
+corrected score is the inner product of the candidate (x, -b_x) and the query (y, 1), so every index of inner products can
+search it. See :mod:`vse.eval.protocols.correction`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from vse.eval.files.embeddings import read_embeddings
+from vse.eval.protocols.correction import correct_seeds, parse_correction
+from vse.eval.ranking.hubness import compute_biases
+from vse.eval.ranking.ranks import shared_tensor
+from vse.eval.search.top_k import Corpus, Vectors, read_blocks
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import wrap_read_errors
+from vse.pipeline.files.writing import write_bytes
+from vse.training.run.folder import RunFolder
+
+log = logging.getLogger(__name__)
+_ROWS_PER_BLOCK = 4096
+_NOT_LINEAR = "qb-norm"  # it corrects only some queries, so no index can search its scores
+_ADVICE = "store it again with vse-embed --correct, or delete the file to search without a correction"
+
+
+@dataclass(frozen=True)
+class StoredCorrection:
+    """A correction with its bank.
+
+    ``method``, ``parameters`` : see :func:`vse.eval.ranking.hubness.compute_biases`.
+    ``images``, ``captions`` : embeddings of the bank, (n_images, dim) and (n_captions, dim).
+    ``sha256`` : SHA-256 of the file.
+    """
+
+    method: str
+    parameters: dict[str, float]
+    images: Tensor
+    captions: Tensor
+    sha256: str
+
+    def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
+        """Return candidates (n, dim + 1): captions for a photo as the query, or images for a text, each with its number."""
+        bank = self.images if by_photo else self.captions
+        blocks = []
+        for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):
+            biases = compute_biases(shared_tensor(rows), bank, self.method, self.parameters)
+            blocks.append(np.column_stack([rows, -biases]).astype(np.float32))
+        return np.concatenate(blocks)
+
+
+def extend_queries(queries: Vectors, corrected: bool = True) -> Vectors:
+    """Return queries (m, dim + 1) for extended candidates. Without ``corrected``, the scores are those of (m, dim)."""
+    return np.column_stack([queries, np.full(len(queries), float(corrected), np.float32)])
+
+
+def store_correction(run: Path, text: str, train_file: Path, val_file: Path) -> Path:
+    """Write the correction ``text``, such as ``csls`` or ``csls:k=10``, to the folder of a run; return the path of the file.
+
+    The bank is ``train_file``, the embeddings of the training split. Parameters that ``text`` does not give are those with the
+    highest rsum on ``val_file``, the embeddings of the validation split.
+    """
+    method, _ = parse_correction(text)
+    if method == _NOT_LINEAR:
+        raise UserError(f"--correct {text}: corrects single queries, which no index can search; name another method")
+    folder = RunFolder(run)
+    _, entry = correct_seeds([val_file], [read_embeddings(val_file)], text, "train", val_file)
+    bank = read_embeddings(train_file)
+    assert bank.vectors is not None
+    tensors = {name: shared_tensor(side).half() for name, side in zip(("images", "captions"), bank.vectors, strict=True)}
+    about = {"method": method, "parameters": entry["parameters"], "weights_sha256": folder.read_best_weights_with_sha256()[1]}
+    content = safetensors.torch.save(tensors, {"correction": json.dumps(about)})
+    log.info("%s: searches are corrected by %s, %s", run, method, entry["parameters"])
+    return write_bytes(folder.correction_file, content)
+
+
+def read_correction(folder: RunFolder, weights_sha256: str) -> StoredCorrection | None:
+    """Return the correction of a run or packed model; None if it has none.
+
+    Raises UserError if the file is damaged, or was stored for other weights.
+    """
+    if not folder.correction_file.is_file():
+        return None
+    content, sha256 = folder.read_file_with_sha256(folder.correction_file)
+    with wrap_read_errors(folder.correction_file, f"a correction; {_ADVICE}"):
+        tensors = safetensors.torch.load(content)
+        header_size = int.from_bytes(content[:8], "little")
+        about = json.loads(json.loads(content[8 : 8 + header_size])["__metadata__"]["correction"])
+        parameters = {str(name): float(value) for name, value in about["parameters"].items()}
+        parse_correction(f"{about['method']}:{','.join(f'{name}={value}' for name, value in parameters.items())}")
+        images, captions = (tensors[name].float() for name in ("images", "captions"))
+        if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1] or not len(images) * len(captions):
+            raise ValueError("its bank is not two matrices of one width")
+        if not all(torch.isfinite(side).all() for side in (images, captions)):
+            raise ValueError("its bank is not finite")
+    if about.get("weights_sha256") != weights_sha256:
+        raise UserError(f"{folder.correction_file}: was stored for other weights; {_ADVICE}")
+    return StoredCorrection(about["method"], parameters, images, captions, sha256)
