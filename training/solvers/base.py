@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +14,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vse.eval.defaults import DEFAULT_KS
+from vse.eval.ranking.chance import chance_recall
+from vse.eval.ranking.hubness import diagnose, mean_cosine, measure_hubs
 from vse.eval.ranking.metrics import average_metrics, compute_metrics
+from vse.eval.ranking.ranks import blocks_from_embeddings
 from vse.pipeline.errors import Interrupted
 from vse.training.data.images import TrainingImages
 from vse.training.data.pairs import CaptionInputs, Pairs, RetrievalSplit
@@ -25,6 +29,10 @@ from vse.training.run.processes import Interruption, ProcessGroup, StopNow
 from vse.training.settings import AdversarySettings, LossWarmupConfig, TrainConfig
 from vse.training.solvers.encode import compute_ranks, encode
 from vse.training.solvers.negatives import HardNegatives
+
+log = logging.getLogger(__name__)
+_NEAR_CHANCE = 3.0  # times the R@10 of a random order
+_MIN_DIAGNOSED_IMAGES = 100  # with fewer validation images, one candidate may be first by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +176,7 @@ class RetrievalSolver(Solver):
     def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
         self.pairs, self.val_split, self.hard_negatives = task.pairs, task.val_split, task.hard_negatives
+        self._has_warned = False
         if task.settings.validate_images is not None:
             self.val_split = task.val_split.select_first_images(task.settings.validate_images)
 
@@ -186,7 +195,25 @@ class RetrievalSolver(Solver):
         recalls = {
             f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in DEFAULT_KS
         }
+        self._warn_if_one_direction_failed(images, captions, {name: recalls[f"{name}_r10"] for name in ("i2t", "t2i")})
         return {**recalls, "rsum": float(measured["rsum"])}
+
+    def _warn_if_one_direction_failed(
+        self, images: PackedEmbeddings, captions: PackedEmbeddings, recalls: Mapping[str, float]
+    ) -> None:
+        """Log a warning, once in a run, if R@10 of one direction alone is near chance, or if a hub dominates a direction."""
+        n_images, n_captions = len(images), len(captions)
+        chance = {name: chance_recall(name, 10, n_images, n_captions) for name in recalls}
+        near_chance = [name for name in recalls if recalls[name] <= _NEAR_CHANCE * chance[name]]
+        similarity = self.model.config.similarity.ranking_similarity
+        if self._has_warned or len(near_chance) != 1 or similarity is None or n_images < _MIN_DIAGNOSED_IMAGES:
+            return
+        image_of_caption = torch.from_numpy(self.val_split.pairs.image_indices)
+        hubs = measure_hubs(blocks_from_embeddings(images.vectors, captions.vectors, image_of_caption, similarity), None)
+        cosines = {name: mean_cosine(side.vectors.numpy()) for name, side in (("images", images), ("captions", captions))}
+        for sentence in diagnose({name: hubs[name] for name in near_chance}, cosines, recalls, chance):
+            log.warning("epoch %d: %s", self.progress.epoch + 1, sentence)
+            self._has_warned = True
 
 
 def split_into_folds(
