@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from vse.eval.files.embeddings import Embeddings, check_same_split, resolve_path
-from vse.eval.files.results import Result, drop_comparisons, mean_and_std, read_result
+from vse.eval.files.results import drop_comparisons, mean_and_std
 from vse.eval.options import TableRequest
-from vse.eval.protocols.correction import repeat_correction
-from vse.eval.protocols.protocols import RankingOptions, rank_queries_of_seeds, read_seed_embeddings, select_languages_of_seeds
-from vse.eval.ranking.bootstrap import SeedQueries
 from vse.eval.ranking.families import ComparedFamily, assign_letters, compare_all_pairs
 from vse.eval.ranking.metrics import metric_title
+from vse.eval.tables.groups import COMPARED_PROTOCOL, ComparedSystem, read_systems
 from vse.eval.tables.summary import method_name
-from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, format_latex_table, metric_cell
+from vse.eval.tables.table import PrintedTable, TableKind, metric_cell
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.writing import write_text
 
-_PROTOCOL = "full"
 _DEFAULT_METRIC, _DEFAULT_FAMILY = "rsum", "holm"
 _LEAST_PRINTED_P = 0.0001
-_BOLD = re.compile(r"\*\*(.*?)\*\*")
-
-
-class _System(NamedTuple):
-    """A system: its result, and the ranked queries of each seed."""
-
-    path: Path
-    result: Result
-    queries: Sequence[SeedQueries]
 
 
 class ComparedTable(TableKind):
@@ -45,7 +29,7 @@ class ComparedTable(TableKind):
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
         metric, family = request.metric or _DEFAULT_METRIC, request.family or _DEFAULT_FAMILY
-        systems = _read_systems(drop_comparisons(request.results), metric)
+        systems = read_systems(drop_comparisons(request.results), metric)
         if len(systems) < 2:
             raise UserError("the table compare needs at least two results")
         keys = [metric] if metric in ("rsum", "mean_recall") else metric.split("_", 1)
@@ -54,37 +38,8 @@ class ComparedTable(TableKind):
     def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_comparison(frame)
 
-    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
-        if out.suffix == ".tex":
-            return write_text(out, _BOLD.sub(r"\\textbf{\1}", format_latex_table(self.build_cells(frame, request))))
-        return super().write(frame, out, request)
 
-
-def _read_systems(paths: Sequence[Path], metric: str) -> list[_System]:
-    systems: list[_System] = []
-    first: tuple[Path, Embeddings] | None = None
-    for path in paths:
-        result = read_result(path)
-        protocol = result.protocols.get(_PROTOCOL)
-        if protocol is None or protocol.metric(metric) is None:
-            known = [] if protocol is None else [f"{d}_{name}" for d, of in protocol.directions.items() for name in of]
-            reason = f"has no metric {metric!r} of the whole split"
-            raise UserError(f"{path}: {reason}{f'; it has rsum, {chr(44).join(known)}' if known else ''}")
-        files = [resolve_path(path, entry["file"]) for entry in result.provenance.get("embeddings", [])]
-        if not files:
-            raise UserError(f"{path}: does not name its embeddings, and the table compare reads them; evaluate files")
-        if result.ensemble:
-            raise UserError(f"{path}: is an ensemble; save its scores with vse-eval --ensemble --save, and evaluate them")
-        seeds = select_languages_of_seeds(files, read_seed_embeddings(files), result.language)
-        first = first or (files[0], seeds[0])
-        check_same_split(*first, files[0], seeds[0])
-        seeds = repeat_correction(path, result, files, seeds)
-        ranked = rank_queries_of_seeds(files, seeds, _PROTOCOL, RankingOptions(cross_check=False))
-        systems.append(_System(path, result, [one.folds for one in ranked]))
-    return systems
-
-
-def _build_frame(systems: Sequence[_System], family: ComparedFamily, metric: str, method: str) -> pd.DataFrame:
+def _build_frame(systems: Sequence[ComparedSystem], family: ComparedFamily, metric: str, method: str) -> pd.DataFrame:
     differs = np.zeros((len(systems), len(systems)), bool)
     for pair in family.pairs:
         differs[pair.a, pair.b] = differs[pair.b, pair.a] = pair.is_significant
@@ -96,7 +51,7 @@ def _build_frame(systems: Sequence[_System], family: ComparedFamily, metric: str
         row: dict[str, Any] = {
             "dataset": first.result.dataset,
             "split": first.result.split,
-            "protocol": _PROTOCOL,
+            "protocol": COMPARED_PROTOCOL,
             "metric": metric,
         }
         row |= {"a": names[pair.a], "b": names[pair.b], "difference": pair.difference}
@@ -105,14 +60,14 @@ def _build_frame(systems: Sequence[_System], family: ComparedFamily, metric: str
         row |= {"significant": "yes" if pair.is_significant else "no", "family": method, "comparisons": len(family.pairs)}
         row |= {"smallest_visible": family.smallest_visible}
         for side, index, system in (("a", pair.a, first), ("b", pair.b, second)):
-            protocol = system.result.protocols[_PROTOCOL]
+            protocol = system.result.protocols[COMPARED_PROTOCOL]
             row |= {f"{side}_value": family.values[index], f"{side}_std": mean_and_std(protocol.metric(metric))[1]}
             row |= {f"{side}_letters": letters[index], f"{side}_seeds": len(system.queries), f"{side}_file": system.path.name}
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _name_systems(systems: Sequence[_System]) -> list[str]:
+def _name_systems(systems: Sequence[ComparedSystem]) -> list[str]:
     """Return the names of the systems: the methods, or the names of the files if two methods have the same name."""
     names = [method_name(one.result) for one in systems]
     return [name if names.count(name) == 1 else one.path.stem for name, one in zip(names, systems, strict=True)]

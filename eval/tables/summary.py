@@ -25,6 +25,7 @@ from vse.eval.files.results import (
 )
 from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS, RANK_METRICS
+from vse.eval.tables.groups import COMPARED_PROTOCOL, group_results
 from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
@@ -86,6 +87,7 @@ _RESULT_COLUMNS = (
 )
 _OPTIONAL_COLUMNS = ("trained_on", "unfinished")  # columns that are left out if they are blank for all results
 _PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # columns of phrase results
+_GROUP_COLUMN = "group"  # letters of results that do not differ significantly
 _TYPE_PREFIX = "type_"  # prefix of a column such as type_people_r1
 _UNPRINTED_SUFFIXES = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 UNKNOWN_INTERVAL = (math.nan, math.nan)
@@ -98,7 +100,9 @@ def build_summary(results: Sequence[Path]) -> pd.DataFrame:
     return summarise_results([(path, read_result(path)) for path in drop_comparisons(results)])
 
 
-def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
+def summarise_results(
+    results: Sequence[tuple[Path, Result]], letters_by_path: Mapping[Path, str] | None = None
+) -> pd.DataFrame:
     """Return a row per result and protocol: R@K, Med r, mean r, nDCG@10, MRR and mAP in both directions, and rsum.
 
     Each metric has its 95% interval (``_low``, ``_high``) if the result has one, and with several seeds its standard deviation
@@ -107,7 +111,8 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
     ``sentence``, and the row ``1k`` has those of ``sentence-1k``. Without ``full`` or ``1k`` they have their own row. Phrase
     results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
 
-    ``results`` are pairs of a result file and its content. Paths in the content are relative to the folder of the file.
+    ``results`` are pairs of a result file and its content. Paths in the content are relative to the folder of the file. With
+    ``letters_by_path``, the column ``group`` has the letters of a result in its row ``full``.
     """
     rows = []
     check_consistent_data(results)
@@ -118,7 +123,11 @@ def summarise_results(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
                 both, sentence = protocols[whole], protocols.pop(captions)
                 added = {"directions": both.directions | sentence.directions, "ci95": both.ci95 | sentence.ci95}
                 protocols[whole] = both.model_copy(update=added)
-        rows += [_build_summary_row(path, result, name, protocol) for name, protocol in protocols.items()]
+        for name, protocol in protocols.items():
+            row = _build_summary_row(path, result, name, protocol)
+            if letters_by_path is not None:
+                row[_GROUP_COLUMN] = letters_by_path[path] if name == COMPARED_PROTOCOL else ""
+            rows.append(row)
     if not rows:
         raise UserError("no result among the files, so there is no table")
     table = pd.DataFrame(rows)
@@ -133,9 +142,16 @@ class SummaryTable(TableKind):
     """``vse-table summary``: a row for each result and protocol."""
 
     first_columns = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
+    option_names = frozenset({"family"})
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
-        return build_summary(request.results)
+        if request.family is None:
+            return build_summary(request.results)
+        paths = drop_comparisons(request.results)
+        groups = group_results(paths, request.family)
+        frame = summarise_results([(path, read_result(path)) for path in paths], groups.letters_by_path)
+        frame.attrs["note"] = groups.note
+        return frame
 
     def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_summary(frame)
@@ -143,7 +159,13 @@ class SummaryTable(TableKind):
 
 def build_printed_summary(table: pd.DataFrame) -> PrintedTable:
     """Return the printed columns of a summary, without intervals, mean ranks, nDCG@10, MRR and mAP."""
-    described = (*_RESULT_COLUMNS, *_PHRASE_COLUMNS)
+    described = (*_RESULT_COLUMNS, *_PHRASE_COLUMNS, _GROUP_COLUMN)
+    has_groups = _GROUP_COLUMN in table
+    best: set[str] = set()
+    if has_groups:
+        best = set(
+            table.sort_values("rsum", ascending=False).loc[lambda rows: rows[_GROUP_COLUMN] != "", _GROUP_COLUMN].iloc[0]
+        )
     metrics = [
         column
         for column in map(str, table)
@@ -154,11 +176,16 @@ def build_printed_summary(table: pd.DataFrame) -> PrintedTable:
     lines = []
     for row in table.to_dict("records"):
         cells = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in metrics]
+        if has_groups:
+            place = metrics.index("rsum")
+            cells[place] = f"**{cells[place]}**" if best & set(row[_GROUP_COLUMN]) else cells[place]
+            cells.append(row[_GROUP_COLUMN])
         lines.append([*(str(row[name]) for name in texts), *cells])
     titles = [("", name) for name in texts] + [column_title(name) for name in metrics]
+    titles += [("", _GROUP_COLUMN)] if has_groups else []
     facts = [name for name in ("dataset", "split", "protocol", *_PHRASE_COLUMNS) if name in table]
     same = [f"{name} {table[name].iloc[0]}" for name in facts if table[name].nunique() == 1]
-    return PrintedTable(lines, titles, len(texts), [", ".join(same)])
+    return PrintedTable(lines, titles, len(texts), [", ".join(same), *([table.attrs["note"]] if has_groups else [])])
 
 
 def _build_summary_row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_
 from vse.pipeline.files.writing import write_text
 
 FILE_MARKER = "made by vse-table"  # text in LaTeX tables and charts by which their files are recognised
+_BOLD_PATTERN = re.compile(r"\*\*(.*?)\*\*")
 _MAX_UNWRAPPED_CHARACTERS = 30  # characters of a text that LaTeX does not wrap
 _LATEX_SCALING = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
@@ -64,7 +66,8 @@ class TableKind(ABC):
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         """Write the complete table as ``.csv`` or its cells as ``.tex``, by the suffix of ``out``; return ``out``."""
         if out.suffix == ".tex":
-            return write_text(out, format_latex_table(self.build_cells(frame, request)))
+            text = format_latex_table(self.build_cells(frame, request))
+            return write_text(out, _BOLD_PATTERN.sub(r"\\textbf{\1}", text) if "family" in self.option_names else text)
         return write_table(frame, out)
 
     def output_kind(self, out: Path) -> OutputKind:

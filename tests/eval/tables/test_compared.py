@@ -67,7 +67,7 @@ def test_a_mistake_is_one_line(results: list[Path], tmp_path: Path, fails: Fails
     bad, good, _ = results
     assert "needs at least two results" in fails(table_main, "compare", bad)
     assert "no metric 'i2t_r7'" in fails(table_main, "compare", bad, good, "--metric", "i2t_r7")
-    assert "--family: the table summary has no such option" in fails(table_main, "summary", bad, "--family", "holm")
+    assert "--family: the table cards has no such option" in fails(table_main, "cards", bad, "--family", "holm")
     other = write_embeddings(tmp_path / "other.h5", replace(made(n_images=50), experiment="other"))
     assert "differ in image_ids" in fails(table_main, "compare", bad, write_result([other], tmp_path / "other.json", "full"))
     both = tmp_path / "both.json"
@@ -75,3 +75,29 @@ def test_a_mistake_is_one_line(results: list[Path], tmp_path: Path, fails: Fails
     assert "is an ensemble" in fails(table_main, "compare", good, both)
     (tmp_path / "bad-0.h5").unlink()
     assert "bad-0.h5" in fails(table_main, "compare", bad, good)
+
+
+def test_a_summary_with_a_family_has_the_letters_of_the_comparison(
+    results: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    succeeds(table_main, "compare", *results, "--family", "bonferroni", "--out", tmp_path / "compare.csv")
+    pairs = pd.read_csv(tmp_path / "compare.csv")
+    letters = {row[side]: row[f"{side}_letters"] for row in pairs.to_dict("records") for side in ("a", "b")}
+    succeeds(table_main, "summary", *results, "--family", "bonferroni", "--out", tmp_path / "summary.csv")
+    summary = pd.read_csv(tmp_path / "summary.csv", keep_default_na=False)
+    whole = summary[summary["protocol"] == "full"]
+    assert dict(zip(whole["method"], whole["group"], strict=True)) == letters
+    assert (summary[summary["protocol"] != "full"]["group"] == "").all()
+    capsys.readouterr()
+    succeeds(table_main, "summary", *results, "--family", "holm")
+    printed = capsys.readouterr().out
+    assert "comparisons, p-values corrected by holm" in printed
+    assert "**" in printed
+    succeeds(table_main, "summary", *results, "--family", "holm", "--out", tmp_path / "summary.tex")
+    assert "\\textbf{" in (tmp_path / "summary.tex").read_text()
+    succeeds(table_main, "summary", *results, "--out", tmp_path / "plain.csv")
+    assert "group" not in pd.read_csv(tmp_path / "plain.csv")
+
+
+def test_a_family_of_one_result_is_refused(results: list[Path], fails: Fails) -> None:
+    assert "there is one only" in fails(table_main, "summary", results[0], "--family", "holm")
