@@ -54,7 +54,7 @@ class MaxSimSimilarity(Similarity):
 
         def score_block(rows: slice) -> Tensor:
             cosines = (regions[rows].flatten(0, 1) @ words.flatten(0, 1).T).view(-1, n_regions, m, n_words)
-            return self._aggregate(cosines.permute(0, 2, 1, 3), region_mask[rows, None], word_mask[None])
+            return self._aggregate(cosines, region_mask[rows], word_mask[None])
 
         blocks = [slice(start, start + size) for start in range(0, n, size)]
         parts = [
@@ -67,28 +67,25 @@ class MaxSimSimilarity(Similarity):
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         (regions, region_mask), (words, word_mask) = select_rows(images, rows), select_rows(captions, columns)
-        return self._aggregate(regions @ words.transpose(1, 2), region_mask, word_mask)
+        return self._aggregate((regions @ words.transpose(1, 2))[:, :, None], region_mask, word_mask[:, None])[:, 0]
 
     def _aggregate(
         self,
-        cosines: Float[Tensor, "*pairs n_regions n_words"],
-        region_mask: Bool[Tensor, "*#pairs n_regions"],
-        word_mask: Bool[Tensor, "*#pairs n_words"],
-    ) -> Float[Tensor, "*pairs"]:
-        """Return the score of each pair from the cosines of its regions and words. Padding is left out."""
+        cosines: Float[Tensor, "k n_regions m n_words"],
+        region_mask: Bool[Tensor, "k n_regions"],
+        word_mask: Bool[Tensor, "#k m n_words"],
+    ) -> Float[Tensor, "k m"]:
+        """Return the scores of k images with m captions from the cosines of their regions and words. Padding is left out."""
         scores = []
         if self.settings.queries != "regions":
-            scores.append(_mean(_exclude(cosines, region_mask[..., None]).amax(-2), word_mask))
+            nearest = _exclude(cosines, region_mask[:, :, None, None]).amax(1)
+            scores.append((nearest * word_mask).sum(2) / word_mask.sum(2))
         if self.settings.queries != "words":
-            scores.append(_mean(_exclude(cosines, word_mask[..., None, :]).amax(-1), region_mask))
+            nearest = _exclude(cosines, word_mask[:, None]).amax(3)
+            scores.append((nearest * region_mask[:, :, None]).sum(1) / region_mask.sum(1)[:, None])
         return sum(scores[1:], start=scores[0]) / len(scores)
 
 
 def _exclude(cosines: Tensor, mask: Tensor) -> Tensor:
     """Return the cosines with minus infinity where ``mask`` is false."""
     return cosines if bool(mask.all()) else cosines.masked_fill(~mask, -torch.inf)
-
-
-def _mean(values: Float[Tensor, "*pairs n"], mask: Bool[Tensor, "*#pairs n"]) -> Float[Tensor, "*pairs"]:
-    mean: Tensor = (values * mask).sum(-1) / mask.sum(-1)
-    return mean
