@@ -129,11 +129,22 @@ class ImageColumns(Sequence[Image]):
     @property
     def sentids(self) -> NDArray[np.int64]:
         """The ids of the captions of the images, (n_captions,)."""
+        ids: NDArray[np.int64] = self._array_by_column["sentids"][self._caption_rows]
+        return ids
+
+    @property
+    def caption_languages(self) -> list[str]:
+        """The language of each caption of the images, or blank."""
+        names: list[str] = self._array_by_column["languages"]
+        return [names[index] for index in self._array_by_column["caption_languages"][self._caption_rows].tolist()]
+
+    @property
+    def _caption_rows(self) -> NDArray[np.int64]:
+        """The indices of the captions of the images in the arrays, (n_captions,)."""
         counts = self.caption_counts
         before = np.cumsum(counts) - counts
-        caption_rows = np.repeat(self._selected_values("captions") - counts - before, counts) + np.arange(counts.sum())
-        ids: NDArray[np.int64] = self._array_by_column["sentids"][caption_rows]
-        return ids
+        rows: NDArray[np.int64] = np.repeat(self._selected_values("captions") - counts - before, counts)
+        return rows + np.arange(counts.sum())
 
     def select(self, keep: NDArray[np.bool_]) -> ImageColumns:
         return ImageColumns(self._array_by_column, self._row_indices[keep])
@@ -325,16 +336,22 @@ def select_images(images: Sequence[Image], keep: NDArray[np.bool_]) -> Sequence[
     return images.select(keep) if isinstance(images, ImageColumns) else list(compress(images, keep))
 
 
+def caption_languages(images: Sequence[Image]) -> list[str]:
+    """Return the language of each caption, in the order of the images; blank for a caption without a language."""
+    if isinstance(images, ImageColumns):
+        return images.caption_languages
+    return [caption.language for image in images for caption in image.captions]
+
+
 def count_languages(images: Sequence[Image]) -> dict[str, int]:
     """Return the number of captions of each language. Captions without a language count under ``""``."""
-    return dict(Counter(caption.language for image in images for caption in image.captions))
+    return dict(Counter(caption_languages(images)))
 
 
 def select_languages(images: Sequence[Image], languages: Sequence[str], path: Path) -> Sequence[Image]:
     """Return the images with the captions in ``languages`` only. Without ``languages``, the images are unchanged.
 
-    Raises UserError, which begins with ``path``, if no caption is in one of the languages. Captions without a language are of
-    no use then: the error says so.
+    Raises UserError, which begins with ``path``, if a language has no caption.
     """
     if not languages:
         return images

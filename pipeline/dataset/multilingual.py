@@ -69,7 +69,7 @@ def read_multi30k(annotations: Path) -> Iterator[PublishedImage]:
 def read_xtd(annotations: Path) -> Iterator[PublishedImage]:
     """Read the folder of XTD: a list of images of COCO, and a file with a caption for each image in each language.
 
-    Of two files of a language, that in ``XTD10`` is read.
+    If a language has several files, the one in ``XTD10`` is read.
     """
     files = _read_lines(annotations / "XTD10" / "test_image_names.txt")
     texts_by_language: dict[str, list[str]] = {}

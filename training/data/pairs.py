@@ -222,7 +222,7 @@ class Pairs:
     @property
     def caption_languages(self) -> list[str]:
         """The language of each caption, or blank."""
-        return [caption.language for image in self.images for caption in image.captions]
+        return caption_languages(self.images)
 
     @property
     def coco_ids(self) -> NDArray[np.int64] | None:

@@ -16,8 +16,8 @@ class GeneralisedCrossEntropy(RankingLoss):
 
     p is the probability of the query's positive: the softmax of the scores, divided by the temperature, over the positive and
     all negatives. The gradient is that of the cross entropy (InfoNCE), -log p, times p^q. The pairs that a model finds
-    unlikely, as it does wrong pairs, thus count less. With q near 0 the loss is InfoNCE. With q = 1 it is 1 - p, which is
-    the mean absolute error but for a factor of 2. The margin is not used.
+    unlikely, as it does wrong pairs, thus count less. With q near 0 the loss is InfoNCE, and with q = 1 it is half the mean
+    absolute error, 1 - p. The margin is not used.
     """
 
     name: Literal["gce"] = "gce"

@@ -217,8 +217,8 @@ def _open_cache(
 ) -> FeatureCache | None:
     """Open the cache in ``path`` or, without a path, the cache of ``feature`` in the same folder as ``cache``.
 
-    Of two such caches, that of the data set called ``dataset`` comes before that of the data set of ``cache``. Returns None if
-    ``path`` and ``feature`` are None. ``hint`` is the end of the error message for a missing file.
+    If the data set called ``dataset`` has its own cache of ``feature``, this cache is opened. Returns None if ``path`` and
+    ``feature`` are None. ``hint`` is the end of the error message for a missing file.
     """
     if feature is None and path is None:
         return None
