@@ -28,6 +28,7 @@ from vse.pipeline.dataset.columns import (
     IdIndex,
     caption_counts,
     caption_ids,
+    caption_languages,
     coco_ids,
     image_ids,
     select_images,
