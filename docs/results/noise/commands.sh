@@ -85,6 +85,21 @@ done | xargs -P 2 -I {} sh -c "sh '$0' train {}"
   done
 } > "$results/validation.csv"
 
+# A control: gce with q near 0 is InfoNCE with the temperature and the masks of gce.
+{
+  echo noise,q,learning_rate,rsum_val
+  for noise in 0.4-0 0.6-0; do
+    for learning_rate in 2e-4 5e-4; do
+      run=$runs/control-$noise-$learning_rate/seed-0
+      [ -f "$run/run.json" ] || vse-train --features features/f8k_effnet.h5 --experiment gce_minilm_effnet --set loss.q=0.001 \
+        --set model.caption_encoder=linear --set caption_feature=minilm --set model.dim=512 --set train.epochs=8 \
+        --set train.decay_after=6 --set train.batch_size=256 --set train.clip=null --set train.precision=fp32 \
+        --set train.learning_rate="$learning_rate" --noise "noise/$noise.json" --out "$run" --threads 1 > /dev/null
+      echo "$noise,0.001,$learning_rate,$(best_rsum "$run")"
+    done
+  done
+} > "$results/control.csv"
+
 # Three seeds for each noise file: 0 to 2 for file 0, 3 to 5 for file 1. CCA has no random numbers and no learning rate.
 for head in $heads; do
   for seed in 0 1 2; do
