@@ -110,11 +110,12 @@ def embed_split(
     if last_epoch:
         provenance["training"] |= {"selection": "last epoch"}
         provenance["best_epoch"] = None
+        _add_change(provenance, "epoch", "best", "last")
     if images.lengths is not None:
         vectors_per_image = len(images.vectors) / len(images)
         provenance["regions"] = {"per_image": vectors_per_image, "bytes_per_image": 4 * vectors_per_image * trained.model.dim}
     if pool_regions is not None:
-        provenance["changed_settings"].append(f"pool_regions: none -> {pool_regions}")
+        _add_change(provenance, "pool_regions", "none", str(pool_regions))
     inputs = trained.split.caption_inputs
     inputs = inputs.inputs if isinstance(inputs, CaptionsLoadedAtFirstRead) else inputs
     if isinstance(inputs, TokenIndices):
@@ -150,6 +151,14 @@ def embed_split(
         return write_embeddings(out, embeddings)
     i2t, t2i = PairScores(trained.model, images, captions).score_blocks(torch.from_numpy(pairs.image_indices))
     return write_scores(out, embeddings, i2t, t2i, provenance_json)
+
+
+def _add_change(provenance: dict[str, Any], option: str, default: str, value: str) -> None:
+    """Record an option of ``vse-embed`` as a changed setting and, if the run has a label, in the label."""
+    provenance["changed_settings"].append(f"{option}: {default} -> {value}")
+    config = provenance["config"]
+    if config.get("label"):
+        provenance["config"] = {**config, "label": f"{config['label']}, {option}={value}"}
 
 
 def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:

@@ -139,6 +139,7 @@ def test_the_weights_of_the_last_epoch_are_embedded(cache: Path, tmp_path: Path,
     for one, other in zip(last.vectors, best.vectors, strict=True):
         np.testing.assert_array_equal(one, other)
     assert json.loads(last.provenance)["training"]["selection"] == "last epoch"
+    assert "epoch: best -> last" in json.loads(last.provenance)["changed_settings"]
     (run / "last.ckpt").unlink()
     assert "last.ckpt" in fails(embed_main, run, "--last-epoch")
 
