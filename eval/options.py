@@ -220,8 +220,9 @@ class TableRequest(Options):
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
     """For the table ladder: the cost, in seconds or MB, that is weighed against rsum.  [default: total_s]"""
     family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
-    """How p-values are corrected for the number of comparisons. The table summary then has letters: results that share one do
-    not differ significantly in rsum.  [default: holm for the table compare, no comparison for summary]"""
+    """How p-values are corrected for the number of comparisons. The tables summary, ladder and the published ones then have
+    letters: results that share one do not differ significantly in rsum.  [default: holm for the table compare, no comparison
+    for the others]"""
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
     transductive: Flag = False

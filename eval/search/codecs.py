@@ -1,7 +1,8 @@
-"""Codecs: ways to store embeddings in fewer bytes, by FAISS's quantisers. A codec is fitted to vectors of a bank.
+"""Codecs: ways to store embeddings in fewer bytes. FAISS's quantisers, fitted to training vectors, do ``int8`` and ``pq``.
 
-The scores of a codec are inner products again. Queries of ``int8`` and ``pq`` keep their full precision. For ``binary`` and
-``dims``, queries are encoded like the stored vectors.
+Scores are inner products of stored vectors with queries. Queries of ``int8`` and ``pq`` keep their full precision. For
+``binary`` and ``dims``, queries are encoded like the stored vectors. For ``binary``, the inner product of two vectors of 1 and
+-1 gives the same order as the Hamming distance of their bits.
 """
 
 from __future__ import annotations
@@ -47,24 +48,24 @@ class Codec:
 
     @property
     def encodes_queries(self) -> bool:
-        """Whether queries are encoded like the stored vectors, so that both directions have the same scores."""
+        """Whether queries are encoded like the stored vectors. If so, a pair has the same score in both directions."""
         return self.kind in ("float32", "dims", "binary")
 
-    def fit(self, bank: Vectors) -> FittedCodec:
-        """Fit the codec to the vectors ``bank`` (n, dim). Raises UserError if they are too few for a product quantiser."""
+    def fit(self, vectors: Vectors) -> FittedCodec:
+        """Fit the codec to ``vectors`` (n, dim). Raises UserError if they are too few for a product quantiser."""
         if self.kind == "int8":
             scalar = faiss.ScalarQuantizer(self.dim, faiss.ScalarQuantizer.QT_8bit)
-            scalar.train(np.ascontiguousarray(bank))
+            scalar.train(np.ascontiguousarray(vectors))
             return FittedCodec(self, scalar)
         if self.kind == "pq":
             needed = MIN_ROWS_PER_CENTROID * 2**_PQ_BITS
-            if len(bank) < needed:
+            if len(vectors) < needed:
                 raise UserError(
-                    f"--compress {self.name}: needs {needed:,} vectors to be fitted, and there are {len(bank):,}; with the "
+                    f"--compress {self.name}: needs {needed:,} vectors to be fitted, and there are {len(vectors):,}; with the "
                     "embeddings of the training split (vse-embed RUN --split train), it is fitted to these"
                 )
             product = faiss.ProductQuantizer(self.dim, self.size, _PQ_BITS)
-            product.train(np.ascontiguousarray(bank))
+            product.train(np.ascontiguousarray(vectors))
             return FittedCodec(self, product)
         return FittedCodec(self, None)
 

@@ -27,6 +27,7 @@ from vse.pipeline.errors import UserError, to_printable_line
 
 _METRIC_COLUMNS = ("i2t_r1", "i2t_r10", "t2i_r1", "t2i_r10", "rsum")
 _COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d")
+_SAME_LABEL = 12.0  # points of rsum that are nearer than this share the label of their codec
 
 
 class CompressionTable(TableKind):
@@ -90,18 +91,25 @@ def _read_metrics(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _draw(axes: Axes, frame: pd.DataFrame) -> None:
-    """Draw rsum against bytes: a filled point for each codec, and an open one for its re-ranking."""
-    for number, (method, rows) in enumerate(frame.groupby("method", sort=False)):
+    """Draw rsum against bytes: a filled point for each codec, and an open one for its re-ranking.
+
+    The points of several methods are side by side, and a codec has one label where the methods are alike.
+    """
+    methods = list(frame.groupby("method", sort=False))
+    labels: list[tuple[str, float]] = []
+    for number, (method, rows) in enumerate(methods):
         colour = _COLOURS[number % len(_COLOURS)]
-        for row in rows.to_dict("records"):
+        for row in rows.assign(bytes=rows["bytes"] * 2 ** (0.08 * (number - (len(methods) - 1) / 2))).to_dict("records"):
             face = "white" if row["rescored"] else colour
             low, high = row.get("rsum_low", row["rsum"]), row.get("rsum_high", row["rsum"])
             whisker = [[max(row["rsum"] - low, 0.0)], [max(high - row["rsum"], 0.0)]]
             axes.errorbar(row["bytes"], row["rsum"], whisker, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.6)
             axes.plot(row["bytes"], row["rsum"], "o", color=colour, markerfacecolor=face, markersize=6)
-            if not row["rescored"]:
-                style: dict[str, Any] = {"fontsize": 8, "color": colour, "verticalalignment": "top"}
-                axes.annotate(row["codec"], (row["bytes"], row["rsum"]), (5, -4), textcoords="offset points", **style)
+            is_near = any(codec == row["codec"] and abs(rsum - row["rsum"]) < _SAME_LABEL for codec, rsum in labels)
+            if not row["rescored"] and not is_near:
+                labels.append((row["codec"], row["rsum"]))
+                style: dict[str, Any] = {"fontsize": 8, "color": "#444444", "verticalalignment": "top"}
+                axes.annotate(row["codec"], (row["bytes"], row["rsum"]), (7, -4), textcoords="offset points", **style)
         axes.plot([], [], "o", color=colour, label=to_printable_line(method))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_minor_locator(NullLocator())

@@ -33,29 +33,42 @@ class ComparedSystem(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The letters of each result, by its path, and a note on the comparison."""
+    """The letters of each result, by its path; ``best``, the results that do not differ from the best one; and a note."""
 
     letters_by_path: dict[Path, str]
+    best: frozenset[Path]
     note: str
 
 
 def group_results(paths: Sequence[Path], method: str) -> Groups:
     """Compare all pairs of results by rsum, and return the letters of each. Two results that differ share no letter.
 
-    ``method`` corrects the p-values for the number of comparisons: holm, bonferroni or fdr. Raises UserError if there are
-    fewer than two results, or if their embeddings are not where they name them.
+    Results on different test images are not compared. ``method`` corrects the p-values for the number of comparisons on the
+    same images: holm, bonferroni or fdr. Raises UserError if no two results are on the same images, or if their embeddings are
+    not where they name them.
     """
-    systems = read_systems(paths, "rsum")
-    if len(systems) < 2:
-        raise UserError("--family compares results with each other, and there is one only; leave it out")
-    family = compare_all_pairs([one.queries for one in systems], ["rsum"], method)
-    differs = np.zeros((len(systems), len(systems)), bool)
-    for pair in family.pairs:
-        differs[pair.a, pair.b] = differs[pair.b, pair.a] = pair.is_significant
-    letters = assign_letters(family.values, differs)
-    count = f"{len(family.pairs)} comparisons" if len(family.pairs) > 1 else "1 comparison"
-    note = f"results that share a letter do not differ significantly in rsum; {count}, p-values corrected by {method}"
-    return Groups({one.path: one_letters for one, one_letters in zip(systems, letters, strict=True)}, note)
+    paths_by_images: dict[tuple[str, str, str | None], list[Path]] = {}
+    for path in paths:
+        result = read_result(path)
+        sha256 = result.split_identity.sha256 if result.split_identity else None
+        paths_by_images.setdefault((result.dataset, result.split, sha256), []).append(path)
+    letters_by_path, best, counts = dict.fromkeys(paths, ""), set[Path](), list[int]()
+    for same_images in paths_by_images.values():
+        if len(same_images) < 2:
+            continue
+        family = compare_all_pairs([one.queries for one in read_systems(same_images, "rsum")], ["rsum"], method)
+        differs = np.zeros((len(same_images), len(same_images)), bool)
+        for pair in family.pairs:
+            differs[pair.a, pair.b] = differs[pair.b, pair.a] = pair.is_significant
+        letters_by_path |= dict(zip(same_images, assign_letters(family.values, differs), strict=True))
+        best |= {path for path, is_worse in zip(same_images, differs[np.argmax(family.values)], strict=True) if not is_worse}
+        counts.append(len(family.pairs))
+    if not counts:
+        raise UserError("--family compares results on the same images, and there are no two such results; leave it out")
+    count = "1 comparison" if counts == [1] else f"{' and '.join(map(str, counts))} comparisons"
+    images = "" if len(paths_by_images) == 1 else " on the same images"
+    note = f"results{images} that share a letter do not differ significantly in rsum; {count}, p-values corrected by {method}"
+    return Groups(letters_by_path, frozenset(best), note)
 
 
 def read_systems(paths: Sequence[Path], metric: str) -> list[ComparedSystem]:

@@ -19,7 +19,8 @@ from vse.eval.defaults import COST_NAMES
 from vse.eval.files.results import Result, check_consistent_data, drop_comparisons, read_result
 from vse.eval.options import TableRequest
 from vse.eval.tables.chart_files import write_chart_file
-from vse.eval.tables.summary import build_summary, method_name
+from vse.eval.tables.groups import Groups, group_results
+from vse.eval.tables.summary import BEST_GROUP_COLUMN, GROUP_COLUMN, method_name, summarise_results
 from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
@@ -29,28 +30,33 @@ _PROTOCOL = "full"
 _METRIC_COLUMNS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 _GROUP_COLUMNS = ["dataset", "split", "protocol"]  # rows are compared only within a group
 BEST_COLUMN = "best"
+CORRECTION_COLUMN = "correction"  # the method that corrected the scores, or blank
 
 
-def build_ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
+def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | None = None) -> pd.DataFrame:
     """Return the table ``ladder``: a row per result with features, metrics and costs, the highest rsum first.
 
     The metrics are from the complete split, with 95% intervals (``_low``, ``_high``) and, with several seeds, the standard
     deviation (``_std``). ``best`` is ``yes`` for rows on the Pareto front of rsum against ``cost``, one of
-    :data:`vse.eval.defaults.COST_NAMES`, among the rows of one data set and split. Raises UserError if a result has no
-    metrics of the complete split.
+    :data:`vse.eval.defaults.COST_NAMES`, among the rows of one data set and split. Corrected results
+    (:mod:`vse.eval.protocols.correction`) and plain ones have their own front. With ``family``, the column ``group`` has
+    letters (:func:`vse.eval.tables.groups.group_results`). Raises UserError if a result has no metrics of the complete split.
     """
     paths = drop_comparisons(results)
     if not paths:
         raise UserError("no result among the files, so there is no ladder")
     check_consistent_data([(path, read_result(path)) for path in paths])
-    table = pd.concat([_build_ladder_row(path) for path in paths], ignore_index=True)
+    groups = None if family is None else group_results(paths, family)
+    table = pd.concat([_build_ladder_row(path, groups) for path in paths], ignore_index=True)
     table[BEST_COLUMN] = ""
-    for _, rows in table.groupby(_GROUP_COLUMNS):
+    for _, rows in table.groupby([*_GROUP_COLUMNS, table[CORRECTION_COLUMN] != ""]):
         front = pareto_front(rows[cost].to_numpy(float), rows["rsum"].to_numpy(float))
         table.loc[rows.index[front], BEST_COLUMN] = "yes"
     if not (table[BEST_COLUMN] == "yes").any():
         log.warning("no result has the cost %s, so no trade-off is marked; earlier versions recorded no costs", cost)
-    return table.sort_values([*_GROUP_COLUMNS, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True)
+    table = table.sort_values([*_GROUP_COLUMNS, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True)
+    table.attrs["note"] = "" if groups is None else groups.note
+    return table
 
 
 def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -74,10 +80,10 @@ class LadderTable(TableKind):
 
     first_columns = ("method", "captions", "images", "experiment", "dataset", "split", "protocol", "total_s", "best")
     file_suffixes = (".csv", ".tex", ".svg", ".png")
-    option_names = frozenset({"cost"})
+    option_names = frozenset({"cost", "family"})
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
-        return build_ladder(request.results, request.cost or "total_s")
+        return build_ladder(request.results, request.cost or "total_s", request.family)
 
     def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_ladder(frame, request.cost or "total_s")
@@ -91,15 +97,23 @@ class LadderTable(TableKind):
 def build_printed_ladder(table: pd.DataFrame, cost: str = "total_s") -> PrintedTable:
     """Return the printed columns of the table ``ladder`` (see :func:`build_ladder`), with a star for the best trade-offs."""
     texts = ["method", "captions", "images", *(name for name in _GROUP_COLUMNS if table[name].nunique() > 1)]
+    has_groups = GROUP_COLUMN in table
     lines = []
     for row in table.to_dict("records"):
         metrics = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in _METRIC_COLUMNS]
+        if row.get(BEST_GROUP_COLUMN):
+            metrics[-1] = f"**{metrics[-1]}**"
+        metrics += [row[GROUP_COLUMN]] if has_groups else []
         costs = [cost_cell(row[name]) for name in COST_NAMES]
         lines.append(["*" if row[BEST_COLUMN] else "", *(str(row[name]) for name in texts), *metrics, *costs])
     titles = [("", name) for name in ("", *texts)] + [column_title(name) for name in _METRIC_COLUMNS]
+    titles += [("", GROUP_COLUMN)] if has_groups else []
     titles += [("", name.replace("_", " ").replace("mb", "MB")) for name in COST_NAMES]
     same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _GROUP_COLUMNS if table[name].nunique() == 1)
     notes = [same, f"* best trade-off: no other row has a higher rsum at the same or a lower {cost}"]
+    if CORRECTION_COLUMN in table and table[CORRECTION_COLUMN].astype(bool).nunique() > 1:
+        notes.append("plain rows are compared with plain rows, and corrected rows with corrected rows")
+    notes.append(table.attrs.get("note", ""))
     return PrintedTable(lines, titles, 1 + len(texts), notes)
 
 
@@ -110,11 +124,11 @@ def cost_cell(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _build_ladder_row(path: Path) -> pd.DataFrame:
+def _build_ladder_row(path: Path, groups: Groups | None) -> pd.DataFrame:
     result = read_result(path)
     if _PROTOCOL not in result.protocols:
         raise UserError(f"{path}: has no metrics of the whole split, but a ladder needs them (vse-eval --protocol full)")
-    rows = build_summary([path])
+    rows = summarise_results([(path, result)], groups)
     row = {str(name): value for name, value in rows[rows["protocol"] == _PROTOCOL].iloc[0].to_dict().items()}
     described = {name: row.pop(name) for name in [*_GROUP_COLUMNS, "n_images", "n_captions", "seeds", "run", "settings"]}
     metrics = {
@@ -124,7 +138,9 @@ def _build_ladder_row(path: Path) -> pd.DataFrame:
     }
     images, captions = _feature_names(result)
     texts = {"method": method_name(result), "captions": captions, "images": images, "experiment": row["experiment"]}
-    return pd.DataFrame([{**texts, **described, **metrics, **result_costs(result)}])
+    correction = result.correction["method"] if result.correction else ""
+    letters = {name: row[name] for name in (GROUP_COLUMN, BEST_GROUP_COLUMN) if name in row}
+    return pd.DataFrame([{**texts, CORRECTION_COLUMN: correction, **described, **metrics, **letters, **result_costs(result)}])
 
 
 def _feature_names(result: Result) -> tuple[str, str]:

@@ -15,8 +15,9 @@ from vse.eval.defaults import FOLDED_PROTOCOLS, N_IMAGES_PER_FOLD, PHRASE_PROTOC
 from vse.eval.files.results import ProtocolMetrics, Result, check_consistent_data, drop_comparisons, mean_and_std, read_result
 from vse.eval.files.split import find_split_name
 from vse.eval.options import TableRequest
+from vse.eval.tables.groups import Groups, group_results
 from vse.eval.tables.published_rows import PublishedRow, published_rows, table_experiments
-from vse.eval.tables.summary import UNKNOWN_INTERVAL, describe_result
+from vse.eval.tables.summary import GROUP_COLUMN, UNKNOWN_INTERVAL, describe_result
 from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, list_preset_names, load_experiment_outline, read_preset_settings
@@ -95,29 +96,35 @@ class MeasuredRow:
         return mean_and_std(protocol.metric(name))
 
 
-def compare_published(table: str, results: Sequence[Path], dataset: str | None = None) -> pd.DataFrame:
+def compare_published(
+    table: str, results: Sequence[Path], dataset: str | None = None, family: str | None = None
+) -> pd.DataFrame:
     """Return a published table with our results.
 
     Each metric has the printed value, ours, its standard deviation over seeds, its 95% interval, the difference, and whether
     the difference is significant: whether the printed value lies outside our interval. A result belongs to the rows that the
     preset of its experiment names. The data set of the result must be that of the row or, if given, ``dataset``. Values of
-    rows without a result are NaN or blank, and so are differences between different test splits or numbers of images.
+    rows without a result are NaN or blank, and so are differences between different test splits or numbers of images. With
+    ``family``, the column ``group`` has the letters of our results (:func:`vse.eval.tables.groups.group_results`).
     """
     rows = published_rows(table)
     measured = _match_results(table, rows, results, dataset)
-    lines = [_build_table_line(row, measured.get(row.key)) for row in rows]
-    return pd.DataFrame(lines).astype({"images": "Int64", "our_images": "Int64"})
+    groups = None if family is None else group_results(list(dict.fromkeys(one.path for one in measured.values())), family)
+    lines = [_build_table_line(row, measured.get(row.key), groups) for row in rows]
+    frame = pd.DataFrame(lines).astype({"images": "Int64", "our_images": "Int64"})
+    frame.attrs["note"] = "" if groups is None else groups.note
+    return frame
 
 
 class PublishedTable(TableKind):
     """``vse-table <paper>_<table>``: the printed metrics of a published table, with ours next to them."""
 
     first_columns = ("row", "method", "images", "our_images")
-    option_names = frozenset({"dataset"})
+    option_names = frozenset({"dataset", "family"})
     needs_results = False
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
-        return compare_published(self.name, request.results, request.dataset)
+        return compare_published(self.name, request.results, request.dataset, request.family)
 
     def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_published_table(frame)
@@ -214,7 +221,7 @@ def _check_test_split(measured: MeasuredRow) -> None:
         )
 
 
-def _build_table_line(row: PublishedRow, measured: MeasuredRow | None) -> dict[str, Any]:
+def _build_table_line(row: PublishedRow, measured: MeasuredRow | None, groups: Groups | None) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.key, "system": row.system, "setting": row.setting}
     line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.n_images, "split": row.split}
     line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "our_split": ""}
@@ -237,6 +244,8 @@ def _build_table_line(row: PublishedRow, measured: MeasuredRow | None) -> dict[s
         line |= {f"{name}_published": published, f"{name}_ours": mean, f"{name}_std": deviation}
         line |= {f"{name}_low": low, f"{name}_high": high, f"{name}_difference": difference}
         line[f"{name}_significant"] = _describe_significance(published, low, high) if not math.isnan(difference) else ""
+    if groups is not None:
+        line[GROUP_COLUMN] = groups.letters_by_path[measured.path] if measured else ""
     return {**line, "source": row.source}
 
 
@@ -256,21 +265,24 @@ def build_printed_published_table(table: pd.DataFrame) -> PrintedTable:
     metrics = [name.removesuffix("_published") for name in map(str, table) if name.endswith("_published")]
     tenths = table[[f"{name}_published" for name in metrics]] * 10
     digits = 2 if (tenths - tenths.round()).abs().gt(1e-6).any(axis=None) else 1
+    no_group = [""] if GROUP_COLUMN in table else []
     lines = []
     for row in table.to_dict("records"):
         texts = [row["row"].partition(" ")[2], *(row[name] for name in ("system", "setting", "dataset", "protocol"))]
-        lines.append([*texts, *(metric_cell(row[f"{name}_published"], digits) for name in metrics)])
+        lines.append([*texts, *(metric_cell(row[f"{name}_published"], digits) for name in metrics), *no_group])
         if row["experiment"]:
             ours = (metric_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in metrics)
-            lines.append([*_our_text_cells(row), *ours])
+            lines.append([*_our_text_cells(row), *ours, *([row[GROUP_COLUMN]] if no_group else [])])
         differences = [_format_difference(row, name, digits) for name in metrics]
         if any(differences):
-            lines.append(["", "difference", "", "", "", *differences])
+            lines.append(["", "difference", "", "", "", *differences, *no_group])
     titles = [("", title) for title in ("row", "system", "setting", "data set", "protocol")]
     notes = [f"{row}: {source}" for row, source in zip(table["row"], table["source"], strict=True)]
     if (table[[f"{name}_significant" for name in metrics]] == "no").any(axis=None):
         notes.append("(in parentheses): a difference whose printed value lies within our 95% interval")
-    return PrintedTable(lines, titles + [column_title(name) for name in metrics], len(titles), notes)
+    notes.append(table.attrs.get("note", ""))
+    numbers = [column_title(name) for name in metrics] + [("", GROUP_COLUMN) for _ in no_group]
+    return PrintedTable(lines, titles + numbers, len(titles), notes)
 
 
 def _format_difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:

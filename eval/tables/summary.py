@@ -25,7 +25,7 @@ from vse.eval.files.results import (
 )
 from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS, RANK_METRICS
-from vse.eval.tables.groups import COMPARED_PROTOCOL, group_results
+from vse.eval.tables.groups import COMPARED_PROTOCOL, Groups, group_results
 from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
@@ -87,7 +87,8 @@ _RESULT_COLUMNS = (
 )
 _OPTIONAL_COLUMNS = ("trained_on", "unfinished")  # columns that are left out if they are blank for all results
 _PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # columns of phrase results
-_GROUP_COLUMN = "group"  # letters of results that do not differ significantly
+GROUP_COLUMN = "group"  # letters of results that do not differ significantly
+BEST_GROUP_COLUMN = "in_best_group"  # yes: the result does not differ significantly from the best one
 _TYPE_PREFIX = "type_"  # prefix of a column such as type_people_r1
 _UNPRINTED_SUFFIXES = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 UNKNOWN_INTERVAL = (math.nan, math.nan)
@@ -100,9 +101,7 @@ def build_summary(results: Sequence[Path]) -> pd.DataFrame:
     return summarise_results([(path, read_result(path)) for path in drop_comparisons(results)])
 
 
-def summarise_results(
-    results: Sequence[tuple[Path, Result]], letters_by_path: Mapping[Path, str] | None = None
-) -> pd.DataFrame:
+def summarise_results(results: Sequence[tuple[Path, Result]], groups: Groups | None = None) -> pd.DataFrame:
     """Return a row per result and protocol: R@K, Med r, mean r, nDCG@10, MRR and mAP in both directions, and rsum.
 
     Each metric has its 95% interval (``_low``, ``_high``) if the result has one, and with several seeds its standard deviation
@@ -112,7 +111,7 @@ def summarise_results(
     results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
 
     ``results`` are pairs of a result file and its content. Paths in the content are relative to the folder of the file. With
-    ``letters_by_path``, the column ``group`` has the letters of a result in its row ``full``.
+    ``groups``, the row ``full`` has the letters of the result in ``group``, and ``yes`` or a blank in ``in_best_group``.
     """
     rows = []
     check_consistent_data(results)
@@ -125,8 +124,10 @@ def summarise_results(
                 protocols[whole] = both.model_copy(update=added)
         for name, protocol in protocols.items():
             row = _build_summary_row(path, result, name, protocol)
-            if letters_by_path is not None:
-                row[_GROUP_COLUMN] = letters_by_path[path] if name == COMPARED_PROTOCOL else ""
+            if groups is not None:
+                is_compared = name == COMPARED_PROTOCOL
+                row[GROUP_COLUMN] = groups.letters_by_path[path] if is_compared else ""
+                row[BEST_GROUP_COLUMN] = "yes" if is_compared and path in groups.best else ""
             rows.append(row)
     if not rows:
         raise UserError("no result among the files, so there is no table")
@@ -149,7 +150,7 @@ class SummaryTable(TableKind):
             return build_summary(request.results)
         paths = drop_comparisons(request.results)
         groups = group_results(paths, request.family)
-        frame = summarise_results([(path, read_result(path)) for path in paths], groups.letters_by_path)
+        frame = summarise_results([(path, read_result(path)) for path in paths], groups)
         frame.attrs["note"] = groups.note
         return frame
 
@@ -159,13 +160,8 @@ class SummaryTable(TableKind):
 
 def build_printed_summary(table: pd.DataFrame) -> PrintedTable:
     """Return the printed columns of a summary, without intervals, mean ranks, nDCG@10, MRR and mAP."""
-    described = (*_RESULT_COLUMNS, *_PHRASE_COLUMNS, _GROUP_COLUMN)
-    has_groups = _GROUP_COLUMN in table
-    best: set[str] = set()
-    if has_groups:
-        best = set(
-            table.sort_values("rsum", ascending=False).loc[lambda rows: rows[_GROUP_COLUMN] != "", _GROUP_COLUMN].iloc[0]
-        )
+    described = (*_RESULT_COLUMNS, *_PHRASE_COLUMNS, GROUP_COLUMN, BEST_GROUP_COLUMN)
+    has_groups = GROUP_COLUMN in table
     metrics = [
         column
         for column in map(str, table)
@@ -178,11 +174,11 @@ def build_printed_summary(table: pd.DataFrame) -> PrintedTable:
         cells = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in metrics]
         if has_groups:
             place = metrics.index("rsum")
-            cells[place] = f"**{cells[place]}**" if best & set(row[_GROUP_COLUMN]) else cells[place]
-            cells.append(row[_GROUP_COLUMN])
+            cells[place] = f"**{cells[place]}**" if row[BEST_GROUP_COLUMN] else cells[place]
+            cells.append(row[GROUP_COLUMN])
         lines.append([*(str(row[name]) for name in texts), *cells])
     titles = [("", name) for name in texts] + [column_title(name) for name in metrics]
-    titles += [("", _GROUP_COLUMN)] if has_groups else []
+    titles += [("", GROUP_COLUMN)] if has_groups else []
     facts = [name for name in ("dataset", "split", "protocol", *_PHRASE_COLUMNS) if name in table]
     same = [f"{name} {table[name].iloc[0]}" for name in facts if table[name].nunique() == 1]
     return PrintedTable(lines, titles, len(texts), [", ".join(same), *([table.attrs["note"]] if has_groups else [])])

@@ -42,7 +42,9 @@ class Noise(BaseModel):
     ``n_captions`` : the number of captions of ``splits``.
     ``sentids`` : the ids of the changed captions.
     ``imgids`` : the id of the wrong image of each changed caption; empty for wrong words.
-    ``tokens`` : the words of each changed caption; empty for wrong images.
+    ``tokens`` : all words of each changed caption after the change; empty for wrong images.
+
+    ``imgids`` and ``tokens`` are in the order of ``sentids``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -80,7 +82,7 @@ class Noise(BaseModel):
 def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "caption", seed: int = 0) -> Path:
     """Change a share of the training captions of a data set at random, and write the changes to ``out``.
 
-    Raises UserError if the changes are impossible, for example if half of the chosen captions belong to one image.
+    Raises UserError if the changes are impossible, for example if more than half of the chosen captions belong to one image.
     """
     dataset = load_dataset_file(dataset_file)
     splits = _training_splits(dataset)
@@ -210,8 +212,8 @@ def _write(content: Mapping[str, Any], dataset: Dataset, out: Path, inputs: Sequ
 def _move_some(image_of_item: NDArray[np.int64], rate: float, rng: np.random.Generator, items: str) -> NDArray[np.int64]:
     """Exchange the images of a random share of the items, such that each of these items has another image than before.
 
-    ``image_of_item`` (n_items,) is the image of each caption or of each image. Chosen items exchange their images among
-    themselves, so that each image keeps its number of items.
+    An item is a caption, or the set of all captions of an image. ``image_of_item`` (n_items,) is the present image of each
+    item. Chosen items exchange their images among themselves, so that each image keeps its number of items.
     """
     chosen = rng.permutation(len(image_of_item))[: round(rate * len(image_of_item))]
     own = image_of_item[chosen]

@@ -3,7 +3,8 @@
 ``2.4 [1.5, 3.4]<!-- number: comparisons.csv row network_vs_embedding column phrase R@1 -->`` is the difference and its
 interval of that comparison and metric, in ``docs/results/<page>/comparisons.csv``, a table ``vse-table significance``. In any
 other file, the row is that of the experiment with this name, and ``column`` is a column of the file. If a file has rows of
-several protocols, the number is that of the complete split, ``full``.
+several protocols, the number is that of the complete split, ``full``, unless the row is ``<experiment> by <protocol>``. The
+rows of a table ``vse-table compression`` are called ``<method> <codec>``, and ``<method> <codec> rescored``.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ class PageNumber:
     def recompute(self) -> str:
         """Return the number from the file, with the decimals and the interval of the page's text."""
         table = pd.read_csv(self.file, keep_default_na=False)
+        if "codec" in table:  # a table ``vse-table compression``
+            again = table["rescored"].map(lambda number: " rescored" if number else "")
+            table["experiment"] = table["method"] + " " + table["codec"] + again
         row, _, protocol = self.row.partition(" by ")
         if "protocol" in table and (table["protocol"] == (protocol or "full")).any():
             table = table[table["protocol"] == (protocol or "full")]

@@ -12,7 +12,14 @@ from tests.docs.pages import ROOT
 from vse.eval.tables.compared import build_printed_comparison
 from vse.eval.tables.table import format_text_table
 
-PAGES = ["docs/flickr8k.md", "docs/hubness.md", "docs/judged.md", "docs/phrases.md", "docs/quickstart.md"]
+PAGES = [
+    "docs/compression.md",
+    "docs/flickr8k.md",
+    "docs/hubness.md",
+    "docs/judged.md",
+    "docs/phrases.md",
+    "docs/quickstart.md",
+]
 CURVES = ROOT / "docs/results/flickr8k"
 NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
 
@@ -93,6 +100,24 @@ def render_hubness(results: Path) -> str:
 
 def test_the_table_on_hubs_is_the_committed_file() -> None:
     assert render_hubness(ROOT / "docs/results/hubness") in (ROOT / "docs/hubness.md").read_text(encoding="utf-8")
+
+
+def render_compression(results: Path) -> str:
+    """Return the table of the page on compression: a row per codec, and rsum with and without nested training."""
+    table = pd.read_csv(results / "codecs.csv")
+    lines = ["| codec | bytes | plain | plain, rescored | nested | nested, rescored |", "|---|---|---|---|---|---|"]
+    for (size, codec), rows in sorted(table.groupby(["bytes", "codec"]), reverse=True):
+        cells = [f"`{codec}`", f"{size:,}"]
+        for method in ("plain", "nested"):
+            for rescored in (0, 100):
+                chosen = rows[(rows["method"] == method) & (rows["rescored"] == rescored)]
+                cells.append(" ".join(f"{row.rsum:.1f} ± {row.rsum_std:.1f}" for row in chosen.itertuples()))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_table_on_compression_is_the_committed_file() -> None:
+    assert render_compression(ROOT / "docs/results/compression") in (ROOT / "docs/compression.md").read_text(encoding="utf-8")
 
 
 def test_the_best_epochs_of_flickr8k_are_those_of_the_curves() -> None:

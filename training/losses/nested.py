@@ -16,7 +16,8 @@ def build_nested_objective(objective: Objective, dims: Sequence[int]) -> Objecti
     """Return the mean of ``objective`` over the first m dimensions, for each m in ``dims``, and over all dimensions.
 
     The first m dimensions of an embedding are divided by their length (Matryoshka representation learning: Kusupati et al.,
-    NeurIPS 2022, Eq. 1, with equal weights). The scores for the list of hard negatives are those of all dimensions.
+    NeurIPS 2022, Eq. 1, with equal weights). Hard negatives are listed by the scores over all
+    dimensions.
     """
 
     def cost(batch: Batch, seed: int) -> Cost:

@@ -14,10 +14,9 @@ from vse.training.losses.ranking import RankingLoss
 class GeneralisedCrossEntropy(RankingLoss):
     """Generalised cross entropy: each query costs (1 - p^q) / q (Zhang and Sabuncu, NeurIPS 2018).
 
-    p is the probability of the query's positive: the softmax of the scores, divided by the temperature, over the positive and
-    all negatives. The gradient is that of the cross entropy (InfoNCE), -log p, times p^q. The pairs that a model finds
-    unlikely, as it does wrong pairs, thus count less. With q near 0 the loss is InfoNCE, and with q = 1 it is half the mean
-    absolute error, 1 - p. The margin is not used.
+    p is the probability of the query's positive: the softmax of score / temperature over the positive and all negatives. The
+    gradient of a query is the gradient of InfoNCE, -log p, times p^q. A model finds most wrong pairs unlikely, so they count
+    less. With q near 0 the loss is InfoNCE, and with q = 1 it is 1 - p. The margin is not used.
     """
 
     name: Literal["gce"] = "gce"

@@ -1,8 +1,9 @@
 """The correction of hubs that belongs to a run: ``vse-embed --correct`` stores it, and searches use it.
 
 The file ``correction.safetensors`` holds the method, its parameters and the bank: the embeddings of the training split. A
-corrected score is the inner product of the candidate (x, -b_x) and the query (y, 1), so every index of inner products can
-search it. See :mod:`vse.eval.protocols.correction`.
+corrected score is x · y - b_x, where b_x is the number that the method subtracts from all scores of the candidate x. This is
+the inner product of (x, -b_x) and (y, 1), so every index of inner products can search it. See
+:mod:`vse.eval.protocols.correction`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class StoredCorrection:
     sha256: str
 
     def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
-        """Return candidates (n, dim + 1): captions for a photo as the query, or images for a text, each with its number."""
+        """Return each candidate x as (x, -b_x): (n, dim + 1). Candidates are captions if ``by_photo``, else images."""
         bank = self.images if by_photo else self.captions
         blocks = []
         for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):

@@ -20,7 +20,7 @@ dataset=data/f8k_de/dataset.json
 [ -f shuffled.json ] || vse-data noise "$dataset" --rate 1 --out shuffled.json
 
 runs=runs/languages
-learning_rates="1e-4 2e-4 5e-4"
+learning_rates="1e-4 2e-4 5e-4 1e-3"
 
 train() { # NAME SEED LEARNING_RATE
   name=$1 seed=$2 learning_rate=$3 run=$runs/$1-$3/seed-$2 feature=e5 options=""

@@ -14,11 +14,11 @@ from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 
 
-def result(folder: Path, name: str, noise: float, n_seeds: int = 2) -> Path:
-    """The result of a system whose captions have this noise; all systems have the same images."""
+def result(folder: Path, name: str, noise: float, n_seeds: int = 2, n_images: int = 60) -> Path:
+    """The result of a system whose captions have this noise; systems with as many images have the same images."""
     files = []
     for seed in range(n_seeds):
-        run = replace(made(n_images=60, seed=seed, noise=noise), experiment=name, seed=seed)
+        run = replace(made(n_images=n_images, seed=seed, noise=noise), experiment=name, seed=seed)
         files.append(write_embeddings(folder / f"{name}-{seed}.h5", run))
     return write_result(files, folder / f"{name}.json", "full")
 
@@ -99,5 +99,35 @@ def test_a_summary_with_a_family_has_the_letters_of_the_comparison(
     assert "group" not in pd.read_csv(tmp_path / "plain.csv")
 
 
+def test_a_ladder_with_a_family_has_the_letters_of_the_summary(results: list[Path], tmp_path: Path) -> None:
+    tables = {}
+    for name in ("summary", "ladder"):
+        succeeds(table_main, name, *results, "--family", "holm", "--out", tmp_path / f"{name}.csv")
+        rows = pd.read_csv(tmp_path / f"{name}.csv", keep_default_na=False)
+        rows = rows[rows["protocol"] == "full"].set_index("method")
+        tables[name] = rows[["group", "in_best_group"]].sort_index()
+    pd.testing.assert_frame_equal(tables["summary"], tables["ladder"])
+    assert tables["ladder"]["in_best_group"].to_dict() == {"bad": "", "good": "yes", "same": "yes"}
+    succeeds(table_main, "ladder", *results, "--family", "holm", "--out", tmp_path / "ladder.tex")
+    latex = (tmp_path / "ladder.tex").read_text()
+    assert latex.count("\\textbf{") == 2
+    assert "3 comparisons, p-values corrected by holm" in latex
+
+
+def test_results_on_other_images_have_a_family_of_their_own(results: list[Path], tmp_path: Path) -> None:
+    others = [result(tmp_path, name, noise, n_images=50) for name, noise in (("bad50", 3.0), ("good50", 1.0))]
+    summary = build_summary_with_holm(tmp_path, [*results, *others])
+    assert summary["group"].to_dict() == {"bad": "b", "good": "a", "same": "a", "bad50": "b", "good50": "a"}
+    assert build_summary_with_holm(tmp_path, results)["group"].to_dict() == {"bad": "b", "good": "a", "same": "a"}
+    assert build_summary_with_holm(tmp_path, [*results, others[0]])["group"]["bad50"] == ""
+
+
+def build_summary_with_holm(folder: Path, results: list[Path]) -> pd.DataFrame:
+    succeeds(table_main, "summary", *results, "--family", "holm", "--out", folder / "s.csv")
+    rows = pd.read_csv(folder / "s.csv", keep_default_na=False)
+    return rows[rows["protocol"] == "full"].set_index("method")
+
+
 def test_a_family_of_one_result_is_refused(results: list[Path], fails: Fails) -> None:
-    assert "there is one only" in fails(table_main, "summary", results[0], "--family", "holm")
+    for table in ("summary", "ladder"):
+        assert "no two such results" in fails(table_main, table, results[0], "--family", "holm")

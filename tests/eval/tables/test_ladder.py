@@ -152,6 +152,20 @@ def test_best_trade_offs_are_marked_and_the_highest_rsum_comes_first(three: list
     assert read["rsum"].tolist() == table["rsum"].round(2).tolist()
 
 
+def test_corrected_rows_have_their_own_best_trade_offs(three: list[Path], tmp_path: Path, capsys: Printed) -> None:
+    corrected = shutil.copy(three[2], tmp_path / "corrected.json")
+    correction = {"method": "csls", "parameters": {"k": 10}, "bank": "train"}
+    table = build_ladder([*three, edited(corrected, lambda content: content.update(correction=correction))])
+    assert table[["method", "correction", "best"]].to_numpy().tolist()[2:] == [
+        ["VSE++", "", ""],
+        ["VSE++ + csls (bank train)", "csls", "yes"],
+    ]
+    succeeds(table_main, "ladder", *three, corrected)
+    assert "corrected rows with corrected rows" in capsys.readouterr().out
+    succeeds(table_main, "ladder", *three)
+    assert "corrected" not in capsys.readouterr().out
+
+
 def test_unknown_costs_are_blank_and_mark_nothing(
     three: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture, fails: Fails
 ) -> None:

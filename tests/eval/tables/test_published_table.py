@@ -356,6 +356,15 @@ def latex(tmp_path: Path, result: Results) -> dict[str, str]:
     return {name: (tmp_path / f"{name}.tex").read_text() for name in published_tables()}
 
 
+def test_our_results_in_a_published_table_have_letters(result: Results, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [result(preset, protocol=("1k", "full"), seeds=(seed,)) for seed, preset in enumerate(("vse0_rc", "vsepp_rc"))]
+    table = compare_published("vsepp_2", paths, family="holm")
+    assert [line(table, row)["group"] for row in filled(table)] == ["a", "a"]
+    assert (table["group"] != "").sum() == 2
+    succeeds(table_main, "vsepp_2", *paths, "--family", "holm")
+    assert "1 comparison, p-values corrected by holm" in capsys.readouterr().out
+
+
 def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path, latex: dict[str, str]) -> None:
     texts = latex
     ours = measured(tmp_path / "coco_vsepp_10c_rv.json", "1k")["i2t"]["r1"]

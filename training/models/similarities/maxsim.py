@@ -18,12 +18,12 @@ _MAX_STORED_COSINES = 2**26  # for more cosines in a call, the backward pass com
 
 
 class MaxSimSettings(SimilaritySettings):
-    """The mean cosine of query vectors with the nearest vector of the other side (ColBERT: Khattab and Zaharia, SIGIR 2020).
+    """The mean cosine of words with their nearest region (ColBERT: Khattab and Zaharia, SIGIR 2020).
 
-    With ``words`` the queries are the words e_j of a caption, and the score of an image with regions v_k is
+    With ``queries=words``, the score of an image with region vectors v_k and a caption with word vectors e_j is
     mean_j max_k cos(e_j, v_k). ColBERT has the sum over the words; the mean makes scores of long and short captions
-    comparable. With ``regions`` the sides are exchanged, and ``both`` is the mean of both scores. Both directions of retrieval
-    have the same score.
+    comparable. With ``regions`` the sides are exchanged: mean_k max_j cos(e_j, v_k). ``both`` averages the two scores. A pair
+    has one score, whether its caption or its image is the query of a search.
     """
 
     name: Literal["maxsim"] = "maxsim"
@@ -31,7 +31,7 @@ class MaxSimSettings(SimilaritySettings):
     caption_kind: ClassVar = InputKind.SETS
     needs_unit_length: ClassVar = True
     queries: Literal["words", "regions", "both"] = Field(
-        "words", description="vectors that look for their nearest one on the other side: words, regions, or both in turn"
+        "words", description="words look for their nearest region, regions for their nearest word, or both in turn"
     )
 
     def build(self, dim: int) -> Similarity:
