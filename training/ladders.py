@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from vse.features.settings import load_feature
@@ -32,6 +33,11 @@ def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[lis
         name, reason = next(iter(misfits.items()))
         raise UserError(f"ladder {ladder!r}: no combination can be trained; the reason for the first ({name}): {reason}")
     return fits, misfits
+
+
+def correctable_combinations(names: Sequence[str], dataset: str | None = None) -> list[str]:
+    """Return the names whose models compare vectors by inner products, as a correction of hubs needs."""
+    return [name for name in names if load_experiment(name, dataset).model.similarity.ranking_similarity == "cosine"]
 
 
 def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:

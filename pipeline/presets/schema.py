@@ -9,7 +9,7 @@ and caption features; each of its combinations is a composed experiment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -224,6 +224,10 @@ def parse_composed_name(name: str) -> ComposedName | None:
 _Names = Annotated[list[str], Field(min_length=1)]
 
 
+Correction = Literal["mean", "csls", "nnn", "inverted-softmax", "qb-norm"]  # methods of vse-eval --correct
+CORRECTIONS: tuple[str, ...] = get_args(Correction)
+
+
 class LadderExperiment(Settings):
     """An entry of a ladder: the title of an experiment, and the settings that the ladder changes."""
 
@@ -246,9 +250,12 @@ class LadderConfig(Settings):
     features: _Names = Field(description="image features")
     caption_features: _Names = Field(default=[WORDS_NAME], description="caption features, or words")
     experiments: dict[str, LadderExperiment | None] = Field(min_length=1, description="experiments by name")
+    corrections: list[Correction] = Field(
+        default=[], description="corrections of hubs; each adds a row beside the plain row of a combination"
+    )
     seeds: list[Seed] = Field(default=[0], min_length=1, description="seeds to train and average over")
 
-    @field_validator("features", "caption_features", "seeds")
+    @field_validator("features", "caption_features", "corrections", "seeds")
     @classmethod
     def _check_unique(cls, values: list[Any]) -> list[Any]:
         twice = next((value for value in values if values.count(value) > 1), None)

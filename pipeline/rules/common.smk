@@ -12,6 +12,7 @@ from vse.features.extraction import hash_shard_images
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import preparation
 from vse.pipeline.errors import UserError
+from vse.pipeline.presets.schema import CORRECTIONS
 from vse.pipeline.presets.own_code import allow_own_code, hash_code_files
 from vse.pipeline.workflow import PLANNING_VARIABLE, check_targets, dataset_pattern
 
@@ -251,8 +252,23 @@ def ladder_experiments(dataset):
 
 
 def ladder_results(wildcards):
-    """Return the results of all rows of a ladder."""
-    return [f"results/{wildcards.dataset}_{name}.json" for name in ladder_experiments(wildcards.dataset)]
+    """Return the results of all rows of a ladder, and the corrected results of its corrections."""
+    from vse.training.ladders import correctable_combinations  # lazy: imports torch
+
+    dataset = wildcards.dataset
+    names = ladder_experiments(dataset)
+    corrections = presets.load_ladder(SETTINGS.ladder or dataset).corrections
+    corrected = [
+        f"results/corrected/{dataset}_{name}_{correction}.json"
+        for name in (correctable_combinations(names, dataset) if corrections else [])
+        for correction in corrections
+    ]
+    return [*(f"results/{dataset}_{name}.json" for name in names), *corrected]
+
+
+def bank_embeddings(wildcards):
+    """Return the embeddings by which a correction is fitted and selected: the training and validation splits of all seeds."""
+    return [path for split in ("train", "val") for path in _list_split_embeddings(wildcards, split)]
 
 
 def published_table_results(wildcards):

@@ -26,6 +26,21 @@ rule evaluate:
         "vse-eval {input.embeddings} {params.options} --device cpu --out {output} 2>&1 | tee {log}"
 
 
+# The same metrics with a correction of hubs, whose bank is the training split.
+rule evaluate_corrected:
+    input:
+        embeddings=test_embeddings,
+        bank=bank_embeddings,
+    output:
+        "results/corrected/{dataset}_{experiment}_{correction}.json",
+    log:
+        "logs/eval_{dataset}_{experiment}_{correction}.log",
+    wildcard_constraints:
+        correction="|".join(CORRECTIONS),
+    shell:
+        "vse-eval {input.embeddings} --correct {wildcards.correction} --device cpu --out {output} 2>&1 | tee {log}"
+
+
 # An HTML page with metrics, training curves, and the images and captions that queries find.
 rule report:
     input:

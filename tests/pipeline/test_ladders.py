@@ -51,6 +51,7 @@ SOUND = {"features": "[fc7]", "caption_features": "[words]", "experiments": "{ v
     ("changed", "message"),
     [
         ({"features": "[]"}, "ladder 'own': features: .* at least 1 item"),
+        ({"corrections": "[cls]"}, "ladder 'own': corrections.*csls"),
         ({"features": "[fc7, fc7]"}, "ladder 'own': features: 'fc7' is given twice"),
         ({"seeds": "[1, 1]"}, "seeds: 1 is given twice"),
         ({"seeds": "[-1]"}, "seeds.0: .* greater than or equal to 0"),

@@ -39,6 +39,7 @@ def test_a_mistyped_target_is_answered_with_the_nearest(before: list[str], targe
         [], ["all"], ["results/demo_vsepp.json", "features/demo_fc7.h5", "data/demo/dataset.json"],
         ["features/demo_vsepp-0_images.h5", "features/demo_vsepp-12_captions.h5"],
         ["results/tables/vsepp_4.csv", "results/tables/summary_demo.csv", "results/tables/ladder_demo.csv"],
+        ["results/corrected/demo_vsepp_csls.json"],
         ["results/demo_vsepp+words+fc7.json", "runs/demo_vsepp@demo+tfidf+effnet/seed-0/test.h5"],
         ["--report", "reports/x.html"], ["--config", "weights_dir=/data/x.h5"],
         ["--target-jobs", "evaluate:dataset=demo,experiment=vsepp"],
