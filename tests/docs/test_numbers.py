@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -93,7 +94,7 @@ def render_hubness(results: Path) -> str:
     lines = [f"| method | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     for method in ("cca", "infonce", "twobranch", "vse0", "vsepp"):
         rows = [table.loc[f"{method}{suffix}"] for suffix in columns.values()]
-        cells = [f"{row['rsum']:.1f}" + ("" if pd.isna(row["rsum_std"]) else f" ± {row['rsum_std']:.1f}") for row in rows]
+        cells = [mean_and_deviation(row["rsum"], row["rsum_std"]) for row in rows]
         lines.append(f"| {' | '.join([f'`{method}`', *cells])} |")
     return "\n".join(lines)
 
@@ -118,6 +119,39 @@ def render_compression(results: Path) -> str:
 
 def test_the_table_on_compression_is_the_committed_file() -> None:
     assert render_compression(ROOT / "docs/results/compression") in (ROOT / "docs/compression.md").read_text(encoding="utf-8")
+
+
+def render_noise(table: pd.DataFrame, heads: Sequence[str], suffix: str = "") -> str:
+    """Return a table of the page on noise: a row per head, and rsum at each share of wrong pairs."""
+    rows = table[table["protocol"] == "full"].set_index("experiment")
+    lines = ["| head | 0% | 20% | 40% | 60% |", "|---|---|---|---|---|"]
+    for head in heads:
+        cells = [rows.loc[f"{head}, {rate}{suffix}"] for rate in ("clean", "0.2", "0.4", "0.6")]
+        lines.append(f"| `{head}` | {' | '.join(mean_and_deviation(row['rsum'], row['rsum_std']) for row in cells)} |")
+    return "\n".join(lines)
+
+
+def mean_and_deviation(mean: float, deviation: float) -> str:
+    return f"{mean:.1f}" + ("" if pd.isna(deviation) else f" ± {deviation:.1f}")
+
+
+TRAINED_HEADS = ["gce", "infonce", "sigmoid", "mh", "sh"]
+
+
+def test_the_tables_on_noise_are_the_committed_files() -> None:
+    page, results = (ROOT / "docs/noise.md").read_text(encoding="utf-8"), ROOT / "docs/results/noise"
+    assert render_noise(pd.read_csv(results / "summary.csv"), [*TRAINED_HEADS, "cca_minilm", "cca_tfidf"]) in page
+    assert render_noise(pd.read_csv(results / "last.csv"), TRAINED_HEADS, ", epoch=last") in page
+
+
+def test_the_control_of_the_page_on_noise_is_the_committed_file() -> None:
+    page, results = (ROOT / "docs/noise.md").read_text(encoding="utf-8"), ROOT / "docs/results/noise"
+    best = pd.read_csv(results / "control.csv").groupby("noise")["rsum_val"].max()
+    assert f"it reaches {best['0.4-0']:.1f} at 40% and {best['0.6-0']:.1f} at 60%" in page
+    chosen = (
+        pd.read_csv(results / "validation.csv").query("head == 'gce' and selected == 'yes'").set_index("noise")["rsum_val"]
+    )
+    assert f"with q = 0.4 reaches {chosen['0.4-0']:.1f} and\n  {chosen['0.6-0']:.1f}" in page
 
 
 def test_the_best_epochs_of_flickr8k_are_those_of_the_curves() -> None:
