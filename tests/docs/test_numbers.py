@@ -13,14 +13,8 @@ from tests.docs.pages import ROOT
 from vse.eval.tables.compared import build_printed_comparison
 from vse.eval.tables.table import format_text_table
 
-PAGES = [
-    "docs/compression.md",
-    "docs/flickr8k.md",
-    "docs/hubness.md",
-    "docs/judged.md",
-    "docs/phrases.md",
-    "docs/quickstart.md",
-]
+_PAGE_NAMES = "compression flickr8k hubness judged languages late_interaction noise phrases quickstart"
+PAGES = [f"docs/{name}.md" for name in _PAGE_NAMES.split()]
 CURVES = ROOT / "docs/results/flickr8k"
 NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
 
@@ -152,6 +146,29 @@ def test_the_control_of_the_page_on_noise_is_the_committed_file() -> None:
         pd.read_csv(results / "validation.csv").query("head == 'gce' and selected == 'yes'").set_index("noise")["rsum_val"]
     )
     assert f"with q = 0.4 reaches {chosen['0.4-0']:.1f} and\n  {chosen['0.6-0']:.1f}" in page
+
+
+def render_languages(results: Path) -> str:
+    """Return the table of the page on languages: a row per training, and its metrics in each language and between them."""
+    summary, pairs = (pd.read_csv(results / f"{name}.csv") for name in ("summary", "pairs"))
+    trained_on = {"en": "English", "de": "German", "both": "both", "shuffled": "German, shuffled"}
+    lines = ["| trained on | captions | English | German | en:de | de:en |", "|---|---|---|---|---|---|"]
+    for name in ("en", "de", "both", "shuffled", "en_tfidf", "de_tfidf"):
+        rows = [summary[summary["experiment"] == f"{name} ({language})"].iloc[0] for language in ("en", "de")]
+        cells = [mean_and_deviation(row["rsum"], row["rsum_std"]) for row in rows]
+        of_pairs = pairs[pairs["experiment"] == name].set_index("protocol")
+        for protocol in ("en:de", "de:en"):
+            cells.append(mean_and_deviation(of_pairs.loc[protocol, "t2t_r1"], of_pairs.loc[protocol, "t2t_r1_std"]))
+        title, feature = trained_on[name.removesuffix("_tfidf")], "TF-IDF" if name.endswith("_tfidf") else "e5"
+        lines.append(f"| {title} | {feature} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_table_on_languages_is_the_committed_file() -> None:
+    page, results = (ROOT / "docs/languages.md").read_text(encoding="utf-8"), ROOT / "docs/results/languages"
+    assert render_languages(results) in page
+    pairs = pd.read_csv(results / "pairs.csv").set_index(["experiment", "protocol"])["t2t_r1"]
+    assert f"{pairs['both', 'en:de']:.1f}% of the cases, and in {pairs['en', 'en:de']:.1f}% after training on English" in page
 
 
 def test_the_best_epochs_of_flickr8k_are_those_of_the_curves() -> None:
