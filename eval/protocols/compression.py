@@ -20,7 +20,8 @@ from vse.eval.ranking.metrics import QueriesByDirection, build_fold, fold_metric
 from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, ranks_from_blocks, shared_tensor
 from vse.eval.search.approximate import find_candidates, rank_candidates
 from vse.eval.search.codecs import Codec, FittedCodec, parse_codecs
-from vse.eval.search.top_k import Vectors, compute_exact_scores
+from vse.eval.search.top_k import compute_exact_scores
+from vse.eval.search.vectors import Vectors
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 

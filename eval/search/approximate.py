@@ -17,17 +17,16 @@ from vse.eval.search.gpu import copy_to_gpu
 from vse.eval.search.index import build_index, min_training_rows, set_search_parameters
 from vse.eval.search.top_k import (
     N_RESCORED_CANDIDATES,
-    N_ROWS_PER_BLOCK,
     DirectionSearch,
     RowIndices,
     Scores,
     TopK,
-    Vectors,
     build_both_searches,
     compute_exact_scores,
     exact_search,
     search,
 )
+from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Vectors
 from vse.pipeline.errors import UserError
 
 _MAX_CANDIDATES = 2**24  # candidates in a chunk of caption queries

@@ -18,7 +18,7 @@ import numpy as np
 from vse.eval.ranking.answers import unit_rows
 from vse.eval.ranking.ranks import shared_tensor
 from vse.eval.search.index import MIN_ROWS_PER_CENTROID
-from vse.eval.search.top_k import Vectors
+from vse.eval.search.vectors import Vectors
 from vse.pipeline.errors import UserError
 
 _PQ_BITS = 8

@@ -18,16 +18,8 @@ from numpy.typing import NDArray
 
 from vse.eval.ranking.answers import BestAnswers, unit_rows
 from vse.eval.ranking.ranks import Ranks, find_similarity, shared_tensor
-from vse.eval.search.top_k import (
-    N_RESCORED_CANDIDATES,
-    DirectionSearch,
-    RowIndices,
-    Scores,
-    TopK,
-    Vectors,
-    build_both_searches,
-    search,
-)
+from vse.eval.search.top_k import N_RESCORED_CANDIDATES, DirectionSearch, RowIndices, Scores, TopK, build_both_searches, search
+from vse.eval.search.vectors import Vectors
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import faiss
 import numpy as np
@@ -16,28 +15,16 @@ from numpy.typing import NDArray
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, Direction
 from vse.eval.ranking.ranks import TiledSimilarity, check_finite, find_similarity, shared_tensor
 from vse.eval.search.gpu import GPU_SEARCH_LIMIT, current_gpu, fall_back_to_cpu
+from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Corpus, Vectors, read_blocks
 from vse.pipeline.errors import UserError
 
-N_ROWS_PER_BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
 N_RESCORED_CANDIDATES = 200  # candidates of a query that are scored exactly
 _MAX_DIM_ROUNDED_DIFFERENTLY = (
     12  # up to this many, FAISS rounds the scores of a single query differently from those of several
 )
 
-Vectors = NDArray[np.float32]
 Scores = NDArray[np.float32]
 RowIndices = NDArray[np.int64]
-
-
-class Corpus(Protocol):
-    """Vectors (n, dim) that are read a block at a time: an array, a memory map or a data set of an HDF5 file."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, rows: Any, /) -> Any: ...
 
 
 class TopK(NamedTuple):
@@ -196,20 +183,6 @@ def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, sim
             scorer.score(entries, query_row, computed[:, None])
         out[found] = computed.numpy()[where]
     return scores
-
-
-def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, Vectors]]:
-    """Yield the corpus in blocks of ``block`` rows, each with the index of its first row.
-
-    Raises UserError if ``checked`` and a row is not finite.
-    """
-    if block < 1:
-        raise ValueError(f"blocks of {block} rows")
-    for start in range(0, len(corpus), block):
-        rows = np.ascontiguousarray(corpus[start : start + block], np.float32)
-        if checked:
-            check_finite("corpus", shared_tensor(rows), start)
-        yield start, rows
 
 
 def _check_queries(corpus: Corpus, queries: Vectors) -> Vectors:

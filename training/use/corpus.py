@@ -22,7 +22,7 @@ from vse.eval.search.index import (
     stores_corpus_exactly,
     write_index,
 )
-from vse.eval.search.top_k import Corpus
+from vse.eval.search.vectors import Corpus
 from vse.pipeline.dataset.dataset import ALL_SPLITS, Dataset
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError

@@ -16,7 +16,8 @@ from PIL import Image as PhotoImage
 
 from vse.eval.search.gpu import choose_faiss_device
 from vse.eval.search.index import IndexVectors, set_search_parameters
-from vse.eval.search.top_k import N_RESCORED_CANDIDATES, Attention, Corpus, RowIndices, Scores, SearchHit, Vectors, search
+from vse.eval.search.top_k import N_RESCORED_CANDIDATES, Attention, RowIndices, Scores, SearchHit, search
+from vse.eval.search.vectors import Corpus, Vectors
 from vse.pipeline.errors import UserError
 from vse.training.kinds import BatchVectors, PackedEmbeddings, pack_embeddings
 from vse.training.options import RunFileOptions
