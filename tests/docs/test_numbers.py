@@ -13,7 +13,7 @@ from tests.docs.pages import ROOT
 from vse.eval.tables.compared import build_printed_comparison
 from vse.eval.tables.table import format_text_table
 
-_PAGE_NAMES = "compression flickr8k hubness judged languages late_interaction noise phrases quickstart"
+_PAGE_NAMES = "compression flickr8k hubness judged languages noise phrases quickstart"
 PAGES = [f"docs/{name}.md" for name in _PAGE_NAMES.split()]
 CURVES = ROOT / "docs/results/flickr8k"
 NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
