@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from vse.eval.protocols.correction import METHODS
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import list_preset_names, load_ladder
+from vse.pipeline.presets.schema import CORRECTIONS
+from vse.training.ladders import correctable_combinations
 
 
 @pytest.fixture
@@ -42,6 +45,14 @@ def test_a_ladder_is_every_combination_of_the_features_that_an_experiment_reads(
 def test_a_ladder_may_extend_another(write: Path) -> None:
     write.write_text("extends: demo\nseeds: [7]\n")
     assert (load_ladder("own").seeds, load_ladder("own").features) == ([7], load_ladder("demo").features)
+
+
+def test_a_ladder_takes_every_correction_of_vse_eval() -> None:
+    assert set(CORRECTIONS) == set(METHODS)
+
+
+def test_only_models_that_compare_vectors_by_inner_products_are_corrected() -> None:
+    assert correctable_combinations(["vsepp", "scan_t2i_avg", "order0", "cca"]) == ["vsepp", "cca"]
 
 
 SOUND = {"features": "[fc7]", "caption_features": "[words]", "experiments": "{ vsepp: }", "seeds": "[0]"}
