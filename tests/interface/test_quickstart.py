@@ -48,7 +48,7 @@ def test_few_photographs_are_evaluated_in_folds_and_a_second_call_keeps_what_is_
     folder: Path, demo: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(quickstart, "N_FOLDS", 3)
-    monkeypatch.setattr(quickstart, "FEW_PAIRS_REGULARIZATION", (1, 10))
+    monkeypatch.setattr(quickstart, "REGULARIZATION", (1, 10))
     write_photos(demo, folder, 24)
     words = ("quickstart", "Meine Fotos", "captions.csv", "--threads", "1")
     succeeds(main, *words)
@@ -57,6 +57,8 @@ def test_few_photographs_are_evaluated_in_folds_and_a_second_call_keeps_what_is_
     assert (result["n_images"], result["split"]) == (24, "test of 3 folds")
     assert result["provenance"]["config"]["solver"]["name"] == "cca"
     assert result["provenance"]["features"].keys() == {"mobilenet", "tfidf"}
+    assert (result["correction"]["method"], result["correction"]["bank"]) == ("inverted-softmax", "train")
+    assert (folder / "runs/meine-fotos_quickstart/seed-0/correction.safetensors").is_file(), "which vse-serve uses"
     assert "of the captions of the test find their image among the first 10 of 8 [" in text.out
     assert "24 pairs are too few for one test split: the result covers 3 folds" in text.err
     assert "report: results/meine-fotos_quickstart.html" in text.out
@@ -74,15 +76,12 @@ def test_few_photographs_are_evaluated_in_folds_and_a_second_call_keeps_what_is_
     assert (folder / "runs/meine-fotos_quickstart/seed-0/run.json").read_bytes() == before
 
 
-def test_many_pairs_have_a_test_split_and_a_trained_head(
-    folder: Path, own_demo: Path, monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_many_pairs_have_a_test_split(folder: Path, own_demo: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(quickstart, "MIN_PAIRS_FOR_SPLIT", 200)
     shutil.copytree(own_demo.parent, folder / "data/demo")
     succeeds(main, "quickstart")
     result = json.loads((folder / "results/demo_quickstart.json").read_text())
     assert (result["split"], result["n_images"]) == ("test", 12)
-    assert result["provenance"]["config"]["loss"]["name"] == "infonce"
     assert "effnet" in result["provenance"]["features"], "which the demo computes with random weights"
 
 
