@@ -44,7 +44,7 @@ from vse.training.use.leaks import count_leaked_images
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
 from vse.training.use.open_run import OpenedRun, open_run, read_recorded_identity, unfinished_state
-from vse.training.use.stored_correction import store_correction
+from vse.training.use.stored_correction import check_correctable, store_correction
 
 log = logging.getLogger(__name__)
 _VectorsById = Mapping[int, NDArray[np.float32]]
@@ -348,6 +348,7 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
             which = request.sentences, request.last_epoch, request.pool_regions
             written = [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *which)]
             if request.correct is not None:
+                check_correctable(request.correct, written[0])
                 train, val = (_embed_if_missing(runs[0], split, files, device, allow_unfinished) for split in ("train", "val"))
                 written.append(store_correction(runs[0], request.correct, train, val))
             return written

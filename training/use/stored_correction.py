@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.protocols.correction import correct_seeds, parse_correction
+from vse.eval.protocols.correction import check_bank, correct_seeds, parse_correction
 from vse.eval.ranking.hubness import compute_biases
 from vse.eval.ranking.ranks import shared_tensor
 from vse.eval.search.vectors import Corpus, Vectors, read_blocks
@@ -65,6 +65,14 @@ def extend_queries(queries: Vectors, corrected: bool = True) -> Vectors:
     return np.column_stack([queries, np.full(len(queries), float(corrected), np.float32)])
 
 
+def check_correctable(text: str, file: Path) -> None:
+    """Raise UserError if no index can search the scores of the embeddings ``file`` with the correction ``text``."""
+    if parse_correction(text)[0] == _NOT_LINEAR:
+        raise UserError(f"--correct {text}: corrects single queries, which no index can search; name another method")
+    embeddings = read_embeddings(file)
+    check_bank(file, embeddings, file, embeddings)
+
+
 def store_correction(run: Path, text: str, train_file: Path, val_file: Path) -> Path:
     """Write the correction ``text``, such as ``csls`` or ``csls:k=10``, to the folder of a run; return the path of the file.
 
@@ -72,8 +80,6 @@ def store_correction(run: Path, text: str, train_file: Path, val_file: Path) -> 
     highest rsum on ``val_file``, the embeddings of the validation split.
     """
     method, _ = parse_correction(text)
-    if method == _NOT_LINEAR:
-        raise UserError(f"--correct {text}: corrects single queries, which no index can search; name another method")
     folder = RunFolder(run)
     _, entry = correct_seeds([val_file], [read_embeddings(val_file)], text, "train", val_file)
     bank = read_embeddings(train_file)
