@@ -37,7 +37,7 @@ N_FOLDS = 5
 IMAGE_FEATURES = ("effnet2", "effnet", "mobilenet")
 # With this correction of hubs, CCA has the highest rsum of the heads on Flickr8k (docs/hubness.md).
 CORRECTION = "inverted-softmax"
-REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)  # larger values than the preset's, for few pairs; chosen on the validation split
+REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)  # with few pairs, larger values than the preset's are better (docs/quickstart.md)
 FEW_PAIRS_MIN_COUNT = 1  # occurrences that a word needs, for TF-IDF
 _ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
 _MIN_ENGLISH_SHARE = 0.1  # share of these words among all words of English captions

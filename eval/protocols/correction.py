@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.embeddings import read_embeddings, resolve_path
+from vse.eval.files.embeddings import parse_provenance, read_embeddings, resolve_path
 from vse.eval.files.results import Result
 from vse.eval.files.split import Embeddings
 from vse.eval.ranking.hubness import compute_biases, find_activated
@@ -173,6 +173,9 @@ def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> Non
         raise UserError(f"{path}: has vectors of another length than {file}; they are of another model")
     if (bank.experiment, bank.seed) != (run.experiment, run.seed) and None not in (bank.experiment, run.experiment):
         raise UserError(f"{path}: holds embeddings of another run than {file}")
+    trained = [parse_provenance(one).get("trained") for one in (bank, run)]
+    if trained[0] != trained[1] and None not in trained:
+        raise UserError(f"{path}: the run was trained again between this file and {file}; write both again with vse-embed")
 
 
 def correct(run: Embeddings, bank: Embeddings, method: str, parameters: Mapping[str, float]) -> Embeddings:

@@ -342,23 +342,22 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
         raise UserError("--as-features writes the embeddings by the best weights; leave --last-epoch out")
     if as_features is not None and request.sentences:
         raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
+    if request.correct is not None:
+        check_correctable(request.correct, runs[0])
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         if as_features is None:
             split, allow_leak = request.split or "test", request.allow_leak
             which = request.sentences, request.last_epoch, request.pool_regions
             written = [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *which)]
             if request.correct is not None:
-                check_correctable(request.correct, written[0])
-                train, val = (_embed_if_missing(runs[0], split, files, device, allow_unfinished) for split in ("train", "val"))
-                written.append(store_correction(runs[0], request.correct, train, val))
+                bank = [
+                    embed_split(runs[0], runs[0] / f"{split}.h5", split, files, device, allow_unfinished)
+                    for split in ("train", "val")
+                ]
+                written += [*bank, store_correction(runs[0], request.correct, *bank)]
             return written
         if not runs[0].is_dir():
             return cache_file_embeddings(runs, as_features, files.captions)
         if len(runs) > 1:
             raise UserError(f"{runs[1]}: a second run; --as-features takes one run, or files of embeddings")
         return cache_run_embeddings(runs[0], as_features, files, device, allow_unfinished)
-
-
-def _embed_if_missing(run: Path, split: str, files: RunFileOptions, device: str, allow_unfinished: bool) -> Path:
-    file = run / f"{split}.h5"
-    return file if file.is_file() else embed_split(run, file, split, files, device, allow_unfinished)

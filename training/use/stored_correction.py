@@ -20,14 +20,16 @@ import torch
 from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.protocols.correction import check_bank, correct_seeds, parse_correction
+from vse.eval.protocols.correction import correct_seeds, parse_correction
 from vse.eval.ranking.hubness import compute_biases
 from vse.eval.ranking.ranks import shared_tensor
 from vse.eval.search.vectors import Corpus, Vectors, read_blocks
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.files.writing import write_bytes
+from vse.training.experiment import ExperimentConfig
 from vse.training.run.folder import RunFolder
+from vse.training.run.packed import open_model_folder
 
 log = logging.getLogger(__name__)
 _ROWS_PER_BLOCK = 4096
@@ -65,12 +67,12 @@ def extend_queries(queries: Vectors, corrected: bool = True) -> Vectors:
     return np.column_stack([queries, np.full(len(queries), float(corrected), np.float32)])
 
 
-def check_correctable(text: str, file: Path) -> None:
-    """Raise UserError if no index can search the scores of the embeddings ``file`` with the correction ``text``."""
+def check_correctable(text: str, run: Path) -> None:
+    """Raise UserError if no index can search the scores of a run with the correction ``text``."""
     if parse_correction(text)[0] == _NOT_LINEAR:
-        raise UserError(f"--correct {text}: corrects single queries, which no index can search; name another method")
-    embeddings = read_embeddings(file)
-    check_bank(file, embeddings, file, embeddings)
+        raise UserError(f"--correct {text}: corrects only some queries, so no index can search it; name another method")
+    if open_model_folder(run).read_settings(ExperimentConfig).model.similarity.ranking_similarity != "cosine":
+        raise UserError(f"{run}: a correction needs vectors that are compared by inner products; leave --correct out")
 
 
 def store_correction(run: Path, text: str, train_file: Path, val_file: Path) -> Path:

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from tests.training.conftest import Capture, Fails, done, experiment, printed
+from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.protocols.correction import correct
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.cli import embed_main, search_main
+from vse.training.options import TrainOptions
 from vse.training.share.pack import pack
 from vse.training.training import train
 
@@ -95,6 +98,27 @@ def test_parameters_are_selected_on_the_validation_split(
     run = train(cache, experiment("train.epochs=1", "train.decay_after=1"), out=tmp_path / "run")
     done(embed_main, run, "--correct", "csls")
     assert "searches are corrected by csls, {'k': " in caplog.text
+
+
+def test_the_bank_is_that_of_the_weights_and_not_of_an_older_training(cache: Path, tmp_path: Path, fails: Fails) -> None:
+    run = train(cache, experiment("loss.name=sum"), out=tmp_path / "run")
+    done(embed_main, run, "--correct", METHOD)
+    train(cache, experiment("loss.name=max"), out=run, options=TrainOptions(overwrite=True))
+    done(embed_main, run)
+    assert "trained again" in fails(eval_main, run / "test.h5", "--correct", METHOD)
+    done(embed_main, run, "--correct", METHOD)
+    done(embed_main, run, "--split", "train", "--out", tmp_path / "train.h5")
+    images = read_embeddings(tmp_path / "train.h5").images
+    stored = safetensors.numpy.load_file(run / "correction.safetensors")["images"]
+    np.testing.assert_allclose(stored, images, atol=1e-3)
+
+
+def test_models_of_other_similarities_are_refused_before_anything_is_embedded(
+    cache: Path, tmp_path: Path, fails: Fails
+) -> None:
+    run = train(cache, experiment("model.similarity=order"), out=tmp_path / "run")
+    assert "compared by inner products" in fails(embed_main, run, "--correct", METHOD)
+    assert not (run / "test.h5").exists()
 
 
 def test_damaged_or_foreign_corrections_are_refused(corrected: Path, cache: Path, tmp_path: Path, fails: Fails) -> None:
