@@ -193,9 +193,9 @@ def measure_index_recalls(
 
     ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one is ranked before it.
     ``recall_at_1`` ... are the percentage of the exact top K that the index returned as its top K; a row that ties with the
-    last of the exact top K counts as well. For ``order`` the index finds ``candidates`` rows, which are sorted by their exact
-    scores; the result records their number as ``reranked``. Durations are wall-clock seconds. If the images or the captions
-    are too few to train the index, a ``Flat`` index is used and its ``factory`` is reported.
+    last of the exact top K counts as well. For ``order`` the index finds ``candidates`` rows, and these are sorted by their
+    exact scores. The result records their number as ``reranked``. Durations are wall-clock seconds. If the images or the
+    captions are too few to train the index, a ``Flat`` index is used and its ``factory`` is reported.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ class Codec:
 
     @property
     def encodes_queries(self) -> bool:
-        """Whether queries are encoded like the stored vectors. If so, a pair has the same score in both directions."""
+        """True if queries are encoded like the stored vectors. Then a pair has the same score in both directions."""
         return self.kind in ("float32", "dims", "binary")
 
     def fit(self, vectors: Vectors) -> FittedCodec:

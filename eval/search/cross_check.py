@@ -211,7 +211,7 @@ def _scores_of_pairs(
 
 
 def _best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Scores:
-    """Return the highest score of each caption (n_captions,) with another caption of its image; -inf if there is none."""
+    """Return the highest score of each caption with another caption of its image: (n_captions,). An only caption has -inf."""
     best = np.empty(len(captions), np.float32)
     order = np.argsort(image_of_caption, kind="stable")
     for own in np.split(order, np.flatnonzero(np.diff(image_of_caption[order])) + 1):
