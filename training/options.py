@@ -124,6 +124,9 @@ class EmbedRequest(Options):
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
     """For a model that compares regions with words: store 1 of FACTOR vectors of each image, the means of similar regions.
     OUT is then RUN/SPLIT_pooled_FACTOR.h5."""
+    bank_images: Annotated[PositiveInteger | None, CliOption(metavar="N")] = None
+    """For a model that scores each pair, such as SCAN: also store the scores with N images of the training split and their
+    captions, for vse-eval --correct."""
     sentences: Flag = False
     """For a run that localises phrases: write the scores of all captions with all images, for the ensembles of vse-eval."""
     allow_code: AllowCode = False

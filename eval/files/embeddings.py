@@ -29,7 +29,7 @@ from vse.eval.files.hdf5_fields import (
     parse_hashes,
     parse_ids,
 )
-from vse.eval.files.split import MATRIX_NAMES, POOLED_VECTOR_NAMES, SCORE_NAMES, VECTOR_NAMES, Embeddings
+from vse.eval.files.split import BANK_SCORE_NAMES, MATRIX_NAMES, POOLED_VECTOR_NAMES, SCORE_NAMES, VECTOR_NAMES, Embeddings
 from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
 from vse.pipeline.dataset.dataset import parse_fold
 from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, check_same_data
@@ -253,7 +253,7 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         missing += sorted(pair - arrays)
     elif "scores" not in arrays:
         missing += [name for name in ("images", "captions") if name not in arrays]
-    for together in (POOLED_VECTOR_NAMES, _COUNT_NAMES):
+    for together in (POOLED_VECTOR_NAMES, BANK_SCORE_NAMES, _COUNT_NAMES):
         if set(together) & arrays:
             missing += [name for name in together if name not in arrays]
     if ("caption_languages" in arrays) != ("languages" in attributes):

@@ -115,7 +115,8 @@ class SelectedScores:
 
 SCORE_NAMES = ("scores", "scores_i2t", "scores_t2i")
 POOLED_VECTOR_NAMES = ("pooled_images", "pooled_captions")
-VECTOR_NAMES = ("images", "captions", *POOLED_VECTOR_NAMES)
+BANK_SCORE_NAMES = ("bank_scores_images", "bank_scores_captions")
+VECTOR_NAMES = ("images", "captions", *POOLED_VECTOR_NAMES, *BANK_SCORE_NAMES)
 MATRIX_NAMES = (*VECTOR_NAMES, *SCORE_NAMES)
 _IMAGE_FIELDS = ("image_ids", "coco_ids", "n_regions", "photo_hashes")
 _CAPTION_FIELDS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_hashes", "caption_languages")
@@ -138,6 +139,8 @@ class Embeddings:
     images, captions : (n_images, dim) and (n_captions, dim) vectors
     scores, scores_i2t, scores_t2i : (n_images, n_captions)
     pooled_images, pooled_captions : (n_images, dim) and (n_captions, dim) vectors by which a search selects pairs to score
+    bank_scores_images, bank_scores_captions : (n_images, n_bank_captions) and (n_captions, n_bank_images) scores with captions
+        and images of the training split, for a correction of hubs (:mod:`vse.eval.protocols.correction`)
     experiment, seed : experiment and seed of the model, or None
     similarity : name of the similarity of two vectors; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
     provenance : JSON text with features, settings and versions
@@ -165,6 +168,8 @@ class Embeddings:
     scores_t2i: ScoreMatrix | None = None
     pooled_images: NDArray[np.float32] | None = None
     pooled_captions: NDArray[np.float32] | None = None
+    bank_scores_images: NDArray[np.float32] | None = None
+    bank_scores_captions: NDArray[np.float32] | None = None
     experiment: str | None = None
     seed: int | None = None
     similarity: str = "cosine"

@@ -3,6 +3,9 @@
 A correction is one number for each candidate. The number b_x of an image x does not change the order of the captions for x,
 nor the number b_y of a caption y that of the images for y. So two more dimensions of the vectors correct both directions:
 (x, 1, -b_x) . (y, -b_y, 1) = x . y - b_x - b_y. QB-Norm corrects only some queries, so it has scores of each direction.
+
+A model such as SCAN has scores of pairs instead of vectors. Its file then needs the scores of its images and captions with the
+bank (``vse-embed --bank-images``).
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import parse_provenance, read_embeddings, resolve_path
 from vse.eval.files.results import Result
-from vse.eval.files.split import Embeddings
-from vse.eval.ranking.hubness import compute_biases, find_activated
+from vse.eval.files.split import SCORE_NAMES, Embeddings
+from vse.eval.ranking.hubness import LinearScores, compute_biases, find_activated
 from vse.eval.ranking.metrics import compute_metrics
-from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
+from vse.eval.ranking.ranks import ScoreMatrix, ranks_from_blocks
 from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.errors import UserError, did_you_mean
 
@@ -39,22 +42,42 @@ Parameters = dict[str, float]
 
 
 @dataclass(frozen=True)
-class LinearScores:
-    """The inner products of ``images`` (n_images, dim) and ``captions`` (n_captions, dim), computed when rows are read."""
+class Bank:
+    """The scores of all candidates with the queries of a bank.
 
+    ``of_images`` : (n_images, n_bank_captions), ``of_captions`` : (n_captions, n_bank_images).
+    ``path``, ``sha256`` : the file with the bank, and its SHA-256 if it is known.
+    ``is_transductive`` : True if the bank has an image of the split itself.
+    """
+
+    of_images: ScoreMatrix
+    of_captions: ScoreMatrix
+    path: Path
+    sha256: str | None
+    is_transductive: bool
+
+
+@dataclass(frozen=True)
+class CorrectedScores:
+    """The matrix ``scores`` + ``images`` @ ``captions``.T, computed when rows are read.
+
+    ``images`` : (n_images, k), ``captions`` : (n_captions, k).
+    """
+
+    scores: ScoreMatrix
     images: NDArray[np.float32]
     captions: NDArray[np.float32]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return len(self.images), len(self.captions)
+        return self.scores.shape
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, rows: Any, /) -> NDArray[Any]:
-        scores: NDArray[Any] = self.images[rows] @ self.captions.T
-        return scores
+        corrected: NDArray[Any] = self.scores[rows] + self.images[rows] @ self.captions.T
+        return corrected
 
 
 def parse_correction(text: str) -> tuple[str, Parameters]:
@@ -89,35 +112,34 @@ def correct_seeds(
     out : the result file, to whose folder paths in the entry are relative
     """
     method, given = parse_correction(text)
-    banks = [_read_bank(file, run, bank) for file, run in zip(files, seeds, strict=True)]
+    banks = [read_bank(file, run, bank) for file, run in zip(files, seeds, strict=True)]
     missing = [name for name in METHODS[method] if name not in given]
     tried: dict[str, float] = {}
     parameters = dict(given)
     if missing:
-        why = "the parameters of the correction are selected on it"
+        why = "the parameters are selected on it"
         validation = [_read_sibling(file, run, "val", why) for file, run in zip(files, seeds, strict=True)]
         # A bank of the test split itself is a bank of the validation split there.
-        val_banks = validation if bank == seeds[0].split else [one for _, one in banks]
+        val_bank = "val" if bank == seeds[0].split else bank
+        pairs = [(run, read_bank(path, run, val_bank)) for path, run in validation]
         best = -np.inf
         for choice in _list_choices(method, missing):
-            pairs = zip(validation, val_banks, strict=True)
             rsum = float(np.mean([_rsum(correct(run, of, method, {**given, **choice})) for run, of in pairs]))
             tried[", ".join(f"{name}={value:g}" for name, value in choice.items())] = rsum
             if rsum > best:
                 best, parameters = rsum, {**given, **choice}
-    first_file, first = banks[0]
-    is_same_data = first.dataset == seeds[0].dataset
+    first = banks[0]
     entry = {
         "method": method,
-        "bank": bank if bank in SPLITS else os.path.relpath(first_file, out.parent),
-        "bank_sha256": [run.source.sha256 for _, run in banks if run.source is not None],
-        "bank_images": len(first.image_ids),
-        "bank_captions": len(first.caption_ids),
+        "bank": bank if bank in SPLITS else os.path.relpath(first.path, out.parent),
+        "bank_sha256": [one.sha256 for one in banks if one.sha256 is not None],
+        "bank_images": first.of_captions.shape[1],
+        "bank_captions": first.of_images.shape[1],
         "parameters": parameters,
-        "transductive": is_same_data and bool(np.isin(first.image_ids, seeds[0].image_ids).any()),
+        "transductive": first.is_transductive,
         **({"rsum_val": tried} if tried else {}),
     }
-    return [correct(run, of, method, parameters) for run, (_, of) in zip(seeds, banks, strict=True)], entry
+    return [correct(run, of, method, parameters) for run, of in zip(seeds, banks, strict=True)], entry
 
 
 def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: Sequence[Embeddings]) -> list[Embeddings]:
@@ -142,34 +164,68 @@ def _list_choices(method: str, names: Sequence[str]) -> Iterator[Parameters]:
         yield dict(zip(names, values, strict=True))
 
 
-def _read_bank(file: Path, run: Embeddings, bank: str) -> tuple[Path, Embeddings]:
-    if bank == run.split:
-        check_bank(file, run, file, run)
-        return file, run
-    if bank in SPLITS:
-        return file.with_name(f"{bank}.h5"), _read_sibling(file, run, bank, "it is the bank")
-    of = read_embeddings(Path(bank))
-    check_bank(Path(bank), of, file, run)
-    return Path(bank), of
+def read_bank(file: Path, run: Embeddings, bank: str) -> Bank:
+    """Return the scores of the images and captions in ``file`` with a bank.
+
+    ``bank`` is a split, whose embeddings are next to ``file``, or a file of embeddings. A file of scores has the scores with
+    its bank, the training split. Raises UserError if ``run``, the content of ``file``, has no such scores.
+    """
+    path, of = file, run
+    has_scores = run.direction_scores("t2i") is not None
+    if has_scores and bank != run.split:
+        if bank != "train":
+            raise UserError(f"{file}: has scores of pairs; their bank is train, or the split itself with --bank {run.split}")
+        if run.bank_scores_images is None or run.bank_scores_captions is None:
+            command = f"vse-embed {file.parent} --split {run.split} --bank-images 1000"
+            raise UserError(f"{file}: has scores of pairs, but none with a bank; write it again with {command}")
+        return Bank(run.bank_scores_images, run.bank_scores_captions, file, _sha256(run), is_transductive=False)
+    if bank in SPLITS and bank != run.split:
+        path, of = _read_sibling(file, run, bank, "it is the bank")
+    elif bank != run.split:
+        path = Path(bank)
+        of = read_embeddings(path)
+    check_bank(path, of, file, run)
+    if run.vectors is not None and of.vectors is not None:
+        of_images: ScoreMatrix = LinearScores(run.vectors[0], of.vectors[1])
+        of_captions: ScoreMatrix = LinearScores(run.vectors[1], of.vectors[0])
+    else:
+        i2t, of_images = _score_pairs(run)
+        of_captions = np.asarray(i2t[:]).T
+    is_transductive = of.dataset == run.dataset and bool(np.isin(of.image_ids, run.image_ids).any())
+    return Bank(of_images, of_captions, path, _sha256(of), is_transductive)
 
 
-def _read_sibling(file: Path, run: Embeddings, split: str, why: str) -> Embeddings:
+def _sha256(run: Embeddings) -> str | None:
+    return None if run.source is None else run.source.sha256
+
+
+def _read_sibling(file: Path, run: Embeddings, split: str, why: str) -> tuple[Path, Embeddings]:
     path = file.with_name(f"{split}.h5")
     if not path.is_file():
         raise UserError(f"{path}: no such file, but {why}; write it with vse-embed {file.parent} --split {split}")
     of = read_embeddings(path)
     check_bank(path, of, file, run)
-    return of
+    return path, of
+
+
+def _score_pairs(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
+    """Return the scores i2t and t2i, (n_images, n_captions)."""
+    if run.vectors is not None:
+        scores = LinearScores(*run.vectors)
+        return scores, scores
+    i2t, t2i = run.direction_scores("i2t"), run.direction_scores("t2i")
+    assert i2t is not None
+    assert t2i is not None
+    return i2t, t2i
 
 
 def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> None:
-    """Raise UserError if ``bank`` does not hold vectors of the same run as the embeddings ``run`` in ``file``."""
+    """Raise UserError if ``bank`` is not of the same run as the embeddings or scores ``run`` in ``file``."""
     for name, one in ((file, run), (path, bank)):
-        if one.vectors is None or one.similarity != "cosine":
-            raise UserError(f"{name}: a correction needs vectors that are compared by inner products; leave --correct out")
-    assert run.vectors is not None
-    assert bank.vectors is not None
-    if bank.vectors[0].shape[1] != run.vectors[0].shape[1]:
+        if one.vectors is not None and one.similarity != "cosine":
+            raise UserError(f"{name}: a correction needs inner products of vectors, or scores of pairs; leave --correct out")
+    dims = [None if one.vectors is None else one.vectors[0].shape[1] for one in (run, bank)]
+    if dims[0] != dims[1]:
         raise UserError(f"{path}: has vectors of another length than {file}; they are of another model")
     if (bank.experiment, bank.seed) != (run.experiment, run.seed) and None not in (bank.experiment, run.experiment):
         raise UserError(f"{path}: holds embeddings of another run than {file}")
@@ -178,29 +234,35 @@ def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> Non
         raise UserError(f"{path}: the run was trained again between this file and {file}; write both again with vse-embed")
 
 
-def correct(run: Embeddings, bank: Embeddings, method: str, parameters: Mapping[str, float]) -> Embeddings:
-    """Return embeddings whose inner products are the corrected scores, or with ``qb-norm`` the scores of each direction."""
-    assert run.vectors is not None
-    assert bank.vectors is not None
-    images, captions = map(shared_tensor, run.vectors)
-    bank_images, bank_captions = map(shared_tensor, bank.vectors)
-    of_images = compute_biases(images, bank_captions, method, parameters)
-    of_captions = compute_biases(captions, bank_images, method, parameters)
-    x, y = run.vectors
-    if method != "qb-norm":
-        ones = np.ones(len(x), np.float32), np.ones(len(y), np.float32)
+def correct(run: Embeddings, bank: Bank, method: str, parameters: Mapping[str, float]) -> Embeddings:
+    """Return embeddings whose inner products are the corrected scores, or the corrected scores of each direction.
+
+    The result has vectors if ``run`` has vectors and the method is not ``qb-norm``.
+    """
+    of_images, of_captions = (compute_biases(side, method, parameters) for side in (bank.of_images, bank.of_captions))
+    i2t, t2i = _score_pairs(run)
+    if method == "qb-norm":
+        of_queries = np.asarray(i2t[:]).T if run.vectors is None else LinearScores(run.vectors[1], run.vectors[0])
+        image_gate = find_activated(bank.of_captions, of_queries)
+        caption_gate = find_activated(bank.of_images, t2i)
         return replace(
-            run, images=np.column_stack([x, ones[0], -of_images]), captions=np.column_stack([y, -of_captions, ones[1]])
+            run,
+            images=None,
+            captions=None,
+            scores=None,
+            scores_i2t=CorrectedScores(i2t, image_gate[:, None].astype(np.float32), -of_captions[:, None]),
+            scores_t2i=CorrectedScores(t2i, -of_images[:, None], caption_gate[:, None].astype(np.float32)),
         )
-    image_gate = find_activated(captions, bank_images, images).astype(np.float32)
-    caption_gate = find_activated(images, bank_captions, captions).astype(np.float32)
-    return replace(
-        run,
-        images=None,
-        captions=None,
-        scores_i2t=LinearScores(np.column_stack([x, image_gate]), np.column_stack([y, -of_captions])),
-        scores_t2i=LinearScores(np.column_stack([x, -of_images]), np.column_stack([y, caption_gate])),
-    )
+    images = np.column_stack([np.ones_like(of_images), -of_images])
+    captions = np.column_stack([-of_captions, np.ones_like(of_captions)])
+    if run.vectors is not None:
+        return replace(
+            run, images=np.column_stack([run.vectors[0], images]), captions=np.column_stack([run.vectors[1], captions])
+        )
+    corrected: dict[str, Any] = {
+        name: CorrectedScores(scores, images, captions) for name in SCORE_NAMES if (scores := getattr(run, name)) is not None
+    }
+    return replace(run, **corrected)
 
 
 def _rsum(run: Embeddings) -> float:

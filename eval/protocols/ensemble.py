@@ -30,7 +30,7 @@ from vse.eval.files.embeddings import (
     write_scores,
 )
 from vse.eval.files.results import changed_settings, display_name
-from vse.eval.files.split import SCORE_NAMES, MeanScores
+from vse.eval.files.split import MATRIX_NAMES, MeanScores
 from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.pipeline.dataset.identity import check_all_same_data
@@ -132,6 +132,8 @@ def build_ensemble(
         captions=_concatenate_vectors([member.captions for member in runs]),
         pooled_images=_concatenate_vectors([member.pooled_images for member in runs]),
         pooled_captions=_concatenate_vectors([member.pooled_captions for member in runs]),
+        bank_scores_images=None,
+        bank_scores_captions=None,
         **_mean_scores(runs),
         **described,
     )
@@ -301,10 +303,10 @@ def combine_scores(
     assert of_phrases.n_regions is not None
     alone = (of_phrases.n_regions == 0)[:, None] | (of_phrases.n_phrases == 0)
     by_phrases = np.asarray(of_phrases.scores[:], np.float32)
-    combined: dict[str, Any] = dict.fromkeys(SCORE_NAMES)
+    combined: dict[str, Any] = dict.fromkeys(MATRIX_NAMES)
     for name, scores in (negative_distances or _negative_distances(model)).items():
         combined[name] = np.where(alone, scores, (1 - alpha) * scores + alpha * by_phrases).astype(np.float32)
-    return replace(model, images=None, captions=None, pooled_images=None, pooled_captions=None, **combined)
+    return replace(model, **combined)
 
 
 def _negative_distances(model: Embeddings) -> ScoresByName:

@@ -9,13 +9,16 @@ al., "Nearest Neighbor Normalization Improves Multimodal Retrieval", EMNLP 2024 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import ScoreBlocks, shared_tensor, split_into_slices
+from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, shared_tensor, split_into_slices
 
 OCCURRENCE_DEPTH = 10  # K of the K-occurrence: how often a candidate is among the first K
 _MAX_BLOCK_SCORES = 2**24  # scores of candidates with a bank that are computed at once
@@ -107,41 +110,70 @@ def mean_cosine(vectors: Float[np.ndarray, "n dim"]) -> float:
     return float((units.sum(0).square().sum() - units.square().sum()) / (n * (n - 1))) if n > 1 else 1.0
 
 
-def compute_biases(
-    candidates: Float[Tensor, "n dim"], bank: Float[Tensor, "n_bank dim"], method: str, parameters: Mapping[str, float]
-) -> Float[np.ndarray, " n"]:
+@dataclass(frozen=True)
+class LinearScores:
+    """The inner products of ``images`` (n_images, dim) and ``captions`` (n_captions, dim), computed when rows are read."""
+
+    images: NDArray[np.float32]
+    captions: NDArray[np.float32]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.images), len(self.captions)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, rows: Any, /) -> NDArray[Any]:
+        scores: NDArray[Any] = (shared_tensor(self.images[rows]) @ shared_tensor(self.captions).T).numpy()
+        return scores
+
+
+def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, float]) -> Float[np.ndarray, " n"]:
     """Return the number that a correction subtracts from all scores of each candidate.
 
-    S are the inner products of a candidate with the queries of the bank.
+    ``bank`` has the scores S of each candidate with the queries of the bank, (n, n_bank).
 
     - ``mean``: the mean of S. Subtracting the bank's mean from the queries does the same.
     - ``csls``: half the mean of the ``k`` largest of S.
     - ``nnn``: ``alpha`` times the mean of the ``k`` largest of S.
     - ``inverted-softmax``, ``qb-norm``: log(sum of exp(``beta`` S)) / ``beta``.
     """
-    if method == "mean":
-        biases: Float[np.ndarray, " n"] = (candidates @ bank.mean(0)).numpy()
-        return biases
-    found = np.empty(len(candidates), np.float32)
-    for rows in split_into_slices(len(candidates), max(1, _MAX_BLOCK_SCORES // len(bank))):
-        scores = candidates[rows] @ bank.T
-        if method in ("csls", "nnn"):
+    found = np.empty(len(bank), np.float32)
+    for rows in _split_candidates(bank):
+        scores = shared_tensor(bank[rows])
+        if method == "mean":
+            found[rows] = scores.mean(1).numpy()
+        elif method in ("csls", "nnn"):
             weight = 0.5 if method == "csls" else parameters["alpha"]
-            found[rows] = (weight * torch.topk(scores, min(int(parameters["k"]), len(bank)), 1).values.mean(1)).numpy()
+            found[rows] = (weight * torch.topk(scores, min(int(parameters["k"]), scores.shape[1]), 1).values.mean(1)).numpy()
         else:
             found[rows] = (torch.logsumexp(parameters["beta"] * scores, 1) / parameters["beta"]).numpy()
     return found
 
 
-def find_activated(
-    candidates: Float[Tensor, "n dim"], bank: Float[Tensor, "n_bank dim"], queries: Float[Tensor, "m dim"]
-) -> Int[np.ndarray, " m"]:
-    """Return 1 for each query whose first candidate is also the first one of a query of the bank, else 0 (QB-Norm)."""
+def find_activated(bank: ScoreMatrix, queries: ScoreMatrix) -> Int[np.ndarray, " m"]:
+    """Return 1 for each query whose first candidate is also the first one of a query of the bank, else 0 (QB-Norm).
 
-    def first(of: Tensor) -> Tensor:
-        spans = split_into_slices(len(of), max(1, _MAX_BLOCK_SCORES // len(candidates)))
-        return torch.cat([(of[span] @ candidates.T).argmax(1) for span in spans])
+    ``bank`` (n, n_bank) and ``queries`` (n, m) have the scores of each candidate with both kinds of queries.
+    """
+    activated = np.zeros(len(bank), np.int64)
+    activated[_find_first_candidates(bank)] = 1
+    of_queries: Int[np.ndarray, " m"] = activated[_find_first_candidates(queries)]
+    return of_queries
 
-    activated = torch.zeros(len(candidates), dtype=torch.bool)
-    activated[first(bank)] = True
-    return activated[first(queries)].long().numpy()
+
+def _find_first_candidates(scores: ScoreMatrix) -> Int[np.ndarray, " m"]:
+    """Return for each query the candidate with the highest of ``scores`` (n, m)."""
+    first = np.zeros(scores.shape[1], np.int64)
+    best = np.full(scores.shape[1], -np.inf, np.float32)
+    for rows in _split_candidates(scores):
+        found = torch.max(shared_tensor(scores[rows]), 0)
+        values, places = found.values.numpy(), found.indices.numpy()
+        is_better = values > best
+        first[is_better], best[is_better] = places[is_better] + rows.start, values[is_better]
+    return first
+
+
+def _split_candidates(scores: ScoreMatrix) -> list[slice]:
+    return split_into_slices(len(scores), max(1, _MAX_BLOCK_SCORES // scores.shape[1]))

@@ -23,6 +23,7 @@ from vse.eval.files.embeddings import (
     write_scores,
 )
 from vse.eval.files.phrase_scores import PHRASE_SCORES_KIND
+from vse.eval.ranking.ranks import split_into_slices
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.rows import FeatureKind as RowKind
 from vse.features.cache.rows import Ids, row_ids
@@ -37,9 +38,18 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
 from vse.training.data.pairs import CaptionsLoadedAtFirstRead, TokenIndices, select_images_with_features
+from vse.training.kinds import PackedEmbeddings
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.encode import PairScores, build_vector_fields, encode, pool_sets
+from vse.training.solvers.encode import (
+    MAX_TILE_IMAGES,
+    PairScores,
+    build_vector_fields,
+    encode,
+    encode_captions,
+    encode_images,
+    pool_sets,
+)
 from vse.training.use.leaks import count_leaked_images
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
@@ -61,12 +71,14 @@ def embed_split(
     sentences: bool = False,
     last_epoch: bool = False,
     pool_regions: int | None = None,
+    bank_images: int | None = None,
 ) -> Path:
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
     With ``last_epoch``, the weights are those of the last epoch, and ``_last`` follows the split in the name of the file. With
     ``pool_regions``, similar regions of an image are replaced by their means
-    (:func:`vse.training.solvers.encode.pool_sets`).
+    (:func:`vse.training.solvers.encode.pool_sets`). With ``bank_images``, the file also has the scores with as many images of
+    the training split, and with their captions.
     By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
     UserError if the run was trained on images of the split, unless ``allow_leak`` is set. For ``files`` and
     ``allow_unfinished`` see :func:`vse.training.use.model.load_run`.
@@ -90,8 +102,9 @@ def embed_split(
     overlap = {"images_trained_on": {"images": n_seen, "of": n_images}} if n_seen else {}
     if last_epoch and (localises or not opened.experiment.solver.uses_loss):
         raise UserError(f"{run}: --last-epoch is for runs on captions with epochs of gradient steps; leave it out")
-    if pool_regions is not None and localises:
-        raise UserError(f"{run}: --pool-regions is for runs on captions; leave it out")
+    for option, value in {"--pool-regions": pool_regions, "--bank-images": bank_images}.items():
+        if value is not None and localises:
+            raise UserError(f"{run}: {option} is for runs on captions; leave it out")
     if localises:
         write = score_sentences if sentences else score_phrases
         return write(opened, out, split, files, overlap)
@@ -106,6 +119,16 @@ def embed_split(
         if images.lengths is None:
             raise UserError(f"{run}: has one vector for each image, so there are no regions to pool; leave --pool-regions out")
         images = pool_sets(images, pool_regions)
+    bank_scores: dict[str, Any] = {}
+    if bank_images is not None:
+        if not trained.model.scores_every_pair:
+            raise UserError(
+                f"{run}: has one vector for each image, so --correct needs no stored scores; leave --bank-images out"
+            )
+        if "train" in opened.dataset.parse_splits(split):
+            raise UserError(f"--bank-images takes images of the training split; leave it out for --split {split}")
+        bank = load_opened_run(opened, "train", files, last_epoch)
+        bank_scores = _score_bank(bank, bank_images, images, captions, pool_regions)
     provenance = {**opened.build_provenance(out), **overlap}
     if last_epoch:
         provenance["training"] |= {"selection": "last epoch"}
@@ -145,12 +168,32 @@ def embed_split(
         coco_ids=pairs.coco_ids,
         **encode_languages(pairs.caption_languages),
         **build_vector_fields(trained.model, images, captions),
+        **bank_scores,
         **trained.photo_and_caption_hashes(pairs.images),
     )
     if not trained.model.scores_every_pair:
         return write_embeddings(out, embeddings)
     i2t, t2i = PairScores(trained.model, images, captions).score_blocks(torch.from_numpy(pairs.image_indices))
     return write_scores(out, embeddings, i2t, t2i, provenance_json)
+
+
+def _score_bank(
+    bank: TrainedRun, n_images: int, images: PackedEmbeddings, captions: PackedEmbeddings, pool_regions: int | None
+) -> dict[str, NDArray[np.float32]]:
+    """Return the fields of :class:`Embeddings` that have the scores with ``n_images`` random images of a split."""
+    pairs = bank.split.pairs
+    rows = np.sort(np.random.default_rng(0).permutation(len(pairs.images))[:n_images])
+    of_rows = np.flatnonzero(np.isin(pairs.image_indices, rows))
+    bank_images = encode_images(bank.model, bank.split, bank.device, rows)
+    if pool_regions is not None:
+        bank_images = pool_sets(bank_images, pool_regions)
+    with_images = PairScores(bank.model, bank_images, captions)
+    with_captions = PairScores(bank.model, images, encode_captions(bank.model, bank.split, of_rows))
+    slices = split_into_slices(len(images), MAX_TILE_IMAGES), split_into_slices(len(rows), MAX_TILE_IMAGES)
+    return {
+        "bank_scores_images": torch.cat([with_captions(some, None)[1] for some in slices[0]]).numpy(),
+        "bank_scores_captions": torch.cat([with_images(some, None)[0] for some in slices[1]]).T.contiguous().numpy(),
+    }
 
 
 def _add_change(provenance: dict[str, Any], option: str, default: str, value: str) -> None:
@@ -347,7 +390,7 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         if as_features is None:
             split, allow_leak = request.split or "test", request.allow_leak
-            which = request.sentences, request.last_epoch, request.pool_regions
+            which = request.sentences, request.last_epoch, request.pool_regions, request.bank_images
             written = [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *which)]
             if request.correct is not None:
                 bank = [

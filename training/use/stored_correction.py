@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.protocols.correction import correct_seeds, parse_correction
-from vse.eval.ranking.hubness import compute_biases
+from vse.eval.ranking.hubness import LinearScores, compute_biases
 from vse.eval.ranking.ranks import shared_tensor
 from vse.eval.search.vectors import Corpus, Vectors, read_blocks
 from vse.pipeline.errors import UserError
@@ -54,10 +54,10 @@ class StoredCorrection:
 
     def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
         """Return each candidate x as (x, -b_x): (n, dim + 1). Candidates are captions if ``by_photo``, else images."""
-        bank = self.images if by_photo else self.captions
+        bank = (self.images if by_photo else self.captions).numpy()
         blocks = []
         for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):
-            biases = compute_biases(shared_tensor(rows), bank, self.method, self.parameters)
+            biases = compute_biases(LinearScores(rows, bank), self.method, self.parameters)
             blocks.append(np.column_stack([rows, -biases]).astype(np.float32))
         return np.concatenate(blocks)
 

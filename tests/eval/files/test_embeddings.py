@@ -47,8 +47,9 @@ def same(first: Embeddings, second: Embeddings) -> None:
         without_vectors(scores_i2t=I2T, scores_t2i=T2I, captions=np.ones((150, 4), np.float32)),
         made(experiment=None, seed=None),
         without_vectors(scores=I2T, pooled_images=I2T[:, :3], pooled_captions=T2I.T[:, :3]),
+        without_vectors(scores=I2T, bank_scores_images=I2T[:, :9], bank_scores_captions=T2I.T[:, :2]),
     ],
-    ids=["vectors", "numbers of COCO", "scores", "scores of each direction", "unnamed", "pooled vectors"],
+    ids=["vectors", "numbers of COCO", "scores", "scores of each direction", "unnamed", "pooled vectors", "bank"],
 )
 def test_what_is_written_is_read(run: Embeddings, tmp_path: Path) -> None:
     same(run, read_embeddings(write_embeddings(tmp_path / "e.h5", run)))

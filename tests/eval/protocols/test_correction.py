@@ -130,13 +130,40 @@ def test_tables_and_reports_repeat_the_correction(folder: Path, capsys: pytest.C
         write_report([result], folder / "report.html")
 
 
+def write_scores_of_pairs(folder: Path, directions: bool = False) -> Path:
+    """Write the scores of the validation and test split, also with the bank. They are those of the vectors in the fixture."""
+    train = with_hubs("train")
+    for split in ("val", "test"):
+        run = with_hubs(split)
+        i2t = run.images @ run.captions.T
+        scores = {"scores_i2t": i2t, "scores_t2i": i2t} if directions else {"scores": i2t}
+        banks = {"bank_scores_images": run.images @ train.captions.T, "bank_scores_captions": run.captions @ train.images.T}
+        write_embeddings(folder / f"{split}.h5", replace(run, images=None, captions=None, **scores, **banks))
+    return folder / "test.h5"
+
+
 @pytest.mark.parametrize("bank", ["train", "test"])
-def test_scores_of_pairs_cannot_be_corrected(folder: Path, fails: Fails, bank: str) -> None:
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("directions", [False, True])
+def test_scores_of_pairs_are_corrected_like_those_of_vectors(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, method: str, bank: str, directions: bool
+) -> None:
+    expected = result_of([folder / "test.h5"], correct=method, bank=bank)
+    found = result_of([write_scores_of_pairs(tmp_path_factory.mktemp("scores"), directions)], correct=method, bank=bank)
+    for key in ("parameters", "bank", "bank_images", "bank_captions", "transductive"):
+        assert found["correction"][key] == expected["correction"][key], key
+    assert found["protocols"]["full"]["i2t"]["r5"] == pytest.approx(expected["protocols"]["full"]["i2t"]["r5"])
+    assert rsum(found) == pytest.approx(rsum(expected))
+
+
+def test_scores_of_pairs_need_scores_with_a_bank(folder: Path, fails: Fails) -> None:
     run = with_hubs("test")
     scores = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
     file = write_embeddings(folder / "scores.h5", scores)
-    message = fails(eval_main, file, "--correct", "csls:k=5", "--bank", bank)
-    assert "a correction needs vectors that are compared by inner products" in message
+    assert "--split test --bank-images 1000" in fails(eval_main, file, "--correct", "csls:k=5")
+    assert "their bank is train" in fails(eval_main, file, "--correct", "csls:k=5", "--bank", folder / "train.h5")
+    write_embeddings(folder / "order.h5", replace(run, similarity="order"))
+    assert "needs inner products of vectors, or scores of pairs" in fails(eval_main, folder / "order.h5", "--correct", "mean")
 
 
 def test_a_folder_with_the_name_of_a_split_is_not_the_bank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

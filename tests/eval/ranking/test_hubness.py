@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import skew
 
-from vse.eval.ranking.hubness import compute_biases, diagnose, find_activated, mean_cosine, measure_hubs
+from vse.eval.ranking import hubness
+from vse.eval.ranking.hubness import LinearScores, compute_biases, diagnose, find_activated, mean_cosine, measure_hubs
 from vse.eval.ranking.ranks import blocks_from_embeddings
 
 
@@ -51,15 +52,24 @@ def test_biases_are_those_of_their_definitions(seed: int, n: int, n_bank: int) -
         ("inverted-softmax", (("beta", 20.0),)): np.log(np.exp(20 * scores).sum(1)) / 20,
     }
     for (method, parameters), biases in expected.items():
-        found = compute_biases(torch.from_numpy(candidates), torch.from_numpy(bank), method, dict(parameters))
-        assert found == pytest.approx(biases, abs=1e-5), method
+        for of_bank in (LinearScores(candidates, bank), candidates @ bank.T):
+            assert compute_biases(of_bank, method, dict(parameters)) == pytest.approx(biases, abs=1e-5), method
 
 
 def test_a_query_is_activated_by_a_candidate_that_is_first_for_the_bank() -> None:
-    candidates = torch.eye(3)
-    bank = torch.tensor([[1.0, 0.2, 0.0], [0.9, 0.1, 0.3]])
-    queries = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]])
-    assert find_activated(candidates, bank, queries).tolist() == [1, 0, 0]
+    bank = np.array([[1.0, 0.9], [0.2, 0.1], [0.0, 0.3]], np.float32)  # a row for each candidate
+    queries = np.array([[2.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.5, 1.0]], np.float32)
+    assert find_activated(bank, queries).tolist() == [1, 0, 0]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 9), st.integers(1, 30))
+def test_activated_queries_are_those_of_a_loop(seed: int, n: int, n_bank: int, block: int) -> None:
+    bank, queries = np.random.default_rng(seed).random((n, n_bank)), np.random.default_rng(seed + 1).random((n, 7))
+    activated = {int(column.argmax()) for column in bank.T}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hubness, "_MAX_BLOCK_SCORES", block)
+        found = find_activated(bank.astype(np.float32), queries.astype(np.float32))
+    assert found.tolist() == [int(column.argmax()) in activated for column in queries.astype(np.float32).T]
 
 
 def test_a_hub_a_narrow_cone_and_chance_are_named() -> None:

@@ -8,10 +8,12 @@ import faiss
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from tests.training.conftest import Capture, Edit, Fails, done, experiment, printed
 from tests.training.toy_similarity import ToySettings
 from vse.eval.cli import eval_main
+from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.index import metadata_file
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import sha256_file
@@ -52,6 +54,33 @@ def slow_pooled(run: Path) -> tuple[np.ndarray, np.ndarray]:
         means = [sum(v / np.linalg.norm(v) for v in of[there]) for of, there in sets]
         sides.append(np.stack([mean / np.linalg.norm(mean) for mean in means]))
     return sides[0], sides[1]
+
+
+def test_scores_with_a_bank_are_those_of_the_model(run: Path, tmp_path: Path) -> None:
+    """A correction of hubs needs the scores of test images and captions with captions and images of the training split."""
+    done(embed_main, run, "--bank-images", 10**6, "--out", tmp_path / "test.h5")
+    done(embed_main, run, "--bank-images", 4, "--split", "val", "--out", tmp_path / "val.h5")
+    test, bank = (load_run(run, split, device="cpu") for split in ("test", "train"))
+    images, captions = (side.unpack_all() for side in encode(test.model, test.split, test.device))
+    bank_images, bank_captions = (side.unpack_all() for side in encode(bank.model, bank.split, bank.device))
+    with torch.inference_mode():
+        t2i, i2t = test.model.similarity(images, bank_captions), test.model.similarity(bank_images, captions)
+    if isinstance(t2i, tuple):  # i2t and t2i; candidates of t2i are images
+        t2i, i2t = t2i[1], i2t[0]
+    found = read_embeddings(tmp_path / "test.h5")
+    for name, scores in (("bank_scores_images", t2i), ("bank_scores_captions", i2t.T)):
+        np.testing.assert_allclose(getattr(found, name), scores.numpy(), atol=1e-4)
+    few = read_embeddings(tmp_path / "val.h5")
+    assert few.bank_scores_captions.shape[1] == 4
+    n_captions = sum(len(image.captions) for image in bank.split.pairs.images[:4])
+    assert few.bank_scores_images.shape[1] == n_captions
+    done(eval_main, tmp_path / "test.h5", "--correct", "inverted-softmax", "--bootstrap", 0, "--out", tmp_path / "result.json")
+    record = json.loads((tmp_path / "result.json").read_text())["correction"]
+    assert (record["bank"], record["transductive"], record["bank_images"]) == ("train", False, len(bank.split.pairs.images))
+
+
+def test_a_bank_of_the_split_itself_is_refused(run: Path, fails: Fails) -> None:
+    assert "leave it out for --split train" in fails(embed_main, run, "--split", "train", "--bank-images", 4)
 
 
 def test_pooled_vectors_are_unit_means_and_what_they_lose_is_told(run: Path, tmp_path: Path) -> None:
