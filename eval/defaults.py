@@ -10,6 +10,7 @@ N_IMAGES_PER_FOLD = 1000  # images in a fold
 FOLDED_PROTOCOLS = ("1k", "sentence-1k")  # protocols whose metrics are means over folds
 PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
 JUDGED_PREFIX = "judged-"  # begins the name of a protocol whose right answers people judged, e.g. judged-expert
+CHOICES_PROTOCOL = "choices"  # choices among a few captions; choices-same_type has those of one kind
 PHRASE_PROTOCOL = "phrase"  # name of the protocol of phrase scores, and of its only direction, from phrases to regions
 DEFAULT_IOU_THRESHOLD = 0.5  # a candidate box is right if its IoU with the ground-truth box reaches this threshold
 N_BOOTSTRAP_SAMPLES = 1000  # samples of the test images for a confidence interval

@@ -34,7 +34,13 @@ from vse.pipeline.option_types import (
 )
 from vse.pipeline.options import Options
 
-OPTIONS_OF_COMPARISONS = ("judgements", "qrels", "language", "pairs")  # options for embeddings that --compare accepts
+OPTIONS_OF_COMPARISONS = (
+    "judgements",
+    "qrels",
+    "choices",
+    "language",
+    "pairs",
+)  # options for embeddings that --compare accepts
 _MIN_BOOTSTRAP_SAMPLES = 100  # bootstrap samples of an interval
 
 
@@ -110,6 +116,8 @@ class AllEvaluateOptions(EvaluateOptions):
     repeated."""
     qrels: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """TREC qrels with grades, the same as --judgements qrels=FILE."""
+    choices: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
+    """Evaluate only the choices in this file: one right caption of a few for each image, see vse-data swap-phrases."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
     """Subtract from the scores of each candidate how near it is to the queries of a bank: mean, csls, nnn, inverted-softmax or
     qb-norm. Parameters that are not given are selected on the validation split."""
@@ -157,6 +165,7 @@ class AllEvaluateOptions(EvaluateOptions):
             "cxc",
             "judgements",
             "qrels",
+            "choices",
             "language",
             "pairs",
         )
@@ -176,6 +185,8 @@ class AllEvaluateOptions(EvaluateOptions):
             raise UserError("--correct applies to one model: save the ensemble with --save, and correct that")
         if self.correct is not None and (self.language is not None or self.pairs):
             raise UserError("--correct has a bank of all languages: leave it out, or --language and --pairs")
+        if self.choices is not None and (self.judgements or self.qrels or self.language is not None or self.pairs):
+            raise UserError("--choices evaluates only the choices: leave --judgements, --qrels, --language and --pairs out")
         if self.rescore is not None and not self.compress:
             raise UserError("--rescore ranks candidates of compressed embeddings again: name codecs with --compress")
         if self.compress and self.correct is not None:

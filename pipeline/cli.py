@@ -222,6 +222,51 @@ def noise_command(request: NoiseRequest) -> None:
     click.echo(write_noise(request.dataset, request.out, request.rate, request.kind, request.seed))
 
 
+class SwapRequest(Options):
+    """The arguments of ``vse-data swap-phrases``."""
+
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    split: Text = "test"
+    """The split whose captions are changed."""
+    seed: Seed = 0
+    """Seed of the choice of the phrases, for captions with more than two."""
+    out: FileOrFolderPath | None = None
+    """Folder to write, whose name becomes that of the copy.  [default: next to the data set, such as data/f8k_swapped]"""
+    force: Force = False
+
+
+@command("swap-phrases", group=data_group)
+def swap_phrases_command(request: SwapRequest) -> None:
+    """Write wrong captions for vse-eval --choices: two phrases of each caption of a split are exchanged.
+
+    The data set needs marked phrases. No person checks the captions. Some are still right, and some make no sense.
+    """
+    from vse.pipeline.dataset.choices import swap_phrases
+
+    click.echo(swap_phrases(request.dataset, request.out, request.split, request.seed))
+
+
+class ChoicesRequest(Options):
+    """The arguments of ``vse-data import-choices``."""
+
+    files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="FILE")]
+    images: FileOrFolderPath
+    """Folder of the images."""
+    corpus: Annotated[FileOrFolderPath | None, CliOption(metavar="DATASET")] = None
+    """A dataset.json whose training captions fit a text model, which chooses without the image.  [default: no text model]"""
+    out: FileOrFolderPath
+    """Folder to write, whose name becomes that of the data set."""
+    force: Force = False
+
+
+@command("import-choices", group=data_group)
+def import_choices_command(request: ChoicesRequest) -> None:
+    """Convert published choices between captions for vse-eval --choices: SugarCrepe, ARO or Winoground."""
+    from vse.pipeline.imports.published_choices import import_choices
+
+    click.echo(import_choices(request.files, request.images, request.out, request.corpus))
+
+
 class AlbumRequest(Options):
     """The arguments of ``vse-data album``."""
 

@@ -150,6 +150,7 @@ class Result(BaseModel):
     unfinished: list[dict[str, str]] = []
     cross_check: dict[str, dict[str, Any]] = {}
     judgements: dict[str, dict[str, Any]] = {}
+    choices: dict[str, dict[str, Any]] = {}
     correction: dict[str, Any] | None = None
     hubness: dict[str, Any] = {}
     language: str | None = None

@@ -39,6 +39,7 @@ from vse.eval.files.query_files import (
 from vse.eval.files.results import RESULT_KIND, UNSAVED_RESULT_PATH
 from vse.eval.files.split import split_identity
 from vse.eval.options import AllEvaluateOptions
+from vse.eval.protocols.choices import ChoiceSet, read_choice_sets
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
 from vse.eval.protocols.compression import measure_compression
 from vse.eval.protocols.correction import correct_seeds
@@ -194,13 +195,16 @@ def _evaluate_model(
     if correction is None:
         for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
             _warn_unless_unit_length(path, run)
-    names = select_protocols(model.seed_files, model.seed_embeddings, protocol, options.pairs)
+    if options.choices is not None and list_protocol_names(protocol) != ["auto"]:
+        raise UserError("--choices evaluates only the choices: leave --protocol out")
+    choices = read_choice_sets(options.choices, whole, out)
+    names = list(choices) or select_protocols(model.seed_files, model.seed_embeddings, protocol, options.pairs)
     searches = _measure_approximate_searches(model.seed_files[0], model.seed_embeddings[0], options)
     pairs = None if options.cxc is None else read_judged_pairs(options.cxc)
     if pairs is not None and "cxc" not in names:
         raise UserError(f"{options.cxc}: --cxc needs the protocol cxc, and it is not evaluated here (--protocol cxc)")
     judgements = read_judgement_files(options, model.seed_files[0], whole)
-    measured, answers = _measure_protocols(model, [*names, *judgements], options, pairs, judgements)
+    measured, answers = _measure_protocols(model, [*names, *judgements], options, pairs, judgements, choices)
     if "full" in measured["protocols"]:
         measured["hubness"] = _measure_hubness(model, inputs, measured["protocols"]["full"])
     content = {
@@ -226,6 +230,8 @@ def _evaluate_model(
         content["judgements"] = {
             name: {"file": os.path.relpath(one.path, out.parent), **one.facts} for name, one in judgements.items()
         }
+    if choices:
+        content["choices"] = {name: dict(one.facts) for name, one in choices.items()}
     if options.ensemble:
         content["ensemble"] = [
             {"experiment": experiment_name(path, run), "seed": run.seed} for path, run in model.input_members
@@ -245,13 +251,15 @@ def _measure_protocols(
     options: AllEvaluateOptions,
     pairs: JudgedPairs | None,
     judgements: Mapping[str, Judgements],
+    choices: Mapping[str, ChoiceSet],
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
     """Return the metrics and the comparison with FAISS of each protocol, and the best answers to each query.
 
     The list of answers is empty unless ``options.per_query`` needs them.
     """
     with_answers = options.per_query is not None
-    ranking = RankingOptions(options.cross_check, options.cross_checked, with_answers, options.recall_ks, pairs, judgements)
+    checks_and_ks = options.cross_check, options.cross_checked, with_answers, options.recall_ks
+    ranking = RankingOptions(*checks_and_ks, pairs, judgements, choices)
     metrics: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []

@@ -27,6 +27,7 @@ from vse.eval.files.judgements import Judgements
 from vse.eval.files.languages import select_language
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.split import MATRIX_NAMES, ROW_FIELDS
+from vse.eval.protocols.choices import ChoiceSet, rank_choices
 from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
 from vse.eval.protocols.judged import rank_judged_queries
 from vse.eval.protocols.language_pairs import parse_language_pairs, rank_language_pair
@@ -46,6 +47,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 
 _EmbeddingsOrScores = TypeVar("_EmbeddingsOrScores", Embeddings, PhraseScores)
 _JUDGED_REASON = "its right answers are judged, not only the captions of the image"  # why FAISS does not check the ranks
+_CHOICES_REASON = "each image has its own captions to choose from"
 _LANGUAGES_REASON = "FAISS does not search captions by captions of another language"
 _SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds of a model share
 
@@ -61,6 +63,7 @@ class RankingOptions(NamedTuple):
     recall_ks : the values of K in R@K
     judged_pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
     judgements : the judgements of each protocol of :mod:`vse.eval.protocols.judged`, e.g. ``judged-expert``
+    choices : the choices of each protocol of :mod:`vse.eval.protocols.choices`
     """
 
     cross_check: bool = True
@@ -69,6 +72,7 @@ class RankingOptions(NamedTuple):
     recall_ks: Sequence[int] = DEFAULT_KS
     judged_pairs: JudgedPairs | None = None
     judgements: Mapping[str, Judgements] = MappingProxyType({})
+    choices: Mapping[str, ChoiceSet] = MappingProxyType({})
 
 
 DEFAULT_RANKING_OPTIONS = RankingOptions()
@@ -279,6 +283,9 @@ def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions 
     if protocol in options.judgements:
         fold = rank_judged_queries(embeddings, options.judgements[protocol])
         return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _JUDGED_REASON)
+    if protocol in options.choices:
+        fold = rank_choices(embeddings, options.choices[protocol])
+        return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _CHOICES_REASON)
     if ":" in protocol:
         fold = rank_language_pair(embeddings, protocol, options.recall_ks)
         return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _LANGUAGES_REASON)

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from vse.eval.defaults import N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
+from vse.eval.defaults import CHOICES_PROTOCOL, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, drop_repeated_protocols, mean_and_std
 from vse.eval.ranking.bootstrap import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.ranking.chance import chance_recall
@@ -217,6 +217,9 @@ def _format_protocol_title(name: str, result: Result, protocol: ProtocolMetrics)
         return f"{protocol.n_phrases or 0:,} phrases, right at an IoU of {protocol.iou or 0:g}"
     if name == "sentence-1k":
         return f"{_PROTOCOL_TITLES['sentence']}, {_format_protocol_title('1k', result, protocol)}"
+    if name in result.choices:
+        kind = name.removeprefix(CHOICES_PROTOCOL).removeprefix("-")
+        return f"{result.choices[name]['choices']:,} choices of a caption{f', {kind}' if kind else ''}"
     return _PROTOCOL_TITLES.get(name, name)
 
 

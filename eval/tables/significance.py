@@ -31,6 +31,7 @@ from vse.eval.files.results import (
     read_comparison,
 )
 from vse.eval.options import AllEvaluateOptions, TableRequest
+from vse.eval.protocols.choices import read_choice_sets
 from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, phrase_differences, read_seed_phrase_scores
 from vse.eval.protocols.protocols import (
     RankingOptions,
@@ -87,9 +88,11 @@ def compare_files(
     out = _prepare_output(files, runs, out)
     not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
     judgements = read_judgement_files(options, models[0][0], describe_test_set(a_parts))
-    ranking, compared = RankingOptions(options.cross_check, options.cross_checked, judgements=judgements), {}
-    for name in (*names, *judgements):
-        if name in others or name in judgements:
+    choices = read_choice_sets(options.choices, describe_test_set(a_parts), out)
+    checks = options.cross_check, options.cross_checked
+    ranking, compared = RankingOptions(*checks, judgements=judgements, choices=choices), {}
+    for name in choices or (*names, *judgements):
+        if name in others or name in judgements or name in choices:
             first, second = (
                 rank_queries_of_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True)
             )

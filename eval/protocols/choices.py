@@ -1,0 +1,139 @@
+"""The protocols ``choices`` and, for each kind of wrong captions, ``choices-<kind>``: a model chooses one of a few captions.
+
+The model is right if the right caption has a higher score with the image than each wrong one. Three other rates show what can
+be reached without the image: chance, a text model, and the model itself by the mean score of each caption with all images of
+the file. If they are high, the right captions can be recognised by their words alone.
+
+Choices in a group are those of Winoground (Thrush et al., CVPR 2022): two images and their captions. The text score of a group
+is right if both images choose their caption, the image score if both captions choose their image, the group score if both are.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.eval.defaults import CHOICES_PROTOCOL
+from vse.eval.files.split import Embeddings
+from vse.eval.ranking.answers import BestAnswers
+from vse.eval.ranking.metrics import Floats, MeasuredQueries, QueriesByDirection
+from vse.eval.ranking.ranks import Ints
+from vse.pipeline.dataset.choices import Choice, read_choices
+from vse.pipeline.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChoiceSet:
+    """The choices of a protocol whose images and captions are in a file of embeddings.
+
+    ``choices`` : their images, captions and kinds.
+    ``facts`` : what a result file says about them, such as the SHA-256 of their file.
+    """
+
+    choices: Sequence[Choice]
+    facts: Mapping[str, Any]
+
+
+def read_choice_sets(path: Path | None, run: Embeddings, out: Path) -> dict[str, ChoiceSet]:
+    """Return the choices of each protocol; empty if ``path`` is None.
+
+    Choices with an unknown id are left out, and a warning counts them. Raises UserError if none is left, or if the file is of
+    another data set. ``out`` is the result file.
+    """
+    if path is None:
+        return {}
+    content, sha256 = read_choices(path)
+    if content.dataset != run.dataset:
+        why = "embed that data set, or, for a folder of arrays, name it in about.json"
+        raise UserError(f"{path}: holds choices of {content.dataset!r}, but the embeddings are of {run.dataset!r}; {why}")
+    images, captions = set(run.image_ids.tolist()), set(run.caption_ids.tolist())
+    known = [one for one in content.choices if one.imgid in images and captions.issuperset(one.sentids)]
+    n_unknown = len(content.choices) - len(known)
+    if not known:
+        raise UserError(f"{path}: none of its {n_unknown} choices has its image and its captions in the split {run.split!r}")
+    if n_unknown:
+        log.warning("%s: %d of %d choices are not of this split", path, n_unknown, len(content.choices))
+    facts = {"file": os.path.relpath(path, out.parent), "sha256": sha256, "origin": content.origin}
+    kinds = sorted({one.kind for one in known})
+    sets = {CHOICES_PROTOCOL: known}
+    if len(kinds) > 1:
+        sets |= {f"{CHOICES_PROTOCOL}-{kind}": [one for one in known if one.kind == kind] for kind in kinds}
+    return {name: ChoiceSet(some, {**facts, "choices": len(some)}) for name, some in sets.items()}
+
+
+def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
+    """Return a query for each choice, with R@1 and what is reached without the image, in percent. A tie counts as wrong.
+
+    The answers of the queries are the right caption and the wrong one with the highest score.
+    """
+    choices = choice_set.choices
+    row_of_image = {id_: row for row, id_ in enumerate(run.image_ids.tolist())}
+    row_of_caption = {id_: row for row, id_ in enumerate(run.caption_ids.tolist())}
+    images = np.array([row_of_image[one.imgid] for one in choices])
+    captions = [np.array([row_of_caption[id_] for id_ in one.sentids]) for one in choices]
+    scores, means = _score_captions(run, images, captions)
+    values = {
+        "r1": _find_right(choices, scores),
+        "text_alone": _find_right(choices, [means[rows] for rows in captions]),
+        "chance": np.array([100 / len(one.sentids) for one in choices]),
+    }
+    if all(one.text_scores for one in choices):
+        values["text_model"] = _find_right(choices, [np.array(one.text_scores) for one in choices])
+    values |= _score_groups(choices, scores)
+    right = [one.right for one in choices]
+    wrong = [int(np.argmax(np.where(np.arange(len(of)) == k, -np.inf, of))) for k, of in zip(right, scores, strict=True)]
+    answers = BestAnswers(
+        images,
+        np.array([int((of >= of[k]).sum()) - 1 for k, of in zip(right, scores, strict=True)]),
+        np.array([rows[k] for k, rows in zip(right, captions, strict=True)]),
+        np.array([of[k] for k, of in zip(right, scores, strict=True)]),
+        np.array([rows[k] for k, rows in zip(wrong, captions, strict=True)]),
+        np.array([of[k] for k, of in zip(wrong, scores, strict=True)]),
+    )
+    return {"i2t": MeasuredQueries(images, values, answers=answers)}
+
+
+def _score_groups(choices: Sequence[Choice], scores: Sequence[Floats]) -> dict[str, Floats]:
+    """Return text, image and group score of the group of each choice; empty unless all choices are pairs of pairs."""
+    members: dict[int | None, list[int]] = {}
+    for number, one in enumerate(choices):
+        members.setdefault(one.group, []).append(number)
+    if None in members or any(len(pair) != 2 or any(len(scores[k]) != 2 for k in pair) for pair in members.values()):
+        return {}
+    values = {name: np.empty(len(choices)) for name in ("text_score", "image_score", "group_score")}
+    for pair in members.values():
+        right = [scores[k][choices[k].right] for k in pair]
+        wrong = [scores[k][1 - choices[k].right] for k in pair]
+        text = right[0] > wrong[0] and right[1] > wrong[1]
+        image = right[0] > wrong[1] and right[1] > wrong[0]  # the wrong caption of the other image is the own right one
+        for name, is_right in zip(values, (text, image, text and image), strict=True):
+            values[name][pair] = 100.0 * is_right
+    return values
+
+
+def _find_right(choices: Sequence[Choice], scores: Sequence[NDArray[np.floating]]) -> Floats:
+    """Return 100 for each choice whose right caption has the highest of the scores, else 0."""
+    right = [of[one.right] > np.delete(of, one.right).max() for one, of in zip(choices, scores, strict=True)]
+    return 100.0 * np.array(right)
+
+
+def _score_captions(run: Embeddings, images: Ints, captions: Sequence[Ints]) -> tuple[list[Floats], Floats]:
+    """Return the scores of the captions of each choice with its image, and the mean score of each caption with all images."""
+    blocks, _ = run.score_blocks()
+    found: list[Floats] = [np.empty(0)] * len(images)
+    sums = np.zeros(len(run.caption_ids))
+    for span in blocks.row_slices:
+        scores = blocks.score(span, None).cpu().numpy()
+        sums += scores.sum(0, dtype=np.float64)
+        for number in np.flatnonzero((images >= span.start) & (images < span.stop)).tolist():
+            found[number] = scores[images[number] - span.start, captions[number]].astype(np.float64)
+    return found, sums / len(run.image_ids)

@@ -1,0 +1,207 @@
+"""Choices: for each image a right caption and wrong ones, which differ from it in few words.
+
+Captions with two exchanged phrases are made from a data set with marked phrases. Published choices are converted by
+:mod:`vse.pipeline.imports.published_choices`. Both write a data set with all captions, and a file that says which ones belong
+to a choice and which one is right.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
+from math import log
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from vse.pipeline.dataset.columns import Caption
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.phrases import Phrase
+from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, load_and_check_dataset, write_dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import InputFile
+from vse.pipeline.files.outputs import check_output, json_kind
+from vse.pipeline.files.writing import lock_for_writing, parse_json, read_json, write_json
+
+logger = logging.getLogger(__name__)
+CHOICES_FILE = "choices.json"
+_NOT_VISUAL = "notvisual"  # the type of a phrase of Flickr30K Entities that names nothing in the photograph
+# Two phrases that only these words separate can often be exchanged without a change of meaning.
+_SYMMETRIC_WORDS = {"and", "or", "with", "near", "by", "beside", "next", "to", "along", "alongside", "together", ",", "&"}
+
+
+class Choice(BaseModel):
+    """An image, the ids of the captions to choose from, and the position of the right one.
+
+    ``kind`` : the kind of the wrong captions, such as ``same_type``.
+    ``group`` : choices with the same number belong together, as the two images and two captions of Winoground.
+    ``text_scores`` : the score of each caption by a text model, which does not see the image; empty without such a model.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    imgid: int
+    sentids: Annotated[list[int], Field(min_length=2)]
+    right: int = 0
+    kind: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")] = "choice"
+    group: int | None = None
+    text_scores: list[float] = []
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not 0 <= self.right < len(self.sentids):
+            raise ValueError(f"right is {self.right}, but there are {len(self.sentids)} captions")
+        if len(self.text_scores) not in (0, len(self.sentids)):
+            raise ValueError("text_scores needs a number for each caption")
+        return self
+
+
+class Choices(BaseModel):
+    """The content of a file of choices.
+
+    ``dataset`` : the name of the data set that has the images and captions.
+    ``origin`` : who made the wrong captions, and how.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal["vse-choices"] = "vse-choices"
+    version: Literal[1] = 1
+    dataset: str
+    origin: str
+    choices: Annotated[list[Choice], Field(min_length=1)]
+
+
+def read_choices(path: Path) -> tuple[Choices, str]:
+    """Return the content of a file of choices, and the SHA-256 of the file. Raises UserError if it is no such file."""
+    file = InputFile(path)
+    try:
+        return Choices.model_validate(parse_json(path, file.read())), file.sha256
+    except ValidationError as error:
+        fault = error.errors()[0]
+        reason = ": ".join([*map(str, fault["loc"]), fault["msg"]])
+        raise UserError(f"{path}: not a file of choices ({reason}); vse-data swap-phrases writes one") from None
+
+
+class BigramModel:
+    """A text model that knows pairs of neighbouring words. It shows how many choices can be made without the image.
+
+    The probability of a word w after a word v is 0.8 n(v, w) / n(v) + 0.2 (n(w) + 1) / (N + V + 1). n counts words and pairs
+    in the training captions, N is the number of all words, and V that of different words.
+    """
+
+    def __init__(self, captions: Iterable[Sequence[str]]) -> None:
+        self._words: Counter[str] = Counter()
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        self._before: Counter[str] = Counter()
+        for tokens in captions:
+            padded = ["", *tokens, ""]
+            self._words.update(padded[1:])
+            self._pairs.update(pairwise(padded))
+            self._before.update(padded[:-1])
+        self._n_words = self._words.total()
+
+    def score(self, tokens: Sequence[str]) -> float:
+        """Return the mean logarithm of the probability of a word of a caption, and of its end."""
+        total = 0.0
+        for before, word in pairwise(["", *tokens, ""]):
+            alone = (self._words[word] + 1) / (self._n_words + len(self._words) + 1)
+            after = self._pairs[before, word] / self._before[before] if self._before[before] else 0.0
+            total += log(0.8 * after + 0.2 * alone)
+        return total / (len(tokens) + 1)
+
+
+def fit_text_model(dataset: Dataset) -> BigramModel:
+    """Return the text model of the training captions of a data set."""
+    return BigramModel(caption.tokens for image in dataset.split("train") for caption in image.captions)
+
+
+def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test", seed: int = 0) -> Path:
+    """Write a data set in which each caption of a split with two phrases also has them exchanged; return the file of choices.
+
+    The two phrases name different things, and other words than *and* separate them. *A man on a horse* becomes *a horse on a
+    man*. A caption has up to two choices: of kind ``same_type``, with two phrases of one type such as ``people``, and of kind
+    ``other_type``. In the copy of the data set the split has only these captions, in lower case and without punctuation. The
+    copy is called like its folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``. Raises UserError if no caption of
+    the split has two such phrases.
+    """
+    dataset = load_and_check_dataset(dataset_file)
+    out = out or dataset_file.absolute().parent.with_name(f"{dataset_file.absolute().parent.name}_swapped")
+    name = out.resolve().name
+    check_dataset_name(name)
+    check_dataset_output(out, name, [dataset_file])
+    check_choices_output(out, [dataset_file])
+    rng = np.random.default_rng(seed)
+    text_model = fit_text_model(dataset)
+    next_id = 1 + max((caption.sentid for image in dataset.images for caption in image.captions), default=-1)
+    sentences: dict[int, list[dict[str, Any]]] = {image.imgid: [] for image in dataset.split(split)}
+    choices = []
+    for image in dataset.split(split):
+        for caption in image.captions:
+            for kind, pairs in _find_exchangeable_phrases(caption).items():
+                first, second = pairs[rng.integers(len(pairs))]
+                both = [caption.tokens, _exchange(caption.tokens, first, second)]
+                ids = [next_id, next_id + 1]
+                next_id += 2
+                sentences[image.imgid] += map(build_sentence, ids, [image.imgid] * 2, both)
+                scores = [text_model.score(tokens) for tokens in both]
+                choices.append(Choice(imgid=image.imgid, sentids=ids, kind=kind, text_scores=scores))
+    if not choices:
+        raise UserError(f"{dataset_file}: no caption of the split {split!r} has two phrases that can be exchanged")
+    content = read_json(dataset_file)
+    for entry in content["images"]:
+        if entry["imgid"] in sentences:
+            entry["sentences"] = sentences[entry["imgid"]]
+            entry["sentids"] = [sentence["sentid"] for sentence in entry["sentences"]]
+    pictures = dataset_file.parent / "images" if dataset.has_image_files else None
+    about = {"dataset": name, "parent": dataset.parent or dataset.name}
+    origin = f"two phrases of a caption of {dataset.name} exchanged by vse, seed {seed}; no person checked them"
+    write_dataset({**content, **about}, out, pictures, [dataset_file])
+    return write_choices(out, name, origin, choices)
+
+
+def build_sentence(sentid: int, imgid: int, tokens: Sequence[str]) -> dict[str, Any]:
+    """Return a sentence of ``dataset.json`` whose text is its tokens."""
+    return {"sentid": sentid, "imgid": imgid, "raw": " ".join(tokens), "tokens": list(tokens)}
+
+
+def check_choices_output(out: Path, inputs: Sequence[Path]) -> None:
+    """Raise UserError if a file of choices may not be written to the folder ``out``."""
+    check_output(out / CHOICES_FILE, json_kind("a file of choices", "format", "origin", "choices"), inputs)
+
+
+def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> Path:
+    """Write the file of choices next to the data set ``name`` in the folder ``out``, and return its path."""
+    path = out / CHOICES_FILE
+    with lock_for_writing(path):
+        write_json(path, Choices(dataset=name, origin=origin, choices=choices).model_dump(exclude_none=True))
+    logger.info("%s: %d choices for %d images", path, len(choices), len({choice.imgid for choice in choices}))
+    return path
+
+
+def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase, Phrase]]]:
+    """Return, for each kind of choices, pairs of phrases that name different things, with a word with a direction between."""
+    found: dict[str, list[tuple[Phrase, Phrase]]] = {}
+    for first, second in combinations(sorted(caption.phrases, key=lambda phrase: phrase.start), 2):
+        between = caption.tokens[first.stop : second.start]
+        texts = [caption.tokens[phrase.start : phrase.stop] for phrase in (first, second)]
+        if (first.chain and first.chain == second.chain) or texts[0] == texts[1] or _NOT_VISUAL in first.types + second.types:
+            continue
+        if first.stop < second.start and not _SYMMETRIC_WORDS.issuperset(between):
+            kind = "same_type" if set(first.types) & set(second.types) else "other_type"
+            found.setdefault(kind, []).append((first, second))
+    return found
+
+
+def _exchange(tokens: Sequence[str], first: Phrase, second: Phrase) -> tuple[str, ...]:
+    parts = tokens[: first.start], tokens[second.start : second.stop], tokens[first.stop : second.start]
+    return (*parts[0], *parts[1], *parts[2], *tokens[first.start : first.stop], *tokens[second.stop :])
+
+
+def load_text_model(dataset_file: Path) -> BigramModel:
+    """Return the text model of the training captions in a ``dataset.json``."""
+    return fit_text_model(load_dataset_file(dataset_file))

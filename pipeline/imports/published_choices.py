@@ -1,0 +1,134 @@
+"""Convert published choices between captions to a data set and a file of choices.
+
+Hsieh et al., "SugarCrepe: Fixing Hackable Benchmarks for Vision-Language Compositionality", NeurIPS 2023; Thrush et al.,
+"Winoground: Probing Vision and Language Models for Visio-Linguistic Compositionality", CVPR 2022; Yuksekgonul et al., "When
+and Why Vision-Language Models Behave like Bags-Of-Words, and What to Do About It?", ICLR 2023 (ARO).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
+from vse.pipeline.dataset.choices import Choice, build_sentence, check_choices_output, load_text_model, write_choices
+from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import decode_image, read_image_bytes
+from vse.pipeline.files.inputs import InputFile
+from vse.pipeline.files.writing import parse_json, write_bytes
+
+_Box = tuple[int, int, int, int]
+_EXPECTED = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Winoground (examples.jsonl)"
+
+
+class _Item(NamedTuple):
+    """An image file, perhaps a box in it, the captions with the right one first, and the kind and the group of the choice."""
+
+    file: str
+    captions: tuple[str, ...]
+    kind: str
+    group: int | None = None
+    box: _Box | None = None
+
+
+def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path | None = None) -> Path:
+    """Write a data set and a file of choices to the folder ``out`` and return the file of choices.
+
+    ``files`` are those of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``), and ``images``
+    is the folder of their images. The images of ARO are boxes of photographs, which are cut out and written to ``out``.
+    ``corpus`` is a ``dataset.json`` with training captions for the text model. Raises UserError if a file has another form,
+    or if an image is missing.
+    """
+    name = out.resolve().name
+    check_dataset_name(name)
+    check_dataset_output(out, name, files)
+    check_choices_output(out, files)
+    items = [item for file in files for item in _read_items(file)]
+    text_model = None if corpus is None else load_text_model(corpus)
+    tokenise = find_tokeniser(IMPORT_TOKENISER, files[0])
+    imgids: dict[tuple[str, _Box | None], int] = {}
+    sentences: dict[int, list[dict[str, Any]]] = {}
+    sentids: dict[tuple[int, str], int] = {}
+    choices = []
+    for item in items:
+        imgid = imgids.setdefault((item.file, item.box), len(imgids))
+        ids = []
+        for text in item.captions:
+            if (imgid, text) not in sentids:
+                sentids[imgid, text] = len(sentids)
+                sentence = build_sentence(sentids[imgid, text], imgid, tokenise(text))
+                sentences.setdefault(imgid, []).append({**sentence, "raw": text})
+            ids.append(sentids[imgid, text])
+        scores = [] if text_model is None else [text_model.score(tokenise(text)) for text in item.captions]
+        choices.append(Choice(imgid=imgid, sentids=ids, kind=item.kind, group=item.group, text_scores=scores))
+    folder = _cut_out(images, out, imgids) if any(box for _, box in imgids) else images
+    entries = []
+    for (file, box), imgid in imgids.items():
+        path = Path(f"{imgid}.png" if box else file)
+        if not (folder / path).is_file():
+            raise UserError(f"{folder / path}: no such image, but {files[0]} names it; --images is the folder of the images")
+        where = {} if path.parent == Path() else {"filepath": path.parent.as_posix()}
+        entries.append({"imgid": imgid, **where, "filename": path.name, "split": "test", "sentences": sentences[imgid]})
+    content = {"dataset": name, "tokeniser": IMPORT_TOKENISER, "images": entries}
+    write_dataset(content, out, None if folder == out / "images" else folder, list(files))
+    return write_choices(out, name, f"published: {', '.join(file.name for file in files)}", choices)
+
+
+def _cut_out(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], int]) -> Path:
+    """Write the box of each image to ``out/images`` and return that folder. Raises UserError if an image cannot be read."""
+    for (file, box), imgid in imgids.items():
+        if not (images / file).is_file():
+            raise UserError(f"{images / file}: no such image; --images is the folder of the images")
+        photo = decode_image(images / file, read_image_bytes(images / file))
+        stream = BytesIO()
+        photo.crop(box).save(stream, "PNG")
+        write_bytes(out / "images" / f"{imgid}.png", stream.getbuffer())
+    return out / "images"
+
+
+def _read_items(file: Path) -> Iterator[_Item]:
+    """Yield the choices in a file of SugarCrepe, ARO or Winoground."""
+    content = InputFile(file).read()
+    if file.suffix == ".jsonl":
+        rows = [parse_json(file, line) for line in content.splitlines() if line.strip()]
+    else:
+        parsed = parse_json(file, content)
+        rows = list(parsed.values()) if isinstance(parsed, dict) else parsed
+    kind = re.sub(r"[^A-Za-z0-9_]+", "_", file.stem)
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{file}: {_EXPECTED}")
+    for number, row in enumerate(rows):
+        try:
+            yield from _read_row(row, kind, number)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{file}: choice {number + 1}: {_EXPECTED} ({type(error).__name__}: {error})") from None
+
+
+def _read_row(row: Any, kind: str, number: int) -> Iterator[_Item]:
+    """Yield the choices of an entry, two for Winoground. Raises KeyError, TypeError or ValueError if it has another form."""
+    if "caption_0" in row:
+        captions = _text(row, "caption_0"), _text(row, "caption_1")
+        for image, texts in (("image_0", captions), ("image_1", captions[::-1])):
+            name = _text(row, image)
+            yield _Item(name if Path(name).suffix else f"{name}.png", texts, "winoground", number)
+    elif "true_caption" in row:
+        left, top, width, height = (int(row[f"bbox_{side}"]) for side in "xywh")
+        if width < 1 or height < 1:
+            raise ValueError("an empty box")
+        texts = _text(row, "true_caption"), _text(row, "false_caption")
+        yield _Item(_text(row, "image_path"), texts, kind, box=(left, top, left + width, top + height))
+    else:
+        yield _Item(_text(row, "filename"), (_text(row, "caption"), _text(row, "negative_caption")), kind)
+
+
+def _text(row: Any, key: str) -> str:
+    text = row[key]
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{key} is no text")
+    if key.startswith(("image", "file")) and (Path(text).is_absolute() or ".." in Path(text).parts):
+        raise ValueError(f"{text} is outside of the folder of images")
+    return text
