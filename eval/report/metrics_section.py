@@ -130,12 +130,16 @@ def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
 def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
-    The protocol is ``full``, or else the first protocol that has rsum. A phrase result has the recalls and the upper bound.
+    The protocol is ``full``, or else the first protocol that has rsum. A phrase result has the recalls and the upper bound,
+    and a result of choices what is chosen rightly with and without the image.
     """
     protocols = result.protocols
     if PHRASE_PROTOCOL in protocols:
         metrics = _metrics_by_direction(protocols[PHRASE_PROTOCOL]).get(PHRASE_PROTOCOL, {})
         return [(METRIC_TITLES[key], metrics[key]) for key in _BAR_METRIC_NAMES if key in metrics]
+    if CHOICES_PROTOCOL in protocols:
+        metrics = _metrics_by_direction(protocols[CHOICES_PROTOCOL])["i2t"]
+        return [(METRIC_TITLES[key], metrics[key]) for key in ("r1", "text_alone", "text_model", "chance") if key in metrics]
     for protocol in (protocols[name] for name in ("full", *protocols) if name in protocols):
         sums = _collect_overall_metrics(protocol)
         if "rsum" in sums:

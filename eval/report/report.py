@@ -25,6 +25,7 @@ from vse.eval.report.charts import (
     draw_rank_histogram,
     draw_training_curves,
 )
+from vse.eval.report.choices import ShownChoice, sample_choices
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, compute_retrieval_differences, headline_metrics
@@ -98,7 +99,8 @@ def write_report(
         queries = N_GALLERY_QUERIES if gallery else N_REPORT_QUERIES
     kind = page_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
-    ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings]
+    has_choices = any(one.result.choices for one in inputs)  # their wrong captions are no captions to retrieve
+    ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings and not has_choices]
     letters = ["A", "B"] if len(inputs) == 2 else [""]
     labels = [f"{letter}: " if letter else "" for letter in letters]
     missing = [label + sentence for label, one in zip(labels, inputs, strict=True) for sentence in one.missing_sentences]
@@ -106,11 +108,12 @@ def write_report(
     galleries: list[Gallery] = []
     phrases, hardest = None, _HardestNegatives()
     accepted: list[AcceptedAnswer] = []
+    choices: list[ShownChoice] = []
     if are_phrase_results(inputs):
         phrases = build_phrase_section(inputs, photos.dataset if photos else None, queries, seed, missing)
     elif photos:
         runs = [one.embeddings for one in inputs if one.embeddings]
-        if len(runs) == len(inputs) and queries:
+        if len(runs) == len(inputs) and queries and not has_choices:
             attention = [
                 ResultAttention(one.result.experiment, one.run_folder, one.embeddings, open_attention, missing)
                 for one in inputs
@@ -124,6 +127,7 @@ def write_report(
             if inputs[0].negative_table is not None:
                 hardest = _HardestNegatives(*find_hardest_negatives(inputs[0].negative_table, photos))
             accepted = find_accepted_answers(inputs[0], photos, missing)
+            choices = sample_choices(inputs[0], photos, queries, seed, missing) if has_choices else []
         missing += _describe_missing_photos(photos)
     differences: list[ReportDifference] = []
     if len(ranks) == 2 and inputs[0].embeddings:
@@ -151,6 +155,7 @@ def write_report(
         explanations=ATTENTION_EXPLANATIONS,
         brackets=BRACKET_NOTE,
         accepted=accepted,
+        choices=choices,
         hardest=hardest,
         differing_settings=_differing_settings(inputs),
         missing=missing,
