@@ -125,9 +125,9 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
 
     The two phrases name different things, and other words than *and* separate them. *A man on a horse* becomes *a horse on a
     man*. A caption has up to two choices: of kind ``same_type``, with two phrases of one type such as ``people``, and of kind
-    ``other_type``. In the copy of the data set the split has only these captions, in lower case and without punctuation. The
-    copy is called like its folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``. Raises UserError if no caption of
-    the split has two such phrases.
+    ``other_type``. The new data set has only the images of the split with such captions, and these captions, in lower case
+    and without punctuation. It is called like its folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``. Raises
+    UserError if no caption of the split has two such phrases.
     """
     dataset = load_and_check_dataset(dataset_file)
     out = out or dataset_file.absolute().parent.with_name(f"{dataset_file.absolute().parent.name}_swapped")
@@ -153,14 +153,15 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
     if not choices:
         raise UserError(f"{dataset_file}: no caption of the split {split!r} has two phrases that can be exchanged")
     content = read_json(dataset_file)
-    for entry in content["images"]:
-        if entry["imgid"] in sentences:
-            entry["sentences"] = sentences[entry["imgid"]]
-            entry["sentids"] = [sentence["sentid"] for sentence in entry["sentences"]]
+    entries = [
+        {**entry, "sentences": some, "sentids": [sentence["sentid"] for sentence in some]}
+        for entry in content["images"]
+        if (some := sentences.get(entry["imgid"]))
+    ]
     pictures = dataset_file.parent / "images" if dataset.has_image_files else None
     about = {"dataset": name, "parent": dataset.parent or dataset.name}
     origin = f"two phrases of a caption of {dataset.name} exchanged by vse, seed {seed}; no person checked them"
-    write_dataset({**content, **about}, out, pictures, [dataset_file])
+    write_dataset({**content, **about, "images": entries}, out, pictures, [dataset_file])
     return write_choices(out, name, origin, choices)
 
 

@@ -141,10 +141,10 @@ def add_phrases(
 
     The phrases come from the folder ``entities`` of Flickr30K Entities
     (:func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
-    (:func:`mark_noun_phrases`). The data set is called ``name``, or like the folder ``out``. Returns the path of
-    ``dataset.json``.
+    (:func:`mark_noun_phrases`). The copy is called ``name``, or like the folder ``out``, and reads the caches of image features
+    of the data set. Returns the path of ``dataset.json``.
     """
-    check_and_describe_dataset(dataset_file)
+    dataset = load_and_check_dataset(dataset_file)
     name = name or out.resolve().name
     check_dataset_name(name)
     inputs = [dataset_file, *([] if entities is None else [entities])]
@@ -155,7 +155,8 @@ def add_phrases(
         content = mark_entities_phrases(content, entities, images, min_similarity)
     elif chunker is not None:
         content = mark_noun_phrases(content, chunker)
-    return write_dataset({**content, "dataset": name}, out, images, inputs)
+    own = {"parent": dataset.parent or dataset.name} if name != dataset.name else {}
+    return write_dataset({**content, "dataset": name, **own}, out, images, inputs)
 
 
 def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:

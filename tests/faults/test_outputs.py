@@ -83,6 +83,8 @@ def world(demo: Path, cache: Path, run: Path, tmp_path_factory: pytest.TempPathF
     for name in ("img_emb", "text_emb"):
         np.save(folder / "clip" / f"{name}_0.npy", np.ones((3, 4), np.float32) * [[1], [2], [3]])
     write_table(folder / "clip" / "metadata_0.jsonl", [{"image_path": file, "caption": f"photo {file}"} for file in files])
+    choices = [{"filename": Path(files[0]).name, "caption": "a dog", "negative_caption": "a cat"}]
+    (folder / "sugarcrepe.json").write_text(json.dumps(choices))
     (folder / "precomp").mkdir()
     np.save(folder / "precomp" / "train_ims.npy", np.eye(3, dtype=np.float32))
     (folder / "precomp" / "train_caps.txt").write_text("".join(f"photo {k}\n" for k in (1, 2, 3)))
@@ -102,6 +104,8 @@ LINES = [
     "vse-data album {folder}/photos --out album: album/dataset.json",
     "vse-data folds {demo} --out folds: folds/fold-0.json folds/fold-4.json",
     "vse-data noise {demo} --rate 0.1 --out noise.json",
+    "vse-data swap-phrases {demo} --out swapped: swapped/dataset.json swapped/choices.json",
+    "vse-data import-choices {folder}/sugarcrepe.json --images {folder}/photos --out c: c/dataset.json c/choices.json",
     "vse-data add-captions {demo} --language de --file {folder}/de.json --out demo_de: demo_de/dataset.json",
     "vse-data import {folder}/photos --out birds: birds/dataset.json birds/import.failures.jsonl",
     "vse-data import {folder}/clip --out birds --out-features features: features/birds_img_emb.h5",

@@ -187,7 +187,7 @@ def test_phrases_are_replaced_and_an_image_may_have_no_captions(official: Path, 
     photos.write_text(json.dumps(content))
     succeed(main, "add-phrases", photos, "--entities", official, "--out", tmp_path / "both", "--name", "mine")
     dataset = load_dataset_file(tmp_path / "both" / "dataset.json")
-    assert dataset.name == "mine"
+    assert (dataset.name, dataset.parent) == ("mine", load_dataset_file(photos).name)
     assert dataset.images[0].captions[0].phrases == ()
     assert dataset.images[2].captions == ()
 
