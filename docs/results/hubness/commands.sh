@@ -18,3 +18,23 @@ done
 vse-table summary "$results"/*.json --transductive --out "$results/summary.csv"
 for name in $names; do echo "$results/$name.json $results/${name}_inverted-softmax.json"; done |
   xargs vse-table compare --out "$results/compare.csv"
+
+# SCAN and MaxSim score pairs, so their bank is a part of the training split. The runs are those of ../late_interaction.
+for head in scan maxsim_both; do
+  rate=$(sed -n "s/^$head,\(.*\),.*,yes$/\1/p" results/late_interaction/validation.csv)
+  for run in runs/late_interaction/"$head-$rate"/seed-*; do
+    mkdir -p "$run/bank"
+    for split in val test; do
+      [ -f "$run/bank/$split.h5" ] ||
+        vse-embed "$run" --split "$split" --bank-images 1000 --threads 1 --out "$run/bank/$split.h5"
+    done
+  done
+  vse-eval runs/late_interaction/"$head-$rate"/seed-*/bank/test.h5 --protocol full --out "$results/$head.json"
+  for method in mean csls nnn inverted-softmax qb-norm; do
+    vse-eval runs/late_interaction/"$head-$rate"/seed-*/bank/test.h5 --protocol full --correct "$method" \
+      --out "$results/${head}_$method.json"
+  done
+  vse-eval runs/late_interaction/"$head-$rate"/seed-*/bank/test.h5 --protocol full --correct inverted-softmax --bank test \
+    --out "$results/${head}_inverted-softmax_test.json"
+done
+vse-table summary "$results"/scan*.json "$results"/maxsim_both*.json --transductive --out "$results/pairs.csv"
