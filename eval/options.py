@@ -117,12 +117,14 @@ class AllEvaluateOptions(EvaluateOptions):
     qrels: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """TREC qrels with grades, the same as --judgements qrels=FILE."""
     choices: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
-    """Evaluate only the choices in this file: one right caption of a few for each image, see vse-data swap-phrases."""
+    """Evaluate only the choices in this file. In a choice, the model selects one of a few captions for an image. The commands
+    vse-data swap-phrases and import-choices write such files."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Subtract from the scores of each candidate how near it is to the queries of a bank: mean, csls, nnn, inverted-softmax or
-    qb-norm. Parameters that are not given are selected on the validation split."""
+    """Correct hubs, the candidates that rank high for many queries. The method mean, csls, nnn, inverted-softmax or qb-norm
+    lowers their scores. Parameters that are not given are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
-    """With --correct: a split whose embeddings are next to FILES, or a file of embeddings.  [default: train]"""
+    """With --correct: the other queries by which hubs are found. A split, whose embeddings (train.h5) must be in the folder of
+    FILES, or a file of embeddings. For a model that scores pairs, only train or the split itself.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
     quantiser of 32 bytes). May be repeated."""

@@ -229,7 +229,7 @@ class SwapRequest(Options):
     split: Text = "test"
     """The split whose captions are changed."""
     seed: Seed = 0
-    """Seed of the choice of the phrases, for captions with more than two."""
+    """Seed. If several pairs of phrases can be exchanged, one is drawn at random."""
     out: FileOrFolderPath | None = None
     """Folder to write, whose name becomes that of the copy.  [default: next to the data set, such as data/f8k_swapped]"""
     force: Force = False
@@ -237,9 +237,10 @@ class SwapRequest(Options):
 
 @command("swap-phrases", group=data_group)
 def swap_phrases_command(request: SwapRequest) -> None:
-    """Write wrong captions for vse-eval --choices: two phrases of each caption of a split are exchanged.
+    """Write wrong captions for vse-eval --choices, by exchanging two phrases of a caption.
 
-    The data set needs marked phrases. No person checks the captions. Some are still right, and some make no sense.
+    The data set needs marked phrases. Captions without two such phrases are left out. No person checks the wrong captions.
+    Some are still right, and some make no sense.
     """
     from vse.pipeline.dataset.choices import swap_phrases
 
@@ -253,7 +254,8 @@ class ChoicesRequest(Options):
     images: FileOrFolderPath
     """Folder of the images."""
     corpus: Annotated[FileOrFolderPath | None, CliOption(metavar="DATASET")] = None
-    """A dataset.json whose training captions fit a text model, which chooses without the image.  [default: no text model]"""
+    """A dataset.json. A text model is computed from the captions of its split train. It chooses without the image.
+    [default: no text model]"""
     out: FileOrFolderPath
     """Folder to write, whose name becomes that of the data set."""
     force: Force = False

@@ -120,13 +120,13 @@ class EmbedRequest(Options):
     """Take the weights of the last epoch instead of those of the best epoch; OUT is then RUN/SPLIT_last.h5."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
     """Also store a correction of hubs in the run's folder, for all later searches: mean, csls, nnn or inverted-softmax. Its
-    bank is the training split. Parameters that are not given are selected on the validation split."""
+    bank is the training split, and parameters that are not given are selected on the validation split. Both are embedded."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
-    """For a model that compares regions with words: store 1 of FACTOR vectors of each image, the means of similar regions.
-    OUT is then RUN/SPLIT_pooled_FACTOR.h5."""
+    """For a model that compares regions with words: group similar regions of each image, and store the mean of each group. An
+    image with R regions has R / FACTOR groups. OUT is then RUN/SPLIT_pooled_FACTOR.h5."""
     bank_images: Annotated[PositiveInteger | None, CliOption(metavar="N")] = None
-    """For a model that scores each pair, such as SCAN: also store the scores with N images of the training split and their
-    captions, for vse-eval --correct."""
+    """For a model that scores each pair, such as SCAN: also store the scores with N random images of the training split and
+    with their captions. vse-eval --correct needs them."""
     sentences: Flag = False
     """For a run that localises phrases: write the scores of all captions with all images, for the ensembles of vse-eval."""
     allow_code: AllowCode = False

@@ -1,11 +1,12 @@
 """The protocols ``choices`` and, for each kind of wrong captions, ``choices-<kind>``: a model chooses one of a few captions.
 
-The model is right if the right caption has a higher score with the image than each wrong one. Three other rates show what can
-be reached without the image: chance, a text model, and the model itself by the mean score of each caption with all images of
-the file. If they are high, the right captions can be recognised by their words alone.
+The model is right if the right caption has a higher score with the image than each wrong one. Two other rates are without the
+image: that of a text model, and that of the model itself by the mean score of each caption with all images of the file. If
+they are above chance, some wrong captions can be recognised by their words alone.
 
-Choices in a group are those of Winoground (Thrush et al., CVPR 2022): two images and their captions. The text score of a group
-is right if both images choose their caption, the image score if both captions choose their image, the group score if both are.
+A group of choices is that of Winoground (Thrush et al., CVPR 2022): two images and their captions. If each image chooses its
+caption, the ``text_score`` of the group is 100. If each caption chooses its image, the ``image_score`` is 100. If both hold,
+the ``group_score`` is 100.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
     values = {
         "r1": _find_right(choices, scores),
         "text_alone": _find_right(choices, [means[rows] for rows in captions]),
-        "chance": np.array([100 / len(one.sentids) for one in choices]),
     }
     if all(one.text_scores for one in choices):
         values["text_model"] = _find_right(choices, [np.array(one.text_scores) for one in choices])
+    values["chance"] = np.array([100 / len(one.sentids) for one in choices])
     values |= _score_groups(choices, scores)
     right = [one.right for one in choices]
     wrong = [int(np.argmax(np.where(np.arange(len(of)) == k, -np.inf, of))) for k, of in zip(right, scores, strict=True)]
@@ -103,7 +104,10 @@ def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
 
 
 def _score_groups(choices: Sequence[Choice], scores: Sequence[Floats]) -> dict[str, Floats]:
-    """Return text, image and group score of the group of each choice; empty unless all choices are pairs of pairs."""
+    """Return text, image and group score of the group of each choice.
+
+    The result is empty unless every group has two choices with two captions each.
+    """
     members: dict[int | None, list[int]] = {}
     for number, one in enumerate(choices):
         members.setdefault(one.group, []).append(number)

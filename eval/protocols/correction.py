@@ -1,8 +1,9 @@
-"""The option ``--correct`` of ``vse-eval``: subtract from the scores of each candidate how near it is to a bank of queries.
+"""The option ``--correct`` of ``vse-eval``: lower the scores of candidates that are near to many queries of a bank.
 
 A correction is one number for each candidate. The number b_x of an image x does not change the order of the captions for x,
 nor the number b_y of a caption y that of the images for y. So two more dimensions of the vectors correct both directions:
-(x, 1, -b_x) . (y, -b_y, 1) = x . y - b_x - b_y. QB-Norm corrects only some queries, so it has scores of each direction.
+(x, 1, -b_x) . (y, -b_y, 1) = x . y - b_x - b_y. QB-Norm corrects only some queries, so its
+result has two matrices of scores, one for each direction.
 
 A model such as SCAN has scores of pairs instead of vectors. Its file then needs the scores of its images and captions with the
 bank (``vse-embed --bank-images``).
@@ -59,24 +60,24 @@ class Bank:
 
 @dataclass(frozen=True)
 class CorrectedScores:
-    """The matrix ``scores`` + ``images`` @ ``captions``.T, computed when rows are read.
+    """The matrix ``scores`` + ``rows`` @ ``columns``.T, computed when rows are read.
 
-    ``images`` : (n_images, k), ``captions`` : (n_captions, k).
+    ``rows`` : (n_images, k), ``columns`` : (n_captions, k).
     """
 
     scores: ScoreMatrix
-    images: NDArray[np.float32]
-    captions: NDArray[np.float32]
+    rows: NDArray[np.float32]
+    columns: NDArray[np.float32]
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.scores.shape
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.rows)
 
     def __getitem__(self, rows: Any, /) -> NDArray[Any]:
-        corrected: NDArray[Any] = self.scores[rows] + self.images[rows] @ self.captions.T
+        corrected: NDArray[Any] = self.scores[rows] + self.rows[rows] @ self.columns.T
         return corrected
 
 
@@ -167,8 +168,9 @@ def _list_choices(method: str, names: Sequence[str]) -> Iterator[Parameters]:
 def read_bank(file: Path, run: Embeddings, bank: str) -> Bank:
     """Return the scores of the images and captions in ``file`` with a bank.
 
-    ``bank`` is a split, whose embeddings are next to ``file``, or a file of embeddings. A file of scores has the scores with
-    its bank, the training split. Raises UserError if ``run``, the content of ``file``, has no such scores.
+    ``bank`` is a split, whose embeddings are next to ``file``, or a file of embeddings. If ``run``, the content of ``file``,
+    has scores of pairs, it must also have their scores with the bank, a part of the training split. Raises UserError if it has
+    none.
     """
     path, of = file, run
     has_scores = run.direction_scores("t2i") is not None

@@ -112,20 +112,20 @@ def mean_cosine(vectors: Float[np.ndarray, "n dim"]) -> float:
 
 @dataclass(frozen=True)
 class LinearScores:
-    """The inner products of ``images`` (n_images, dim) and ``captions`` (n_captions, dim), computed when rows are read."""
+    """The inner products of ``rows`` (n, dim) and ``columns`` (m, dim), computed when rows are read."""
 
-    images: NDArray[np.float32]
-    captions: NDArray[np.float32]
+    rows: NDArray[np.float32]
+    columns: NDArray[np.float32]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return len(self.images), len(self.captions)
+        return len(self.rows), len(self.columns)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.rows)
 
     def __getitem__(self, rows: Any, /) -> NDArray[Any]:
-        scores: NDArray[Any] = (shared_tensor(self.images[rows]) @ shared_tensor(self.captions).T).numpy()
+        scores: NDArray[Any] = (shared_tensor(self.rows[rows]) @ shared_tensor(self.columns).T).numpy()
         return scores
 
 
@@ -153,9 +153,10 @@ def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, floa
 
 
 def find_activated(bank: ScoreMatrix, queries: ScoreMatrix) -> Int[np.ndarray, " m"]:
-    """Return 1 for each query whose first candidate is also the first one of a query of the bank, else 0 (QB-Norm).
+    """Return 1 for each query that QB-Norm corrects, else 0: its first candidate is also the first one of a query of the bank.
 
-    ``bank`` (n, n_bank) and ``queries`` (n, m) have the scores of each candidate with both kinds of queries.
+    ``bank`` (n, n_bank) has the scores of each candidate with the queries of the bank, and ``queries`` (n, m) those with the
+    queries to correct.
     """
     activated = np.zeros(len(bank), np.int64)
     activated[_find_first_candidates(bank)] = 1

@@ -1,8 +1,7 @@
-"""Choices: for each image a right caption and wrong ones, which differ from it in few words.
+"""Choices: an image, a right caption, and wrong captions that differ from it in a few words or in their order.
 
 Captions with two exchanged phrases are made from a data set with marked phrases. Published choices are converted by
-:mod:`vse.pipeline.imports.published_choices`. Both write a data set with all captions, and a file that says which ones belong
-to a choice and which one is right.
+:mod:`vse.pipeline.imports.published_choices`. Both write a data set with all captions, and a file of choices.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Choices(BaseModel):
     """The content of a file of choices.
 
     ``dataset`` : the name of the data set that has the images and captions.
-    ``origin`` : who made the wrong captions, and how.
+    ``origin`` : where the choices are from, such as a data set and a seed, or the names of published files.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -90,8 +89,9 @@ def read_choices(path: Path) -> tuple[Choices, str]:
 class BigramModel:
     """A text model that knows pairs of neighbouring words. It shows how many choices can be made without the image.
 
-    The probability of a word w after a word v is 0.8 n(v, w) / n(v) + 0.2 (n(w) + 1) / (N + V + 1). n counts words and pairs
-    in the training captions, N is the number of all words, and V that of different words.
+    The probability of a word w after a word v is 0.8 n(v, w) / n(v) + 0.2 (n(w) + 1) / (N + V + 1). Here n(w) is the count of
+    a word, and n(v, w) that of a pair. The end of a caption counts as a word. N is the sum of all n(w), and V the number of
+    different words. If v never occurs, the first term is 0.
     """
 
     def __init__(self, captions: Iterable[Sequence[str]]) -> None:
@@ -121,13 +121,13 @@ def fit_text_model(dataset: Dataset) -> BigramModel:
 
 
 def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test", seed: int = 0) -> Path:
-    """Write a data set in which each caption of a split with two phrases also has them exchanged; return the file of choices.
+    """Write a data set with captions of a split and the same captions with two phrases exchanged; return the file of choices.
 
-    The two phrases name different things, and other words than *and* separate them. *A man on a horse* becomes *a horse on a
-    man*. A caption has up to two choices: of kind ``same_type``, with two phrases of one type such as ``people``, and of kind
-    ``other_type``. The new data set has only the images of the split with such captions, and these captions, in lower case
-    and without punctuation. It is called like its folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``. Raises
-    UserError if no caption of the split has two such phrases.
+    The two phrases name different things, and a word other than *and* stands between them. *A man on a horse* becomes *a horse
+    on a man*. A caption has up to two choices: of kind ``same_type``, with two phrases of one type such as ``people``, and of
+    kind ``other_type``. The text of each caption is its tokens. The new data set has no other images and captions. Its name is
+    that of its folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``. Raises UserError if no caption of the split
+    has two such phrases.
     """
     dataset = load_and_check_dataset(dataset_file)
     out = out or dataset_file.absolute().parent.with_name(f"{dataset_file.absolute().parent.name}_swapped")
@@ -185,7 +185,10 @@ def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> P
 
 
 def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase, Phrase]]]:
-    """Return, for each kind of choices, pairs of phrases that name different things, with a word with a direction between."""
+    """Return the pairs of phrases that can be exchanged, by the kind of the choice.
+
+    They name different things, and a word that is not in ``_SYMMETRIC_WORDS`` stands between them.
+    """
     found: dict[str, list[tuple[Phrase, Phrase]]] = {}
     for first, second in combinations(sorted(caption.phrases, key=lambda phrase: phrase.start), 2):
         between = caption.tokens[first.stop : second.start]

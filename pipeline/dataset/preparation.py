@@ -141,7 +141,7 @@ def add_phrases(
 
     The phrases come from the folder ``entities`` of Flickr30K Entities
     (:func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
-    (:func:`mark_noun_phrases`). The copy is called ``name``, or like the folder ``out``, and reads the caches of image features
+    (:func:`mark_noun_phrases`). The copy is called ``name``, or like the folder ``out``. It reads the caches of image features
     of the data set. Returns the path of ``dataset.json``.
     """
     dataset = load_and_check_dataset(dataset_file)

@@ -39,7 +39,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
     """Write a data set and a file of choices to the folder ``out`` and return the file of choices.
 
     ``files`` are those of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``), and ``images``
-    is the folder of their images. The images of ARO are boxes of photographs, which are cut out and written to ``out``.
+    is the folder of their images. The images of ARO are boxes of photographs. They are cut out and written to ``out``.
     ``corpus`` is a ``dataset.json`` with training captions for the text model. Raises UserError if a file has another form,
     or if an image is missing.
     """
