@@ -31,7 +31,7 @@ def sample_choices(
 
     If the file of choices is not where the result names it, or has changed, a sentence about it is added to ``missing``.
     """
-    facts, run = report_input.result.choices[CHOICES_PROTOCOL], report_input.embeddings
+    facts, run = report_input.result.choices.get(CHOICES_PROTOCOL, {}), report_input.embeddings
     file = resolve_path(report_input.path, str(facts.get("file")))
     try:
         if run is None:

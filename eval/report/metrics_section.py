@@ -223,7 +223,7 @@ def _format_protocol_title(name: str, result: Result, protocol: ProtocolMetrics)
         return f"{_PROTOCOL_TITLES['sentence']}, {_format_protocol_title('1k', result, protocol)}"
     if name in result.choices:
         kind = name.removeprefix(CHOICES_PROTOCOL).removeprefix("-").replace("_", " ")
-        return f"{result.choices[name]['choices']:,} choices of a caption{f', {kind}' if kind else ''}"
+        return f"{result.choices[name].get('choices')} choices of a caption{f', {kind}' if kind else ''}"
     return _PROTOCOL_TITLES.get(name, name)
 
 

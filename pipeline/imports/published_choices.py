@@ -17,9 +17,10 @@ from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.choices import Choice, build_sentence, check_choices_output, load_text_model, write_choices
 from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import decode_image, read_image_bytes
+from vse.pipeline.files.images import decode_image
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.writing import parse_json, write_bytes
+from vse.pipeline.progress import progress_bar
 
 _Box = tuple[int, int, int, int]
 _EXPECTED = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Winoground (examples.jsonl)"
@@ -48,6 +49,8 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
     check_dataset_output(out, name, files)
     check_choices_output(out, files)
     items = [item for file in files for item in _read_items(file)]
+    if missing := next((item.file for item in items if not (images / item.file).is_file()), None):
+        raise UserError(f"{images / missing}: no such image; --images is the folder of the images")
     text_model = None if corpus is None else load_text_model(corpus)
     tokenise = find_tokeniser(IMPORT_TOKENISER, files[0])
     imgids: dict[tuple[str, _Box | None], int] = {}
@@ -69,8 +72,6 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
     entries = []
     for (file, box), imgid in imgids.items():
         path = Path(f"{imgid}.png" if box else file)
-        if not (folder / path).is_file():
-            raise UserError(f"{folder / path}: no such image, but {files[0]} names it; --images is the folder of the images")
         where = {} if path.parent == Path() else {"filepath": path.parent.as_posix()}
         entries.append({"imgid": imgid, **where, "filename": path.name, "split": "test", "sentences": sentences[imgid]})
     content = {"dataset": name, "tokeniser": IMPORT_TOKENISER, "images": entries}
@@ -80,10 +81,8 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
 
 def _cut_out(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], int]) -> Path:
     """Write the box of each image to ``out/images`` and return that folder. Raises UserError if an image cannot be read."""
-    for (file, box), imgid in imgids.items():
-        if not (images / file).is_file():
-            raise UserError(f"{images / file}: no such image; --images is the folder of the images")
-        photo = decode_image(images / file, read_image_bytes(images / file))
+    for (file, box), imgid in progress_bar(imgids.items(), desc="cut out boxes", unit="image"):
+        photo = decode_image(images / file)
         stream = BytesIO()
         photo.crop(box).save(stream, "PNG")
         write_bytes(out / "images" / f"{imgid}.png", stream.getbuffer())

@@ -181,7 +181,7 @@ def test_published_choices_are_converted(tmp_path: Path, photos: Path, dataset: 
         ("x.json", [{"caption": "a"}], "x.json: choice 1: not the form of SugarCrepe"),
         ("x.json", ["a"], "x.json: choice 1: not the form of SugarCrepe"),
         ("x.json", [], "not the form of SugarCrepe"),
-        ("x.json", {"0": {"filename": "9.png", "caption": "a", "negative_caption": "b"}}, "9.png: no such image"),
+        ("x.json", {"0": {"filename": "9.png", "caption": "a", "negative_caption": "b"}}, "9.png: no such image; --images"),
         ("x.json", {"0": {"filename": "../1.png", "caption": "a", "negative_caption": "b"}}, "outside of the folder"),
         ("x.json", {"0": {"filename": "1.png", "caption": "a", "negative_caption": " "}}, "negative_caption is no text"),
     ],

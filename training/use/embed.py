@@ -383,6 +383,8 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
         raise UserError("--correct is for searches by the best weights; leave it out, or --as-features and --last-epoch")
     if as_features is not None and request.last_epoch:
         raise UserError("--as-features writes the embeddings by the best weights; leave --last-epoch out")
+    if as_features is not None and (request.pool_regions is not None or request.bank_images is not None):
+        raise UserError("--pool-regions and --bank-images are for files of embeddings; leave them out, or --as-features")
     if as_features is not None and request.sentences:
         raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
     if request.correct is not None:
