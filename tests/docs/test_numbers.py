@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.docs.pages import ROOT
 from vse.eval.tables.compared import build_printed_comparison
 from vse.eval.tables.table import format_text_table
 
-_PAGE_NAMES = "compression flickr8k hubness judged languages noise phrases quickstart"
+_PAGE_NAMES = "choices compression flickr8k hubness judged languages late_interaction noise phrases quickstart"
 PAGES = [f"docs/{name}.md" for name in _PAGE_NAMES.split()]
 CURVES = ROOT / "docs/results/flickr8k"
 NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
@@ -94,7 +95,68 @@ def render_hubness(results: Path) -> str:
 
 
 def test_the_table_on_hubs_is_the_committed_file() -> None:
-    assert render_hubness(ROOT / "docs/results/hubness") in (ROOT / "docs/hubness.md").read_text(encoding="utf-8")
+    page, results = (ROOT / "docs/hubness.md").read_text(encoding="utf-8"), ROOT / "docs/results/hubness"
+    assert render_hubness(results) in page
+    assert render_hubs_of_pairs(results) in page
+
+
+def render_hubs_of_pairs(results: Path) -> str:
+    """Return the table of the page on hubs for models that score pairs: rsum, plain and with each correction."""
+    table = pd.read_csv(results / "pairs.csv").set_index("method")
+    train = ["mean", "csls", "nnn", "inverted-softmax", "qb-norm"]
+    columns = {"plain": "", **{f"`{name}`": f" + {name} (bank train)" for name in train}}
+    columns["`inverted-softmax`, test bank"] = " + inverted-softmax (bank test, transductive)"
+    lines = [f"| method | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
+    for method in ("scan", "maxsim_both"):
+        rows = [table.loc[f"{method}{suffix}"] for suffix in columns.values()]
+        cells = [mean_and_deviation(row["rsum"], row["rsum_std"]) for row in rows]
+        lines.append(f"| {' | '.join([f'`{method}`', *cells])} |")
+    return "\n".join(lines)
+
+
+def render_late_interaction(results: Path) -> str:
+    """Return the table of the page on late interaction: a row per head, with the bytes of an image and the seconds."""
+    table = pd.read_csv(results / "summary.csv")
+    rows = table[table["protocol"] == "full"].set_index("experiment")
+    lines = ["| head | vectors | bytes | i2t R@1 | t2i R@1 | rsum | training | all scores |", "|---" * 8 + "|"]
+    names = [f"{head}{pooled}" for head in ("maxsim_both", "maxsim_words") for pooled in ("", "_pooled_2", "_pooled_3")]
+    for name in ("mean", "scan", *names):
+        row = rows.loc[name.replace("_pooled_", ", pool_regions=")]
+        provenance = json.loads((results / f"{name}.json").read_text(encoding="utf-8"))["provenance"]
+        regions = provenance.get("regions", {"per_image": 1, "bytes_per_image": 1024})
+        cells = [f"`{name}`", f"{regions['per_image']:.0f}", f"{regions['bytes_per_image']:,.0f}"]
+        cells += [mean_and_deviation(row[key], row[f"{key}_std"]) for key in ("i2t_r1", "t2i_r1", "rsum")]
+        cells += [f"{provenance['cost'][key]:.0f} s" for key in ("train_s", "embed_s")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_table_on_late_interaction_is_the_committed_file() -> None:
+    page, results = (ROOT / "docs/late_interaction.md").read_text(encoding="utf-8"), ROOT / "docs/results/late_interaction"
+    assert render_late_interaction(results) in page
+    rates = pd.read_csv(results / "validation.csv").set_index(["head", "learning_rate"])["rsum_val"]
+    for head, of_head in rates.groupby(level=0):
+        cells = [f"{of_head[head, rate]:.1f}" for rate in (2e-4, 5e-4, 1e-3)]
+        assert f"| `{head}` | {' | '.join(cells)} |" in page
+
+
+def render_choices(results: Path) -> str:
+    """Return the table of the page on choices: a row per head, and what is right of each kind, also without the image."""
+    table = pd.read_csv(results / "summary.csv").set_index(["experiment", "protocol"])
+    protocols = {"all": "choices", "same type": "choices-same_type", "other type": "choices-other_type"}
+    lines = ["| head | all | same type | other type | without the image |", "|---|---|---|---|---|"]
+    for head in ("mean", "scan", "maxsim_words", "maxsim_both"):
+        cells = [table.loc[(head, protocol)] for protocol in protocols.values()]
+        texts = [mean_and_deviation(row["i2t_r1"], row["i2t_r1_std"]) for row in cells]
+        alone = mean_and_deviation(cells[0]["i2t_text_alone"], cells[0]["i2t_text_alone_std"])
+        lines.append(f"| {' | '.join([f'`{head}`', *texts, alone])} |")
+    texts = [f"{table.loc[('mean', protocol), 'i2t_text_model']:.1f}" for protocol in protocols.values()]
+    lines.append(f"| {' | '.join(['text model', *texts, ''])} |".replace("|  |", "| |"))
+    return "\n".join([*lines, "| chance | 50.0 | 50.0 | 50.0 | |"])
+
+
+def test_the_table_on_choices_is_the_committed_file() -> None:
+    assert render_choices(ROOT / "docs/results/choices") in (ROOT / "docs/choices.md").read_text(encoding="utf-8")
 
 
 def render_compression(results: Path) -> str:

@@ -19,8 +19,8 @@ learning_rates="2e-4 5e-4 1e-3"
   vse-extract text --dataset data/f8k/dataset.json --feature minilm_tokens --set precision=fp32
 
 train() { # HEAD SEED LEARNING_RATE
-  head=$1 seed=$2 run=$runs/$1-$3/seed-$2 words=minilm_tokens
-  grep -qs '"state": "finished"' "$run/run.json" && return
+  head=$1 seed=$2 folder=$runs/$1-$3/seed-$2 words=minilm_tokens
+  grep -qs '"state": "finished"' "$folder/run.json" && return
   linear="--set model.image_encoder=linear --set model.caption_encoder=linear"
   case $head in
     mean) # MiniLM's sentence vector is the mean of its token vectors
@@ -33,7 +33,7 @@ train() { # HEAD SEED LEARNING_RATE
     --experiment scan_t2i_avg_effnet --set loss.name=infonce --set loss.learned=true --set loss.same_image=positive \
     --set model.dim=256 --set train.epochs=6 --set train.decay_after=4 --set train.batch_size=128 --set train.clip=null \
     --set train.precision=fp32 --set train.on_collapse=warn --set train.learning_rate="$3" $options \
-    --seed "$seed" --name "$head" --out "$run" --threads 1 --resume --overwrite
+    --seed "$seed" --name "$head" --out "$folder" --threads 1 --resume --overwrite
 }
 
 best_rsum() { # RUN: the highest rsum on the validation split
