@@ -134,6 +134,12 @@ def render_late_interaction(results: Path) -> str:
 def test_the_table_on_late_interaction_is_the_committed_file() -> None:
     page, results = (ROOT / "docs/late_interaction.md").read_text(encoding="utf-8"), ROOT / "docs/results/late_interaction"
     assert render_late_interaction(results) in page
+    for head, sentence in (
+        ("maxsim_both", "rsum is {found:.1f}, and that of the exact ranks {exact:.1f}"),
+        ("maxsim_words", "{found:.1f} against {exact:.1f}"),
+    ):
+        two_stages = json.loads((results / f"{head}_reranked.json").read_text(encoding="utf-8"))["rerank"][0]
+        assert sentence.format(found=two_stages["rsum"], exact=two_stages["exact"]["rsum"]) in page
     rates = pd.read_csv(results / "validation.csv").set_index(["head", "learning_rate"])["rsum_val"]
     for head, of_head in rates.groupby(level=0):
         cells = [f"{of_head[head, rate]:.1f}" for rate in (2e-4, 5e-4, 1e-3)]

@@ -55,7 +55,7 @@ done
     for learning_rate in $learning_rates; do
       selected=no
       [ "$(best_rate "$head")" = "$learning_rate" ] && selected=yes
-      echo "$head,$learning_rate,$(best_rsum "$runs/$head-$learning_rate/seed-0"),$selected"
+      printf '%s,%s,%.2f,%s\n' "$head" "$learning_rate" "$(best_rsum "$runs/$head-$learning_rate/seed-0")" "$selected"
     done
   done
 } > "$results/validation.csv"
