@@ -152,7 +152,7 @@ class Result(BaseModel):
     judgements: dict[str, dict[str, Any]] = {}
     choices: dict[str, dict[str, Any]] = {}
     correction: dict[str, Any] | None = None
-    hubness: dict[str, Any] = {}
+    hubness: dict[str, dict[str, Metric]] = {}
     language: str | None = None
     compression: list[dict[str, Any]] = []
     sha256: str | None = None

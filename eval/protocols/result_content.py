@@ -175,6 +175,13 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
     return f"best {rerank['reranked']} re-ranked: {', '.join(directions)}, {rsum}"
 
 
+def hubs_line(hubs: Mapping[str, Any]) -> str:
+    """Return a line with the hubs of a direction (:func:`vse.eval.ranking.hubness.measure_hubs`)."""
+    skewness, never, largest = (mean_and_std(hubs[name])[0] for name in ("skewness", "never", "largest"))
+    first = f"one candidate is first for {largest:.1f}% of the queries"
+    return f"skewness {skewness:.2f}; {never:.1f}% of the candidates are never among the first 10; {first}"
+
+
 def compression_line(entry: Mapping[str, Any]) -> str:
     """Return a line with the bytes and the rsum of a codec, and the rsum of its re-ranking."""
     text = f"{entry['codec']}, {entry['bytes']:,} bytes for each vector: {_describe_rsum(entry)}"

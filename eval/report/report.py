@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from vse.eval.defaults import N_GALLERY_QUERIES, N_REPORT_QUERIES, PHRASE_PROTOCOL
 from vse.eval.files.results import Result
-from vse.eval.protocols.result_content import combination_line, compression_line
+from vse.eval.protocols.result_content import combination_line, compression_line, hubs_line, rerank_line
 from vse.eval.ranking.chance import captions_per_image, chance_rsum
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
@@ -42,7 +42,7 @@ _COST_UNITS = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))
 _SETTING_LABELS = {
     "backbone": "backbone",
     "feature": "feature",
-    "model.similarity": "similarity",
+    "model.similarity.name": "similarity",
     "model.dim": "dimensions",
     "loss.name": "loss",
     "loss.margin": "margin",
@@ -231,6 +231,11 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
         yield "Correction", result.evaluation_suffix.removeprefix(" + ")
     for entry in result.compression:
         yield "Compressed", compression_line(entry)
+    for entry in result.rerank:
+        yield "Search in two stages", rerank_line(entry)
+    for name in ("i2t", "t2i"):
+        if name in result.hubness:
+            yield f"Hubs, {DIRECTIONS[name].title}", hubs_line(result.hubness[name])
     if result.trained_on:
         yield "Trained on", result.trained_on
     if result.unfinished:
@@ -241,8 +246,10 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
         if result.combination:
             yield "Combined", combination_line(result.combination)
     elif any(seed is not None for seed in result.seeds):
-        seeds = ("unknown" if seed is None else str(seed) for seed in result.seeds)
-        yield "Seeds" if len(result.seeds) > 1 else "Seed", ", ".join(seeds)
+        seeds = list(
+            dict.fromkeys("unknown" if seed is None else str(seed) for seed in result.seeds)
+        )  # folds may share a seed
+        yield "Seeds" if len(seeds) > 1 else "Seed", ", ".join(seeds)
     if settings := _main_settings(report_input):
         yield "Settings", ", ".join(settings)
     if run := report_input.embeddings:
@@ -257,8 +264,8 @@ def _main_settings(report_input: ReportInput) -> list[str]:
     settings = flatten_settings(report_input.config)
     if settings.get("backbone"):  # a backbone does not use the feature
         settings.pop("feature", None)
-    gradient = settings.get("solver", "gradient") == "gradient"
-    keys = _SETTING_LABELS if gradient else {"solver": "solver", "feature": "feature"}
+    gradient = settings.get("solver.name", "gradient") == "gradient"
+    keys = _SETTING_LABELS if gradient else {"solver.name": "solver", "feature": "feature"}
     return [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) not in (None, 0)]
 
 

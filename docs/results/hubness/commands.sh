@@ -38,3 +38,4 @@ for head in scan maxsim_both; do
     --out "$results/${head}_inverted-softmax_test.json"
 done
 vse-table summary "$results"/scan*.json "$results"/maxsim_both*.json --transductive --out "$results/pairs.csv"
+ls "$results"/*.json | grep -v _test.json | xargs vse-table cards --out "$results/cards.csv"

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.eval.evaluating import Edit, Fails, Printed, result_of, succeeds, write_result
+from tests.eval.protocols.test_evaluate import made
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.options import AllEvaluateOptions
 from vse.eval.report.charts import Curve
@@ -451,3 +452,15 @@ def test_a_gallery_has_the_worst_and_the_best_queries_with_links_and_filters(wor
     contrast = world.page(result, world.result(experiment="other", noise=3.0), gallery=True)
     assert "A ranks the right answer higher" in contrast
     assert "Right answer at rank (by A)" in contrast
+
+
+def test_a_report_has_the_hubs_and_the_search_in_two_stages(tmp_path: Path) -> None:
+    run = made(n_images=40, n_each=2)
+    pairs = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
+    pooled = replace(pairs, pooled_images=run.images, pooled_captions=run.captions)
+    options = AllEvaluateOptions(bootstrap=0, rerank=(5,))
+    result = write_result([write_embeddings(tmp_path / "test.h5", pooled)], tmp_path / "result.json", options=options)
+    hubs = json.loads(result.read_text())["hubness"]["t2i"]
+    page = write_report([result], tmp_path / "page.html").read_text()
+    assert "<dt>Search in two stages</dt><dd>best 5 re-ranked" in page
+    assert f"<dt>Hubs, text to image</dt><dd>skewness {hubs['skewness']:.2f}; {hubs['never']:.1f}%" in page
