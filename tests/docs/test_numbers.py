@@ -114,6 +114,31 @@ def render_hubs_of_pairs(results: Path) -> str:
     return "\n".join(lines)
 
 
+def render_corrected_ladder(table: pd.DataFrame) -> str:
+    """Return the table of the page on ladders with plain and corrected rows: a row per combination, the best ones starred."""
+    table = table.assign(head=table["method"].str.partition(" + ")[0], correction=table["correction"].fillna("plain"))
+    lines = ["| head | captions | plain | corrected | seconds, plain | seconds, corrected |", "|---|---|---|---|---|---|"]
+    corrected = table[table["correction"] == "inverted-softmax"]
+    for row in corrected.sort_values("rsum", ascending=False).itertuples():
+        pair = table[(table["head"] == row.head) & (table["captions"] == row.captions)].set_index("correction")
+        both = [pair.loc[name] for name in ("plain", "inverted-softmax")]
+        cells = [mean_and_deviation(one["rsum"], one["rsum_std"]) + (" *" if one["best"] == "yes" else "") for one in both]
+        cells += [f"{one['total_s']:.0f}" for one in both]
+        lines.append(f"| {row.head} | `{row.captions}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_the_corrected_ladder_is_the_committed_file() -> None:
+    page, results = (ROOT / "docs/ladder.md").read_text(encoding="utf-8"), ROOT / "docs/results/ladder"
+    assert render_corrected_ladder(pd.read_csv(results / "corrected.csv")) in page
+    pairs = pd.read_csv(results / "corrected_compare.csv").set_index(["a", "b"])
+    assert f"{len(pairs)} comparisons" in page
+    cca, infonce = (f"f8k_{head}@f8k_corrected+minilm+effnet" for head in ("cca_effnet", "infonce_minilm_effnet"))
+    for ending, p in (("", "0.26"), ("_inverted-softmax", "0.67")):
+        assert f"{pairs.loc[(f'{cca}{ending}', f'{infonce}{ending}'), 'p_corrected']:.2f}" == p
+        assert f"p {p}" in page
+
+
 def render_late_interaction(results: Path) -> str:
     """Return the table of the page on late interaction: a row per head, with the bytes of an image and the seconds."""
     table = pd.read_csv(results / "summary.csv")
