@@ -161,6 +161,7 @@ INPUTS = {
         "--embeddings",
         "--cxc",
         "--qrels",
+        "--choices",
     ),
 }
 

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings
+from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings, split_into_slices
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.training.data.pairs import RetrievalSplit
@@ -213,3 +213,31 @@ def _next_power_of_two(n: int) -> int:
 
 def _count_vectors_per_item(side: PackedEmbeddings) -> Int[Tensor, " n"]:
     return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths
+
+
+def score_bank(
+    model: Model,
+    bank: RetrievalSplit,
+    device: torch.device,
+    n_images: int,
+    images: PackedEmbeddings,
+    captions: PackedEmbeddings,
+    pool_regions: int | None = None,
+) -> dict[str, NDArray[np.float32]]:
+    """Return the scores of ``images`` and ``captions`` with a bank: ``n_images`` random images of a split and their captions.
+
+    They are the fields of :class:`vse.eval.files.split.Embeddings` that a correction of hubs needs. Regions of the bank are
+    pooled by ``pool_regions`` (:func:`pool_sets`).
+    """
+    rows = np.sort(np.random.default_rng(0).permutation(len(bank.pairs.images))[:n_images])
+    of_rows = np.flatnonzero(np.isin(bank.pairs.image_indices, rows))
+    bank_images = encode_images(model, bank, device, rows)
+    if pool_regions is not None:
+        bank_images = pool_sets(bank_images, pool_regions)
+    with_images = PairScores(model, bank_images, captions)
+    with_captions = PairScores(model, images, encode_captions(model, bank, of_rows))
+    slices = split_into_slices(len(images), MAX_TILE_IMAGES), split_into_slices(len(rows), MAX_TILE_IMAGES)
+    return {
+        "bank_scores_images": torch.cat([with_captions(some, None)[1] for some in slices[0]]).numpy(),
+        "bank_scores_captions": torch.cat([with_images(some, None)[0] for some in slices[1]]).T.contiguous().numpy(),
+    }

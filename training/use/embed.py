@@ -23,7 +23,6 @@ from vse.eval.files.embeddings import (
     write_scores,
 )
 from vse.eval.files.phrase_scores import PHRASE_SCORES_KIND
-from vse.eval.ranking.ranks import split_into_slices
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.rows import FeatureKind as RowKind
 from vse.features.cache.rows import Ids, row_ids
@@ -38,18 +37,9 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
 from vse.training.data.pairs import CaptionsLoadedAtFirstRead, TokenIndices, select_images_with_features
-from vse.training.kinds import PackedEmbeddings
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.encode import (
-    MAX_TILE_IMAGES,
-    PairScores,
-    build_vector_fields,
-    encode,
-    encode_captions,
-    encode_images,
-    pool_sets,
-)
+from vse.training.solvers.encode import PairScores, build_vector_fields, encode, pool_sets, score_bank
 from vse.training.use.leaks import count_leaked_images
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
@@ -128,7 +118,7 @@ def embed_split(
         if "train" in opened.dataset.parse_splits(split):
             raise UserError(f"--bank-images takes images of the training split; leave it out for --split {split}")
         bank = load_opened_run(opened, "train", files, last_epoch)
-        bank_scores = _score_bank(bank, bank_images, images, captions, pool_regions)
+        bank_scores = score_bank(bank.model, bank.split, bank.device, bank_images, images, captions, pool_regions)
     provenance = {**opened.build_provenance(out), **overlap}
     if last_epoch:
         provenance["training"] |= {"selection": "last epoch"}
@@ -175,25 +165,6 @@ def embed_split(
         return write_embeddings(out, embeddings)
     i2t, t2i = PairScores(trained.model, images, captions).score_blocks(torch.from_numpy(pairs.image_indices))
     return write_scores(out, embeddings, i2t, t2i, provenance_json)
-
-
-def _score_bank(
-    bank: TrainedRun, n_images: int, images: PackedEmbeddings, captions: PackedEmbeddings, pool_regions: int | None
-) -> dict[str, NDArray[np.float32]]:
-    """Return the fields of :class:`Embeddings` that have the scores with ``n_images`` random images of a split."""
-    pairs = bank.split.pairs
-    rows = np.sort(np.random.default_rng(0).permutation(len(pairs.images))[:n_images])
-    of_rows = np.flatnonzero(np.isin(pairs.image_indices, rows))
-    bank_images = encode_images(bank.model, bank.split, bank.device, rows)
-    if pool_regions is not None:
-        bank_images = pool_sets(bank_images, pool_regions)
-    with_images = PairScores(bank.model, bank_images, captions)
-    with_captions = PairScores(bank.model, images, encode_captions(bank.model, bank.split, of_rows))
-    slices = split_into_slices(len(images), MAX_TILE_IMAGES), split_into_slices(len(rows), MAX_TILE_IMAGES)
-    return {
-        "bank_scores_images": torch.cat([with_captions(some, None)[1] for some in slices[0]]).numpy(),
-        "bank_scores_captions": torch.cat([with_images(some, None)[0] for some in slices[1]]).T.contiguous().numpy(),
-    }
 
 
 def _add_change(provenance: dict[str, Any], option: str, default: str, value: str) -> None:
