@@ -2,7 +2,7 @@
 
 The model is right if the right caption has a higher score with the image than each wrong one. Two other rates are without the
 image: that of a text model, and that of the model itself by the mean score of each caption with all images of the file. If
-they are above chance, some wrong captions can be recognised by their words alone.
+they are far from chance, the words alone give a hint.
 
 A group of choices is that of Winoground (Thrush et al., CVPR 2022): two images and their captions. If each image chooses its
 caption, the ``text_score`` of the group is 100. If each caption chooses its image, the ``image_score`` is 100. If both hold,

@@ -47,7 +47,7 @@ class Bank:
     """The scores of all candidates with the queries of a bank.
 
     ``of_images`` : (n_images, n_bank_captions), ``of_captions`` : (n_captions, n_bank_images).
-    ``path``, ``sha256`` : the file with the bank, and its SHA-256 if it is known.
+    ``path``, ``sha256`` : the file that has the bank or the scores with it, and its SHA-256 if it is known.
     ``is_transductive`` : True if the bank has an image of the split itself.
     """
 
@@ -60,9 +60,9 @@ class Bank:
 
 @dataclass(frozen=True)
 class CorrectedScores:
-    """The matrix ``scores`` + ``rows`` @ ``columns``.T, computed when rows are read.
+    """The matrix ``scores`` + ``rows`` @ ``columns``.T, computed only for the images that are read.
 
-    ``rows`` : (n_images, k), ``columns`` : (n_captions, k).
+    ``rows`` : (n_images, k), ``columns`` : (n_captions, k), with k numbers for each image and caption, 1 or 2.
     """
 
     scores: ScoreMatrix
@@ -169,8 +169,8 @@ def read_bank(file: Path, run: Embeddings, bank: str) -> Bank:
     """Return the scores of the images and captions in ``file`` with a bank.
 
     ``bank`` is a split, whose embeddings are next to ``file``, or a file of embeddings. If ``run``, the content of ``file``,
-    has scores of pairs, it must also have their scores with the bank, a part of the training split. Raises UserError if it has
-    none.
+    has scores of pairs, the bank is ``train`` or the split itself. For ``train`` it must also have scores with images and
+    captions of the training split. Raises UserError otherwise.
     """
     path, of = file, run
     has_scores = run.direction_scores("t2i") is not None
@@ -237,9 +237,9 @@ def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> Non
 
 
 def correct(run: Embeddings, bank: Bank, method: str, parameters: Mapping[str, float]) -> Embeddings:
-    """Return embeddings whose inner products are the corrected scores, or the corrected scores of each direction.
+    """Return corrected embeddings. Their inner products are the corrected scores.
 
-    The result has vectors if ``run`` has vectors and the method is not ``qb-norm``.
+    If ``run`` has scores of pairs, or if the method is ``qb-norm``, the result has the corrected scores instead.
     """
     of_images, of_captions = (compute_biases(side, method, parameters) for side in (bank.of_images, bank.of_captions))
     i2t, t2i = _score_pairs(run)

@@ -176,7 +176,7 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
 
 
 def hubs_line(hubs: Mapping[str, Any]) -> str:
-    """Return a line with the hubs of a direction (:func:`vse.eval.ranking.hubness.measure_hubs`)."""
+    """Return a line with the statistics of hubs of a direction (:func:`vse.eval.ranking.hubness.measure_hubs`)."""
     skewness, never, largest = (mean_and_std(hubs[name])[0] for name in ("skewness", "never", "largest"))
     first = f"one candidate is first for {largest:.1f}% of the queries"
     return f"skewness {skewness:.2f}; {never:.1f}% of the candidates are never among the first 10; {first}"

@@ -123,11 +123,11 @@ def fit_text_model(dataset: Dataset) -> BigramModel:
 def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test", seed: int = 0) -> Path:
     """Write a data set with captions of a split and the same captions with two phrases exchanged; return the file of choices.
 
-    The two phrases name different things, and a word other than *and* stands between them. *A man on a horse* becomes *a horse
-    on a man*. A caption has up to two choices: of kind ``same_type``, with two phrases of one type such as ``people``, and of
-    kind ``other_type``. The text of each caption is its tokens. The new data set has no other images and captions. Its name is
-    that of its folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``. Raises UserError if no caption of the split
-    has two such phrases.
+    The two phrases name different things, and at least one word between them is not a word such as *and* or *with*. *A man on
+    a horse* becomes *a horse on a man*. A caption has up to two choices: of kind ``same_type``, with two phrases that share a
+    type such as ``people``, and of kind ``other_type``. The text of each caption is its tokens. The new data set has no other
+    images and captions. Its name is that of its folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``. Raises
+    UserError if no caption of the split has two such phrases.
     """
     dataset = load_and_check_dataset(dataset_file)
     out = out or dataset_file.absolute().parent.with_name(f"{dataset_file.absolute().parent.name}_swapped")

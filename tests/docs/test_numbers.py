@@ -98,6 +98,12 @@ def test_the_table_on_hubs_is_the_committed_file() -> None:
     page, results = (ROOT / "docs/hubness.md").read_text(encoding="utf-8"), ROOT / "docs/results/hubness"
     assert render_hubness(results) in page
     assert render_hubs_of_pairs(results) in page
+    before, after = (
+        json.loads((results / f"cca{ending}.json").read_text(encoding="utf-8"))["hubness"]["i2t"]
+        for ending in ("", "_inverted-softmax")
+    )
+    assert f"falls from {before['skewness']:.1f} to {after['skewness']:.1f}" in page
+    assert f"from {before['never']:.1f}% to {after['never']:.1f}%" in page
 
 
 def render_hubs_of_pairs(results: Path) -> str:

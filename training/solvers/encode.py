@@ -226,8 +226,9 @@ def score_bank(
 ) -> dict[str, NDArray[np.float32]]:
     """Return the scores of ``images`` and ``captions`` with a bank: ``n_images`` random images of a split and their captions.
 
-    They are the fields of :class:`vse.eval.files.split.Embeddings` that a correction of hubs needs. Regions of the bank are
-    pooled by ``pool_regions`` (:func:`pool_sets`).
+    The result has the fields ``bank_scores_images`` (images, captions of the bank) and ``bank_scores_captions`` (captions,
+    images of the bank) of :class:`vse.eval.files.split.Embeddings`. The images are drawn with the seed 0. ``pool_regions``
+    pools the regions of the bank (:func:`pool_sets`); those of ``images`` must be pooled already.
     """
     rows = np.sort(np.random.default_rng(0).permutation(len(bank.pairs.images))[:n_images])
     of_rows = np.flatnonzero(np.isin(bank.pairs.image_indices, rows))
