@@ -98,6 +98,7 @@ def test_the_table_on_hubs_is_the_committed_file() -> None:
     page, results = (ROOT / "docs/hubness.md").read_text(encoding="utf-8"), ROOT / "docs/results/hubness"
     assert render_hubness(results) in page
     assert render_hubs_of_pairs(results) in page
+    assert render_banks(results) in page
     before, after = (
         json.loads((results / f"cca{ending}.json").read_text(encoding="utf-8"))["hubness"]["i2t"]
         for ending in ("", "_inverted-softmax")
@@ -117,6 +118,33 @@ def render_hubs_of_pairs(results: Path) -> str:
         rows = [table.loc[f"{method}{suffix}"] for suffix in columns.values()]
         cells = [mean_and_deviation(row["rsum"], row["rsum_std"]) for row in rows]
         lines.append(f"| {' | '.join([f'`{method}`', *cells])} |")
+    return "\n".join(lines)
+
+
+def render_banks(results: Path) -> str:
+    """Return the table of the page on hubs that compares the two banks: rsum of each model, by correction and bank."""
+    own, pairs, banks = (pd.read_csv(results / f"{name}.csv") for name in ("summary", "pairs", "banks"))
+    of_banks = banks.set_index(["method", "feature"])
+    models = {
+        "`cca` on TF-IDF": ("CCA", "effnet + tfidf", None),
+        "`cca`": ("CCA", "effnet + minilm", "cca"),
+        "`infonce`": ("InfoNCE", "effnet + minilm", "infonce"),
+        "`twobranch`": ("two-branch", "effnet + minilm", "twobranch"),
+        "`scan`": ("scan", "effnet_grid + minilm_tokens", "scan"),
+        "`maxsim_both`": ("maxsim_both", "effnet_grid + minilm_tokens", "maxsim_both"),
+    }
+    methods = ("csls", "nnn", "inverted-softmax")
+    titles = [f"`{method}`, {bank}" for method in methods for bank in ("train", "test")]
+    lines = [f"| method | {' | '.join(titles)} |", "|---" * (1 + len(titles)) + "|"]
+    trained = pd.concat([own, pairs]).set_index("method")
+    for title, (name, feature, train_name) in models.items():
+        cells = [title]
+        for method in methods:
+            suffix = f" + {method} (bank train)"
+            train = of_banks.loc[(f"{name}{suffix}", feature)] if train_name is None else trained.loc[f"{train_name}{suffix}"]
+            test = of_banks.loc[(f"{name} + {method} (bank test, transductive)", feature)]
+            cells += [mean_and_deviation(row["rsum"], row["rsum_std"]) for row in (train, test)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

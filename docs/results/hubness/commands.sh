@@ -39,3 +39,28 @@ for head in scan maxsim_both; do
 done
 vse-table summary "$results"/scan*.json "$results"/maxsim_both*.json --transductive --out "$results/pairs.csv"
 ls "$results"/*.json | grep -v _test.json | xargs vse-table cards --out "$results/cards.csv"
+
+# banks.csv: both banks for CCA on TF-IDF, and the test bank for other models. LADDER is the folder in which the ladder
+# f8k_corrected ran (docs/ladder.md).
+[ -n "${LADDER:-}" ] || exit 0
+correct() { # NAME METHOD BANK FILE ...
+  out=$results/banks/$1_$2_$3.json method=$2 bank=$3
+  shift 3
+  [ -f "$out" ] || vse-eval "$@" --protocol full --correct "$method" --bank "$bank" --bootstrap 200 --out "$out"
+}
+of_ladder() { # COMBINATION: the embeddings of each seed
+  echo "$LADDER/runs/f8k_$1"/seed-*/test.h5
+}
+for method in csls nnn inverted-softmax qb-norm; do
+  for bank in train test; do
+    correct cca_tfidf "$method" "$bank" $(of_ladder cca_effnet@f8k_corrected+tfidf+effnet)
+  done
+  for head in cca infonce_minilm twobranch; do
+    correct "${head}_minilm" "$method" test $(of_ladder "${head}_effnet@f8k_corrected+minilm+effnet")
+  done
+  for head in scan maxsim_both; do
+    rate=$(sed -n "s/^$head,\(.*\),.*,yes$/\1/p" results/late_interaction/validation.csv)
+    correct "$head" "$method" test runs/late_interaction/"$head-$rate"/seed-*/bank/test.h5
+  done
+done
+vse-table summary "$results"/banks/*.json --transductive --out "$results/banks.csv"
