@@ -233,9 +233,6 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
         yield "Compressed", compression_line(entry)
     for entry in result.rerank:
         yield "Search in two stages", rerank_line(entry)
-    for name in ("i2t", "t2i"):
-        if name in result.hubness:
-            yield f"Hubs, {DIRECTIONS[name].title}", hubs_line(result.hubness[name])
     if result.trained_on:
         yield "Trained on", result.trained_on
     if result.unfinished:
@@ -256,6 +253,9 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
         by_scores = "scores of each direction" if run.has_directional_scores else "scores of pairs"
         yield "Compared by", run.similarity if run.vectors is not None else by_scores
     yield from _run_facts(report_input)
+    for name in ("i2t", "t2i"):
+        if name in result.hubness:
+            yield f"Hubs, {DIRECTIONS[name].title}", hubs_line(result.hubness[name])
     sha256 = (result.sha256 or "")[:12]
     yield "Result file", f"{report_input.path.name}{f' (sha256 {sha256}…)' if sha256 else ''}"
 
