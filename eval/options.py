@@ -34,13 +34,9 @@ from vse.pipeline.option_types import (
 )
 from vse.pipeline.options import Options
 
-OPTIONS_OF_COMPARISONS = (
-    "judgements",
-    "qrels",
-    "choices",
-    "language",
-    "pairs",
-)  # options for embeddings that --compare accepts
+# Options for embeddings that --compare accepts.
+OPTIONS_OF_COMPARISONS = ("judgements", "qrels", "choices", "language", "pairs")
+_OPTIONS_OF_RETRIEVAL = ("judgements", "qrels", "language", "pairs", "index", "rerank", "compress", "trec", "cxc", "k")
 _MIN_BOOTSTRAP_SAMPLES = 100  # bootstrap samples of an interval
 
 
@@ -187,8 +183,8 @@ class AllEvaluateOptions(EvaluateOptions):
             raise UserError("--correct applies to one model: save the ensemble with --save, and correct that")
         if self.correct is not None and (self.language is not None or self.pairs):
             raise UserError("--correct has a bank of all languages: leave it out, or --language and --pairs")
-        if self.choices is not None and (self.judgements or self.qrels or self.language is not None or self.pairs):
-            raise UserError("--choices evaluates only the choices: leave --judgements, --qrels, --language and --pairs out")
+        if self.choices is not None and (given := next((name for name in _OPTIONS_OF_RETRIEVAL if getattr(self, name)), None)):
+            raise UserError(f"--choices evaluates only the choices: leave --{given} out")
         if self.rescore is not None and not self.compress:
             raise UserError("--rescore ranks candidates of compressed embeddings again: name codecs with --compress")
         if self.compress and self.correct is not None:

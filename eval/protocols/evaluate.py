@@ -258,8 +258,9 @@ def _measure_protocols(
     The list of answers is empty unless ``options.per_query`` needs them.
     """
     with_answers = options.per_query is not None
-    checks_and_ks = options.cross_check, options.cross_checked, with_answers, options.recall_ks
-    ranking = RankingOptions(*checks_and_ks, pairs, judgements, choices)
+    ranking = RankingOptions(
+        options.cross_check, options.cross_checked, with_answers, options.recall_ks, pairs, judgements, choices
+    )
     metrics: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []

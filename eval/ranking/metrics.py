@@ -55,7 +55,7 @@ DIRECTIONS = {
         Direction("pairs", "scores and ratings", "pair", "rating"),
     )
 }
-RANK_METRICS = ("medr", "meanr")  # metrics of ranks, which are better if they are lower
+RANK_METRICS = ("medr", "meanr")  # metrics of ranks; a lower value is better
 IMAGE_TEXT_DIRECTIONS = (DIRECTIONS["i2t"], DIRECTIONS["t2i"])  # the directions whose recalls rsum adds up
 
 

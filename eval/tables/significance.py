@@ -89,8 +89,8 @@ def compare_files(
     not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
     judgements = read_judgement_files(options, models[0][0], describe_test_set(a_parts))
     choices = read_choice_sets(options.choices, describe_test_set(a_parts), out)
-    checks = options.cross_check, options.cross_checked
-    ranking, compared = RankingOptions(*checks, judgements=judgements, choices=choices), {}
+    ranking = RankingOptions(options.cross_check, options.cross_checked, judgements=judgements, choices=choices)
+    compared = {}
     for name in choices or (*names, *judgements):
         if name in others or name in judgements or name in choices:
             first, second = (

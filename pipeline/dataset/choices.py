@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from vse.pipeline.dataset.columns import Caption
-from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, load_and_check_dataset, write_dataset
 from vse.pipeline.errors import UserError
@@ -133,6 +133,9 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
     out = out or dataset_file.absolute().parent.with_name(f"{dataset_file.absolute().parent.name}_swapped")
     name = out.resolve().name
     check_dataset_name(name)
+    if dataset.fold or name == dataset.name:
+        reason = f"is a fold; give its data set {dataset.parent!r}" if dataset.fold else "has this name; give another --out"
+        raise UserError(f"{dataset_file}: {reason}")
     check_dataset_output(out, name, [dataset_file])
     check_choices_output(out, [dataset_file])
     rng = np.random.default_rng(seed)
@@ -204,8 +207,3 @@ def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase,
 def _exchange(tokens: Sequence[str], first: Phrase, second: Phrase) -> tuple[str, ...]:
     parts = tokens[: first.start], tokens[second.start : second.stop], tokens[first.stop : second.start]
     return (*parts[0], *parts[1], *parts[2], *tokens[first.start : first.stop], *tokens[second.stop :])
-
-
-def load_text_model(dataset_file: Path) -> BigramModel:
-    """Return the text model of the training captions in a ``dataset.json``."""
-    return fit_text_model(load_dataset_file(dataset_file))

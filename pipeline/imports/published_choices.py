@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
-from vse.pipeline.dataset.choices import Choice, build_sentence, check_choices_output, load_text_model, write_choices
+from vse.pipeline.dataset.choices import Choice, build_sentence, check_choices_output, fit_text_model, write_choices
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
@@ -51,7 +52,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
     items = [item for file in files for item in _read_items(file)]
     if missing := next((item.file for item in items if not (images / item.file).is_file()), None):
         raise UserError(f"{images / missing}: no such image; --images is the folder of the images")
-    text_model = None if corpus is None else load_text_model(corpus)
+    text_model = None if corpus is None else fit_text_model(load_dataset_file(corpus))
     tokenise = find_tokeniser(IMPORT_TOKENISER, files[0])
     imgids: dict[tuple[str, _Box | None], int] = {}
     sentences: dict[int, list[dict[str, Any]]] = {}
@@ -80,13 +81,19 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
 
 
 def _cut_out(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], int]) -> Path:
-    """Write the box of each image to ``out/images`` and return that folder. Raises UserError if an image cannot be read."""
+    """Write the box of each image to ``out/images`` and return that folder.
+
+    Raises UserError if an image cannot be read, or if ``out/images`` is a link or the folder of the images themselves.
+    """
+    folder = out / "images"
+    if folder.is_symlink() or folder.resolve() == images.resolve():
+        raise UserError(f"{folder}: holds the images of other choices, which cut-out boxes could replace; give another --out")
     for (file, box), imgid in progress_bar(imgids.items(), desc="cut out boxes", unit="image"):
         photo = decode_image(images / file)
         stream = BytesIO()
         photo.crop(box).save(stream, "PNG")
-        write_bytes(out / "images" / f"{imgid}.png", stream.getbuffer())
-    return out / "images"
+        write_bytes(folder / f"{imgid}.png", stream.getbuffer())
+    return folder
 
 
 def _read_items(file: Path) -> Iterator[_Item]:

@@ -87,6 +87,13 @@ def test_a_data_set_without_phrases_is_refused(dataset: Path, fails: Fails) -> N
     assert "no caption of the split 'train' has two phrases" in fails(main, "swap-phrases", dataset, "--split", "train")
 
 
+def test_a_data_set_is_not_replaced_and_a_fold_is_refused(dataset: Path, tmp_path: Path, fails: Fails) -> None:
+    assert "give another --out" in fails(main, "swap-phrases", dataset, "--out", tmp_path / "elsewhere" / "farm")
+    fold = json.loads(dataset.read_text()) | {"dataset": "farm_0", "fold": "0 of 5", "parent": "farm"}
+    dataset.write_text(json.dumps(fold))
+    assert "is a fold; give its data set 'farm'" in fails(main, "swap-phrases", dataset)
+
+
 def test_the_text_model_counts_pairs_of_words() -> None:
     model = BigramModel([["a", "dog"], ["a", "cat"]])
     # Six words, with the two ends of a caption; four different ones: a, dog, cat and the end.
@@ -173,6 +180,18 @@ def test_published_choices_are_converted(tmp_path: Path, photos: Path, dataset: 
     with Image.open(imported.image_path(imported.images[0])) as first, Image.open(photos / "1.png") as photo:
         expected = photo.crop((5, 6, 25, 16)) if form == "ARO" else photo
         np.testing.assert_array_equal(np.asarray(first), np.asarray(expected))
+
+
+def test_boxes_are_never_written_among_the_photos(tmp_path: Path, photos: Path, fails: Fails) -> None:
+    before = sorted(photos.rglob("*"))
+    succeeds(main, "import-choices", write_form(tmp_path, "SugarCrepe"), "--images", photos, "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "images").is_symlink()
+    boxes = write_form(tmp_path, "ARO")
+    assert "give another --out" in fails(main, "import-choices", boxes, "--images", photos, "--out", tmp_path / "out")
+    (tmp_path / "own").mkdir()
+    photos.rename(own := tmp_path / "own" / "images")
+    assert "give another --out" in fails(main, "import-choices", boxes, "--images", own, "--out", tmp_path / "own")
+    assert sorted(path.relative_to(own) for path in own.rglob("*")) == [path.relative_to(photos) for path in before]
 
 
 @pytest.mark.parametrize(

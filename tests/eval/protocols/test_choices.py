@@ -170,7 +170,10 @@ def other(**changes: Any) -> dict[str, Any]:
         (other(choices=[{"imgid": 0, "sentids": [0, 1], "right": 2}]), (), "right is 2, but there are 2 captions"),
         (other(dataset="shapes"), (), "holds choices of 'shapes', but the embeddings are of 'demo'"),
         (other(choices=[{"imgid": 1, "sentids": [0, 1]}]), (), "none of its 1 choices has its image and its captions"),
-        (other(), ("--language", "de"), "--choices evaluates only the choices"),
+        (other(), ("--language", "de"), "--choices evaluates only the choices: leave --language out"),
+        (other(), ("--compress", "int8"), "leave --compress out"),
+        (other(), ("--trec", "trec"), "leave --trec out"),
+        (other(), ("--index", "Flat"), "leave --index out"),
         (other(), ("--protocol", "full"), "--choices evaluates only the choices"),
     ],
 )
