@@ -149,8 +149,8 @@ class FoldsRequest(Options):
 def folds_command(request: FoldsRequest) -> None:
     """Split a dataset.json into folds for a cross-validation: OUT/fold-0.json, OUT/fold-1.json and so on.
 
-    Each file has all images, of which one part is the test split, the next part the validation split, and the rest the
-    training split. The folds read the image features of the original data set; nothing is extracted again.
+    Each file has all images. One part is the test split, the next part the validation split, and the rest the training split.
+    The folds read the image features of the original data set; nothing is extracted again.
     """
     from vse.pipeline.dataset.folds import write_folds
 

@@ -107,7 +107,7 @@ def build_ensemble(
     Parameters
     ----------
     members : the file and the embeddings of each member
-    compares_captions : whether to raise UserError if captions are not unit vectors, which the protocol ``sentence`` needs
+    compares_captions : whether captions must be unit vectors, as for the protocol ``sentence``; else UserError is raised
     outline : the preset of the ensemble, which gives the name; None names the ensemble by its members
     alpha : the weight of the phrase model's scores, from 0 to 1
     """
