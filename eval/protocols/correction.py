@@ -2,8 +2,8 @@
 
 A correction is one number for each candidate. The number b_x of an image x does not change the order of the captions for x,
 nor the number b_y of a caption y that of the images for y. So two more dimensions of the vectors correct both directions:
-(x, 1, -b_x) . (y, -b_y, 1) = x . y - b_x - b_y. QB-Norm corrects only some queries, so its
-result has two matrices of scores, one for each direction.
+(x, 1, -b_x) . (y, -b_y, 1) = x . y - b_x - b_y. QB-Norm corrects only some queries. Its result has two matrices of scores, one
+for each direction.
 
 A model such as SCAN has scores of pairs instead of vectors. Its file then needs the scores of its images and captions with the
 bank (``vse-embed --bank-images``).

@@ -139,6 +139,8 @@ def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, floa
     - ``nnn``: ``alpha`` times the mean of the ``k`` largest of S.
     - ``inverted-softmax``, ``qb-norm``: log(sum of exp(``beta`` S)) / ``beta``.
     """
+    if method == "mean" and isinstance(bank, LinearScores):  # the mean of inner products is that with the mean
+        return (shared_tensor(bank.rows) @ shared_tensor(bank.columns).mean(0)).numpy()
     found = np.empty(len(bank), np.float32)
     for rows in _split_candidates(bank):
         scores = shared_tensor(bank[rows])
