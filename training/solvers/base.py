@@ -18,6 +18,7 @@ from vse.eval.ranking.chance import chance_recall
 from vse.eval.ranking.hubness import diagnose, mean_cosine, measure_hubs
 from vse.eval.ranking.metrics import average_metrics, compute_metrics
 from vse.eval.ranking.ranks import blocks_from_embeddings
+from vse.features.backbones.device import move_tensor
 from vse.pipeline.errors import Interrupted
 from vse.training.data.images import TrainingImages
 from vse.training.data.pairs import CaptionInputs, Pairs, RetrievalSplit
@@ -31,6 +32,7 @@ from vse.training.solvers.encode import compute_ranks, encode
 from vse.training.solvers.negatives import HardNegatives
 
 log = logging.getLogger(__name__)
+_MEASURED_PAIRS = 1000  # validation captions that a similarity measures with their images
 _NEAR_CHANCE = 3.0  # times the R@10 of a random order
 _MIN_DIAGNOSED_IMAGES = 100  # with fewer validation images, one candidate may be first by chance
 
@@ -196,7 +198,16 @@ class RetrievalSolver(Solver):
             f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in DEFAULT_KS
         }
         self._warn_if_one_direction_failed(images, captions, {name: recalls[f"{name}_r10"] for name in ("i2t", "t2i")})
-        return {**recalls, "rsum": float(measured["rsum"])}
+        return {**recalls, "rsum": float(measured["rsum"]), **self._measure_pairs(images, captions)}
+
+    def _measure_pairs(self, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, float]:
+        """Return the similarity's own measures of the first captions, each with its image."""
+        rows = torch.arange(min(len(captions), _MEASURED_PAIRS))
+        sides = images.unpack(torch.from_numpy(self.val_split.pairs.image_indices)[rows]), captions.unpack(rows)
+        with torch.no_grad():
+            return self.model.similarity.measure_pairs(
+                *(tuple(move_tensor(part, self.device) for part in side) for side in sides)
+            )
 
     def _warn_if_one_direction_failed(
         self, images: PackedEmbeddings, captions: PackedEmbeddings, recalls: Mapping[str, float]

@@ -33,6 +33,10 @@ class Similarity(nn.Module):
         chosen: Tensor = scores[rows, columns]
         return chosen
 
+    def measure_pairs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, float]:
+        """Return further columns of ``metrics.csv``, measured on n validation images, each with one of its own captions."""
+        return {}
+
     def attention(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:

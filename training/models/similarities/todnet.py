@@ -244,6 +244,24 @@ class TodNetSimilarity(Similarity):
             return i2t
         return i2t, self._direction_scores(self.maps[-1], self._condition_sides[1], vectors)
 
+    def measure_pairs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, float]:
+        """Return ``deformation``, the mean distance between a vector x and its deformation T(x; v).
+
+        The mean is over both vectors of each pair and both directions. If scores are cosines, both x and T(x; v) are scaled to
+        unit length, so the distance is 0 for the scores of the backbone, and 2 at most.
+        """
+        vectors = {"images": images[0], "captions": captions[0]}
+        if self.settings.normalize_before:
+            vectors = {side: l2_normalize(values) for side, values in vectors.items()}
+        distances = []
+        for deform, side in zip((self.maps[0], self.maps[-1]), self._condition_sides, strict=True):
+            for x in vectors.values():
+                deformed = deform(x, None if side is None else vectors[side])
+                if self.settings.normalize_after:
+                    x, deformed = l2_normalize(x), l2_normalize(deformed)
+                distances.append((deformed - x).norm(dim=1).mean())
+        return {"deformation": float(torch.stack(distances).mean().detach())}
+
     def _direction_scores(
         self, deform: nn.Module, condition_side: str | None, vectors: dict[str, Tensor]
     ) -> Float[Tensor, "n_images n_captions"]:

@@ -256,3 +256,29 @@ def test_the_inverse_is_exact(scale: str, layers: int, kept: int, condition_dim:
         y = made(x, condition)
         torch.testing.assert_close(made.inverse(y, condition), x, rtol=1e-7, atol=1e-7)
         torch.testing.assert_close(made(made.inverse(x, condition), condition), x, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
+def test_the_measured_distance_is_the_mean_over_pairs_sides_and_directions(form: dict[str, Any]) -> None:
+    made = built(**form)
+    settings, distances = made.settings, []
+    for x, c in zip(IMAGES, CAPTIONS[: len(IMAGES)], strict=True):
+        if settings.normalize_before:
+            x, c = x / x.norm(), c / c.norm()
+        for direction in (0, 1):
+            target, query = (c, x) if direction == 0 else (x, c)
+            conditions = {"target": target, "query": query, "caption": c, "image": x, "none": None}
+            for vector in (x, c):
+                deformed = made.maps[0 if settings.networks == "one" else direction](vector, conditions[settings.condition])
+                before, after = (vector, deformed)
+                if settings.normalize_after:
+                    before, after = vector / vector.norm(), deformed / deformed.norm()
+                distances.append((after - before).norm().item())
+    measured = made.measure_pairs((IMAGES,), (CAPTIONS[: len(IMAGES)],))
+    assert measured == {"deformation": pytest.approx(sum(distances) / len(distances))}
+
+
+def test_the_measured_distance_is_zero_before_training() -> None:
+    torch.manual_seed(0)
+    made = TodNetSettings(width=5).build(DIM).double()
+    assert made.measure_pairs((IMAGES,), (CAPTIONS[:4],))["deformation"] == pytest.approx(0, abs=1e-12)
