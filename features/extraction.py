@@ -121,8 +121,10 @@ def _collect_boxed_phrases(dataset: Dataset) -> dict[int, list[Mention]]:
     return by_image
 
 
-def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
+def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int, splits: Sequence[str] | None = None) -> str:
     """Return one SHA-256 for all images of a shard, a hash of their hashes in order; "" if ``dataset_file`` does not exist.
+
+    ``splits`` are the splits in the cache; None: all.
 
     The workflow compares the result to detect changed images. An image older than the shard is not read again, because the
     shard holds its SHA-256.
@@ -130,7 +132,7 @@ def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int
     if not dataset_file.is_file():
         return ""
     status = dataset_file.stat()
-    items = _load_image_inputs(dataset_file, status.st_mtime_ns, status.st_size)
+    items = _load_image_inputs(dataset_file, status.st_mtime_ns, status.st_size, tuple(splits or ()))
     shard = shard_path(cache, index, n_shards)
     known: dict[int, bytes] = {}
     written_ns = 0
@@ -156,9 +158,10 @@ def _hash_image(item: ExtractorInput, known: dict[int, bytes], written_ns: int) 
 
 
 @lru_cache(maxsize=4)
-def _load_image_inputs(dataset_file: Path, mtime_ns: int, size: int) -> list[ExtractorInput]:
+def _load_image_inputs(dataset_file: Path, mtime_ns: int, size: int, splits: tuple[str, ...]) -> list[ExtractorInput]:
     """Return the images of a data set, cached by the file's time and size, so that a changed file is loaded again."""
-    return list_extractor_inputs(load_dataset_file(dataset_file), "image")
+    dataset = load_dataset_file(dataset_file)
+    return list_extractor_inputs(dataset.keep_splits(splits) if splits else dataset, "image")
 
 
 def extract_shards(
@@ -174,12 +177,13 @@ def extract_shards(
     if extractor.kind == "image" and not dataset.has_image_files:
         raise UserError(f"{dataset_file}: a data set without images (its features were imported)")
     input_form = extractor.kind, extractor.config.reads_raw_text, extractor.config.text_unit
+    identity = extractor.build_cache_identity(dataset)
+    dataset = extractor.config.select_rows(dataset)
     n_rows = len(row_ids(dataset, extractor.kind, extractor.config.text_unit))
     if not 1 <= n_shards <= n_rows:
         raise UserError(f"{n_shards} shards for {n_rows} rows")
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
-    identity = extractor.build_cache_identity(dataset)
     recorded = find_other_precision_shards(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
         path = shard_path(out, index, n_shards)
@@ -231,7 +235,8 @@ def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
     with lock_for_writing(out):
-        ids = row_ids(dataset, kind, find_text_unit(config))
+        of_rows = dataset.keep_splits(splits) if (splits := config.get("splits")) else dataset
+        ids = row_ids(of_rows, kind, find_text_unit(config))
         for index in range(n_shards):
             _check_inputs_unchanged(shard_path(out, index, n_shards), dataset, kind, config)
         path = merge_shards(

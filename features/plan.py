@@ -200,7 +200,8 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
     if counts is None or config.text_unit == "phrases":
         plan.unknown_amounts.append(f"size and time of {name}: the number of rows is not known")
         return
-    rows = share * sum(n[config.kind == "text"] for n in counts.values())
+    splits = getattr(config, "splits", None) or counts
+    rows = share * sum(n[config.kind == "text"] for split, n in counts.items() if split in splits)
     numbers = _count_numbers_per_row(config, rates)
     if numbers is None:
         plan.unknown_amounts.append(f"size of {name}: the number of values in a row is not known")

@@ -96,6 +96,10 @@ class FeatureSettings(Settings):
         """
         return self.model_dump(mode="json", exclude=self.excluded_fields())
 
+    def select_rows(self, dataset: Dataset) -> Dataset:
+        """Return the part of a data set whose images or captions are rows of this feature, by default all."""
+        return dataset
+
     def list_rerun_settings(self) -> dict[str, Any]:
         """Return the settings whose change makes the workflow run a job again.
 
@@ -172,10 +176,20 @@ class ImageSettings(FeatureSettings):
     option_names: ClassVar[tuple[ExtractorOption, ...]] = ("skip_bad",)
 
     workers: int = Field(2, ge=0, description="threads that decode images while the network computes")
+    splits: list[Literal["train", "restval", "val", "test"]] | None = Field(
+        None, min_length=1, description="splits whose images are extracted; none: all images"
+    )
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
         return super().excluded_fields() | {"workers"}
+
+    def key_settings(self) -> dict[str, Any]:
+        settings = super().key_settings()
+        return settings if self.splits else {name: value for name, value in settings.items() if name != "splits"}
+
+    def select_rows(self, dataset: Dataset) -> Dataset:
+        return dataset if self.splits is None else dataset.keep_splits(self.splits)
 
 
 class NetworkSettings(ImageSettings):
@@ -260,7 +274,9 @@ class Extractor(ABC):
         content = {
             "config": self.config.key_settings(),
             "weights_sha256": self.weights_sha256,
-            "requested_ids_sha256": sha256_json(row_ids(dataset, self.kind, self.config.text_unit).tolist()),
+            "requested_ids_sha256": sha256_json(
+                row_ids(self.config.select_rows(dataset), self.kind, self.config.text_unit).tolist()
+            ),
             "extractor_version": self.version,
             **self.extra_hashes,
         }

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ from vse.pipeline.dataset.columns import (
     count_languages,
     image_ids,
     read_columns,
+    select_images,
     write_columns,
 )
 from vse.pipeline.dataset.languages import is_language_tag
@@ -116,6 +117,13 @@ class Dataset:
         for image in self.images:
             by_split.setdefault(image.split, []).append(image)
         return {split: tuple(by_split[split]) for split in SPLITS if split in by_split}
+
+    def keep_splits(self, splits: Sequence[str]) -> Dataset:
+        """Return this data set with the images of ``splits`` alone. Raises UserError if a split has no images."""
+        if missing := [split for split in splits if split not in self.splits]:
+            raise UserError(f"{self.path}: has no images in split {missing[0]!r}; it has {', '.join(self.splits)}")
+        kept = np.concatenate([image_ids(self.splits[split]) for split in splits])
+        return replace(self, images=select_images(self.images, np.isin(image_ids(self.images), kept)))
 
     def find_image(self, imgid: int) -> Image | None:
         """Return the image with this id; None without such an image."""

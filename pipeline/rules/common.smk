@@ -106,11 +106,14 @@ def feature_settings(wildcards):
 
 def image_checksum(wildcards):
     """Return the checksum of the images of a shard, so that a replaced image runs the job again; empty for captions."""
-    if feature_preset(wildcards).kind != "image":
+    feature = feature_preset(wildcards)
+    if feature.kind != "image":
         return ""
     cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
     dataset = Path("data", wildcards.dataset, "dataset.json")
-    return load_or_stop(hash_shard_images, dataset, cache, int(wildcards.shard), int(wildcards.shards))
+    return load_or_stop(
+        hash_shard_images, dataset, cache, int(wildcards.shard), int(wildcards.shards), getattr(feature, "splits", None)
+    )
 
 
 def word_file(wildcards):

@@ -16,9 +16,10 @@ import pytest
 from tests.conftest import TINY_FEATURE
 from tests.features.conftest import Edit, Fails, extracted_cache, succeed
 from vse.features.cache.feature_cache import open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader
 from vse.features.cache.shards import shard_path
 from vse.features.cli import main
-from vse.features.extraction import extract_shards, hash_shard_images, merge_feature
+from vse.features.extraction import extract_shards, hash_shard_images, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor, FeatureSettings
@@ -44,7 +45,7 @@ OTHER: dict[str, Any] = {
     "proposer_weights": "z", "edge_model": "m.yml.gz", "nms": 0.3, "score": 0.3, "max_words": 7, "words": "w.txt",
     "scale": 2.0, "pca": 7, "pca_captions": 7, "resize": 40, "mixtures": ["gaussian", "hybrid"],
     "pooling": "mean", "prompt": "query: ", "max_length": 16, "revision": "v1", "of": "phrases", "stop_words": "drop",
-    "train_boxes": 50, "layers": ("features.1",), "trained_on": ["coco"],
+    "train_boxes": 50, "layers": ("features.1",), "trained_on": ["coco"], "splits": ["val", "test"],
 }  # fmt: skip
 ONLY_HOW = {"batch_size", "batch_tokens", "workers", "compile", "chunk", "revision", "trained_on"} | {
     *("weights", "weights_sha256", "seed", "proposer_weights", "edge_model", "words")
@@ -205,3 +206,35 @@ def test_the_state_of_images_is_that_of_their_content(own_cache: Path) -> None:
     assert states(own_cache)[0] != made[0]
     (own_cache.parent.parent / "data" / "dataset.json").unlink()
     assert states(own_cache) == ["", "", ""]
+
+
+def test_a_feature_of_some_splits_has_the_rows_of_their_images_alone(demo: Path, cache: Path, tmp_path: Path) -> None:
+    config, out = TINY_FEATURE.model_copy(update={"splits": ["test", "val"]}), tmp_path / "demo_some.h5"
+    extract_shards(demo, CnnExtractor(config), out, 2)
+    some, every = FeatureReader(open_cache(merge_feature(demo, out, 2))), FeatureReader(open_cache(cache))
+    ids = [image.imgid for image in load_dataset_file(demo).images if image.split in ("val", "test")]
+    assert some.cache.ids.tolist() == ids
+    np.testing.assert_array_equal(some.read_rows(some.find_rows(ids)), every.read_rows(every.find_rows(ids)))
+    assert verify_inputs(some.cache) == "unchanged"
+    with pytest.raises(UserError, match="48 of 66 images have no features"):
+        some.find_rows(every.cache.ids)
+
+
+def test_only_the_images_of_the_splits_make_a_shard_again(own_cache: Path) -> None:
+    dataset = own_cache.parent.parent / "data" / "dataset.json"
+    by_split = {image.split: image for image in load_dataset_file(dataset).images}
+
+    def state() -> str:
+        return hash_shard_images(dataset, own_cache, 0, 1, ["val", "test"])
+
+    shutil.rmtree(own_cache.with_suffix(".shards"))
+    made = state()
+    for split in ("train", "val"):
+        (dataset.parent / "images" / by_split[split].file).write_bytes(b"another")
+        assert (state() == made) == (split == "train")
+
+
+def test_a_split_that_the_data_set_lacks_is_named(demo: Path, tmp_path: Path) -> None:
+    config = TINY_FEATURE.model_copy(update={"splits": ["restval"]})
+    with pytest.raises(UserError, match="no images in split 'restval'; it has train, val, test"):
+        extract_shards(demo, CnnExtractor(config), tmp_path / "x.h5", 1)

@@ -7,10 +7,26 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.conftest import COMMAND, Fails, assert_same, experiment, forget_captions, state, train_with_stops, weights
+from tests.conftest import TINY_FEATURE
+from tests.training.conftest import (
+    COMMAND,
+    Fails,
+    assert_same,
+    done,
+    experiment,
+    forget_captions,
+    state,
+    train_with_stops,
+    weights,
+)
 from tests.training.data.caches import drop_checksums
+from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.reader import FeatureReader
 from vse.features.cache.shards import shards_folder
-from vse.training.cli import train_main
+from vse.features.extraction import extract_shards, merge_feature
+from vse.features.extractors.cnn import CnnExtractor
+from vse.pipeline.errors import UserError
+from vse.training.cli import embed_main, train_main
 from vse.training.options import TrainInputs
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
@@ -74,6 +90,22 @@ def test_fine_tuning_starts_from_a_trained_head(base: Path, cache: Path, tmp_pat
     first = RunFolder(still).read_best_weights()
     assert moved
     assert all(not torch.equal(weights[name], first[name]) for name in moved if "running" not in name)
+
+
+def test_training_on_pictures_needs_no_features_of_training_images(demo: Path, cache: Path, tmp_path: Path) -> None:
+    config, out = TINY_FEATURE.model_copy(update={"splits": ["val", "test"]}), tmp_path / "demo_some.h5"
+    extract_shards(demo, CnnExtractor(config), out, 1)
+    some = merge_feature(demo, out, 1)
+    settings = experiment(*FINETUNE, "train.epochs=1")
+    runs = [train(features, settings, out=tmp_path / features.stem) for features in (cache, some)]
+    assert state(runs[0])["rows"][0]["rsum"] == state(runs[1])["rows"][0]["rsum"]
+    for run in runs:
+        done(embed_main, run, "--as-features", run / "features")
+    for side in ("images", "captions"):
+        first, second = (open_cache(run / f"features_{side}.h5") for run in runs)
+        np.testing.assert_array_equal(*(FeatureReader(one).read_rows(np.arange(66)) for one in (first, second)))
+    with pytest.raises(UserError, match="48 of 48 images have no features"):
+        train(some, experiment("train.epochs=1"), out=tmp_path / "cached")
 
 
 def test_a_run_starts_from_a_run_that_fits(base: Path, cache: Path, tmp_path: Path, fails: Fails) -> None:
