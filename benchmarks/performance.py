@@ -187,6 +187,15 @@ def gpu_block() -> str:
     return markdown(titles, rows, f"Measured on {', '.join(table['device'].unique())}.")
 
 
+def planning_block() -> str:
+    """Return the table of benchmarks/planning.py."""
+    rows = [
+        [number(row["photos"]), row["state"], number(row["cpu_s"]), number(row["peak_gb"]), number(row["photos_opened"])]
+        for row in table_of("planning").to_dict("records")
+    ]
+    return markdown("photographs | state | processor time, s | memory, GB | photographs opened", rows)
+
+
 def blocks() -> dict[str, str]:
     """Return the generated blocks of the page, by name."""
     growth = dict(growth_points())
@@ -194,6 +203,7 @@ def blocks() -> dict[str, str]:
         "works": work_block(measured()),
         "growth": growth_block(),
         "millions": millions_block(growth) if {"dataset.json", "search", "workflow"} <= set(growth) else _DASH,
+        "planning": planning_block(),
         "gpu": gpu_block(),
     }
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -119,49 +117,6 @@ def _collect_boxed_phrases(dataset: Dataset) -> dict[int, list[Mention]]:
         if mention.phrase.boxes:
             by_image[mention.image.imgid].append(mention)
     return by_image
-
-
-def hash_shard_images(dataset_file: Path, cache: Path, index: int, n_shards: int, splits: Sequence[str] | None = None) -> str:
-    """Return one SHA-256 for all images of a shard, a hash of their hashes in order; "" if ``dataset_file`` does not exist.
-
-    ``splits`` are the splits in the cache; None: all.
-
-    The workflow compares the result to detect changed images. An image older than the shard is not read again, because the
-    shard holds its SHA-256.
-    """
-    if not dataset_file.is_file():
-        return ""
-    status = dataset_file.stat()
-    items = _load_image_inputs(dataset_file, status.st_mtime_ns, status.st_size, tuple(splits or ()))
-    shard = shard_path(cache, index, n_shards)
-    known: dict[int, bytes] = {}
-    written_ns = 0
-    if read_shard_record(shard) is not None:
-        ids, input_hashes = read_arrays(shard, "ids", "sources")
-        known = {identity: row.tobytes() for identity, row in zip(ids.tolist(), input_hashes, strict=True)}
-        written_ns = shard.stat().st_mtime_ns
-    digest = hashlib.sha256()
-    for item in items[shard_slice(len(items), index, n_shards)]:
-        digest.update(_hash_image(item, known, written_ns))
-    return digest.hexdigest()
-
-
-def _hash_image(item: ExtractorInput, known: dict[int, bytes], written_ns: int) -> bytes:
-    """Return the SHA-256 of an image, from ``known`` if its file is older than the shard; zeros if it cannot be read."""
-    assert item.path is not None
-    try:
-        if item.id in known and item.path.stat().st_ctime_ns < written_ns:
-            return known[item.id]
-        return item.hash_input().tobytes()
-    except (OSError, BadImage):
-        return bytes(32)
-
-
-@lru_cache(maxsize=4)
-def _load_image_inputs(dataset_file: Path, mtime_ns: int, size: int, splits: tuple[str, ...]) -> list[ExtractorInput]:
-    """Return the images of a data set, cached by the file's time and size, so that a changed file is loaded again."""
-    dataset = load_dataset_file(dataset_file)
-    return list_extractor_inputs(dataset.keep_splits(splits) if splits else dataset, "image")
 
 
 def extract_shards(

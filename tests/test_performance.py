@@ -121,3 +121,11 @@ def test_the_server_answers_correctly_under_a_short_load(tmp_path: Path) -> None
     (row,) = run_script("load", tmp_path, "--clients", "8", "--seconds", "2", "--bad", "0.3").to_dict("records")
     assert row["requests"] > row["bad"] > 0
     assert row["wrong"] == 0
+
+
+@pytest.mark.nightly
+def test_a_plan_opens_only_photographs_that_are_newer_than_their_shard(tmp_path: Path) -> None:
+    table = run_script("planning", tmp_path, "--sizes", "110")
+    assert dict(zip(table["state"], table["photos_opened"], strict=True)) == {
+        "new": 0, "extracted": 0, "touched": 110, "touched, again": 0
+    }  # fmt: skip

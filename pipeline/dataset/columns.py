@@ -115,6 +115,11 @@ class ImageColumns(Sequence[Image]):
         return self._selected_values("imgids")
 
     @property
+    def files(self) -> list[str]:
+        """The file of each image, relative to the folder of images."""
+        return [self._array_by_column["files"][row] for row in self._row_indices.tolist()]
+
+    @property
     def cocoids(self) -> NDArray[np.int64] | None:
         """The ids of the images in MS-COCO, (n_images,); None if an image has no such id."""
         cocoids = self._selected_values("cocoids")
@@ -307,6 +312,13 @@ def image_ids(images: Sequence[Image]) -> Ids:
     if isinstance(images, ImageColumns):
         return images.imgids
     return np.asarray([image.imgid for image in images], np.int64)
+
+
+def image_files(images: Sequence[Image]) -> list[str]:
+    """Return the file of each image, relative to the folder of images."""
+    if isinstance(images, ImageColumns):
+        return images.files
+    return [image.file for image in images]
 
 
 def caption_ids(images: Sequence[Image]) -> Ids:

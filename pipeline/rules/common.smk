@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import published_rows, published_tables
 from vse.features.settings import list_imported_features, load_feature
-from vse.features.extraction import hash_shard_images
+from vse.features.photo_changes import describe_changed_photos
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import preparation
 from vse.pipeline.errors import UserError
@@ -104,15 +104,15 @@ def feature_settings(wildcards):
     return json.dumps(feature_preset(wildcards).list_rerun_settings())
 
 
-def image_checksum(wildcards):
-    """Return the checksum of the images of a shard, so that a replaced image runs the job again; empty for captions."""
+def changed_photos(wildcards):
+    """Return a checksum of the photographs of a shard that changed, so that its job runs again; empty for captions."""
     feature = feature_preset(wildcards)
     if feature.kind != "image":
         return ""
     cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
     dataset = Path("data", wildcards.dataset, "dataset.json")
     return load_or_stop(
-        hash_shard_images, dataset, cache, int(wildcards.shard), int(wildcards.shards), getattr(feature, "splits", None)
+        describe_changed_photos, dataset, cache, int(wildcards.shard), int(wildcards.shards), getattr(feature, "splits", None)
     )
 
 

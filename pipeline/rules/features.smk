@@ -38,7 +38,7 @@ rule extract:
     params:
         extractor=lambda wildcards: feature_preset(wildcards).extractor_name(),
         settings=feature_settings,
-        images=image_checksum,
+        images=changed_photos,
         shard=lambda wildcards: int(wildcards.shard),
         shards=lambda wildcards: int(wildcards.shards),
     shell:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.shards import shard_path
 from vse.features.cli import main
-from vse.features.extraction import extract_shards, hash_shard_images, merge_feature, verify_inputs
+from vse.features.extraction import extract_shards, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor, FeatureSettings
@@ -185,29 +183,6 @@ def test_a_cache_knows_the_devices_of_its_shards(own_cache: Path, edit: Edit, ca
     assert "its shards were computed on several devices (cpu, cuda (Test 9000))" in caplog.text
 
 
-def states(cache: Path) -> list[str]:
-    return [hash_shard_images(cache.parent.parent / "data" / "dataset.json", cache, k, 3) for k in range(3)]
-
-
-def test_the_state_of_images_is_that_of_their_content(own_cache: Path) -> None:
-    images = sorted((own_cache.parent.parent / "data" / "images").iterdir())
-    made = states(own_cache)
-    assert len(set(made)) == 3
-    for image in images:
-        os.utime(image)
-    assert states(own_cache) == made
-    shutil.copy2(images[0], images[-1])
-    changed = states(own_cache)
-    assert changed[:2] == made[:2]
-    assert changed[2] != made[2]
-    shutil.rmtree(own_cache.with_suffix(".shards"))
-    assert states(own_cache) == changed, "the same before the shards are made"
-    images[0].unlink()
-    assert states(own_cache)[0] != made[0]
-    (own_cache.parent.parent / "data" / "dataset.json").unlink()
-    assert states(own_cache) == ["", "", ""]
-
-
 def test_a_feature_of_some_splits_has_the_rows_of_their_images_alone(demo: Path, cache: Path, tmp_path: Path) -> None:
     config, out = TINY_FEATURE.model_copy(update={"splits": ["test", "val"]}), tmp_path / "demo_some.h5"
     extract_shards(demo, CnnExtractor(config), out, 2)
@@ -218,20 +193,6 @@ def test_a_feature_of_some_splits_has_the_rows_of_their_images_alone(demo: Path,
     assert verify_inputs(some.cache) == "unchanged"
     with pytest.raises(UserError, match="48 of 66 images have no features"):
         some.find_rows(every.cache.ids)
-
-
-def test_only_the_images_of_the_splits_make_a_shard_again(own_cache: Path) -> None:
-    dataset = own_cache.parent.parent / "data" / "dataset.json"
-    by_split = {image.split: image for image in load_dataset_file(dataset).images}
-
-    def state() -> str:
-        return hash_shard_images(dataset, own_cache, 0, 1, ["val", "test"])
-
-    shutil.rmtree(own_cache.with_suffix(".shards"))
-    made = state()
-    for split in ("train", "val"):
-        (dataset.parent / "images" / by_split[split].file).write_bytes(b"another")
-        assert (state() == made) == (split == "train")
 
 
 def test_a_split_that_the_data_set_lacks_is_named(demo: Path, tmp_path: Path) -> None:

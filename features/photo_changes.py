@@ -1,0 +1,139 @@
+"""Find the photographs that changed after the extraction of a shard, for the plan of the workflow.
+
+A photograph whose file is older than the shard is not opened. A newer file is hashed, and compared with the hash in the shard.
+The result is stored beside the shard, in ``photos-00000-of-00004.h5``, with size and modification time, so a file that was
+only touched is hashed once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from vse.features.cache.rows import sha256_bytes
+from vse.features.cache.shards import read_arrays, read_shard_record, shard_path, shard_slice
+from vse.pipeline.dataset.columns import image_files, image_ids
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import BadImage, read_image_bytes
+from vse.pipeline.files.writing import write_bytes
+
+_UNREADABLE = bytes(32)  # stands for the hash of a photograph that is missing or damaged
+
+
+class _CheckedPhoto(NamedTuple):
+    """A photograph that was newer than the shard: its state, its SHA-256, and whether it differs from the extracted one."""
+
+    size: int
+    modified_ns: int
+    sha256: bytes
+    changed: bool
+
+
+def describe_changed_photos(
+    dataset_file: Path, cache: Path, index: int, n_shards: int, splits: Sequence[str] | None = None
+) -> str:
+    """Return a SHA-256 of the photographs of shard ``index`` that changed after the extraction; "" if none did.
+
+    The workflow extracts the shard again if the result changes. So the result stays the same after this extraction.
+    ``splits`` are the splits in the cache; None: all.
+    """
+    shard = shard_path(cache, index, n_shards)
+    record = shard.with_name(f"{shard.stem.replace('shard', 'photos', 1)}.h5")
+    checked = _read_checked_photos(record)
+    if dataset_file.is_file() and read_shard_record(shard) is not None:
+        status = dataset_file.stat()
+        ids, paths = _list_photos(dataset_file, status.st_mtime_ns, status.st_size, tuple(splits or ()))
+        rows = shard_slice(len(ids), index, n_shards)
+        updated = _check_newer_photos(shard, ids[rows].tolist(), paths[rows], checked)
+        if updated != checked:
+            checked = updated
+            with suppress(UserError):  # in a folder that this user may not change, the photographs are hashed each time
+                _write_checked_photos(record, checked)
+    digest = hashlib.sha256()
+    changed = {identity: photo for identity, photo in sorted(checked.items()) if photo.changed}
+    for identity, photo in changed.items():
+        digest.update(identity.to_bytes(8, "little", signed=True) + photo.sha256)
+    return digest.hexdigest() if changed else ""
+
+
+def _check_newer_photos(
+    shard: Path, ids: list[int], paths: list[str], checked: dict[int, _CheckedPhoto]
+) -> dict[int, _CheckedPhoto]:
+    """Return the photographs that are newer than the shard or missing, and those that changed before it was written."""
+    written_ns = shard.stat().st_mtime_ns
+    updated = {identity: photo for identity, photo in checked.items() if photo.changed}
+    hash_by_id: dict[int, bytes] | None = None
+    for identity, path in zip(ids, paths, strict=True):
+        try:
+            status = os.stat(path)  # Path.stat would take twice as long for a million files
+            state = (status.st_size, status.st_mtime_ns)
+            if status.st_ctime_ns < written_ns:
+                continue
+        except OSError:
+            state = (-1, -1)
+        known = checked.get(identity)
+        if known is not None and (known.size, known.modified_ns) == state:
+            updated[identity] = known
+            continue
+        if hash_by_id is None:
+            extracted_ids, hashes = read_arrays(shard, "ids", "sources")
+            hash_by_id = {one: row.tobytes() for one, row in zip(extracted_ids.tolist(), hashes, strict=True)}
+        found = _hash_photo(path)
+        if found != hash_by_id.get(identity, _UNREADABLE):
+            updated[identity] = _CheckedPhoto(*state, found, changed=True)
+        else:
+            updated[identity] = _CheckedPhoto(
+                *state, known.sha256 if known else found, changed=known is not None and known.changed
+            )
+    return updated
+
+
+def _hash_photo(path: str) -> bytes:
+    try:
+        return sha256_bytes(read_image_bytes(Path(path))).tobytes()
+    except (OSError, BadImage):
+        return _UNREADABLE
+
+
+@lru_cache(maxsize=4)
+def _list_photos(
+    dataset_file: Path, mtime_ns: int, size: int, splits: tuple[str, ...]
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
+    """Return the ids and paths of a data set's photographs, cached by time and size of ``dataset.json``."""
+    dataset = load_dataset_file(dataset_file)
+    images = (dataset.keep_splits(splits) if splits else dataset).images
+    folder = dataset_file.parent / "images"
+    return image_ids(images), [f"{folder}/{file}" for file in image_files(images)]
+
+
+def _read_checked_photos(path: Path) -> dict[int, _CheckedPhoto]:
+    """Return the photographs in a record by id; empty if there is no valid record."""
+    if not path.is_file():
+        return {}
+    try:
+        ids, states, hashes, changed = read_arrays(path, "ids", "states", "sha256", "changed")
+        rows = zip(ids.tolist(), states.tolist(), hashes.reshape(len(ids), 32), changed.tolist(), strict=True)
+        return {identity: _CheckedPhoto(size, time, row.tobytes(), bool(flag)) for identity, (size, time), row, flag in rows}
+    except (UserError, ValueError, TypeError):
+        return {}
+
+
+def _write_checked_photos(path: Path, checked: dict[int, _CheckedPhoto]) -> None:
+    photos = list(checked.values())
+    buffer = BytesIO()
+    with h5py.File(buffer, "w") as file:
+        file["ids"] = np.asarray(list(checked), np.int64)
+        file["states"] = np.asarray([(photo.size, photo.modified_ns) for photo in photos], np.int64).reshape(-1, 2)
+        file["sha256"] = np.frombuffer(b"".join(photo.sha256 for photo in photos), np.uint8).reshape(-1, 32)
+        file["changed"] = np.asarray([photo.changed for photo in photos], bool)
+    write_bytes(path, buffer.getbuffer())
