@@ -39,6 +39,7 @@ from vse.training.own_parts.check import check_own_parts
 from vse.training.prepare import prepare_task
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import RunInputs, open_inputs
+from vse.training.run.launchers import find_launch
 from vse.training.run.processes import ProcessGroup, TrainingFailed, join_processes
 from vse.training.run.resume import choose_action
 from vse.training.solvers.base import Progress, Solver
@@ -48,8 +49,9 @@ _ACTIONS = ("nothing", "start", "resume")
 
 
 def is_first_process() -> bool:
-    """Return True in the only process, and in the first of the processes that torchrun started."""
-    return os.environ.get("RANK", "0") == "0"
+    """Return True in the only process, and in the first of the processes that a launcher started."""
+    launch = find_launch(os.environ)
+    return launch is None or launch.rank == 0
 
 
 def train_experiment(request: TrainRequest) -> Path:

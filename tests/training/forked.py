@@ -79,23 +79,42 @@ def run(main: Main, arguments: Sequence[object], log: Path) -> int | None:
 
 
 def start_together(
-    arguments: Sequence[object], size: int, logs: Path, main: Main = train_main
+    arguments: Sequence[object], size: int, logs: Path, main: Main = train_main, launcher: str = "torchrun"
 ) -> tuple[list[ForkServerProcess], list[Path]]:
-    """Several processes that train together, as ``torchrun`` would start them, and the file of what each says."""
+    """Several processes that train together, with the variables of a launcher, and the file of what each says."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "tests"}
     files = [logs / f"log-{rank}.txt" for rank in range(size)]
-    processes = [
-        start(main, arguments, file, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank, file in enumerate(files)
-    ]
+    processes = [start(main, arguments, file, variables(launcher, rank, size, port)) for rank, file in enumerate(files)]
     return processes, files
 
 
-def run_together(arguments: Sequence[object], size: int, logs: Path, main: Main = train_main) -> tuple[list[int | None], str]:
+def variables(launcher: str, rank: int, size: int, port: str) -> dict[str, str]:
+    """What a launcher sets for a process, if all are on one machine."""
+    every = {
+        "torchrun": {
+            **{"TORCHELASTIC_RUN_ID": "tests", "MASTER_ADDR": "localhost"},
+            **{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size},
+        },
+        "srun": {
+            **{"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0, "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": 0},
+            **{"SLURM_PROCID": rank, "SLURM_LOCALID": rank},
+            **{"SLURM_STEP_NUM_TASKS": size, "SLURM_STEP_TASKS_PER_NODE": size, "SLURM_NTASKS": size},
+        },
+        "mpirun": {
+            **{"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank, "PMIX_NAMESPACE": "prterun-host-1@1"},
+            **{"OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_SIZE": size},
+        },
+    }
+    return {name: str(value) for name, value in {"MASTER_PORT": port, **every[launcher]}.items()}
+
+
+def run_together(
+    arguments: Sequence[object], size: int, logs: Path, main: Main = train_main, launcher: str = "torchrun"
+) -> tuple[list[int | None], str]:
     """The exit codes of several processes that train together, and what all have said."""
-    processes, files = start_together(arguments, size, logs, main)
+    processes, files = start_together(arguments, size, logs, main, launcher)
     for process in processes:
         process.join()
     return [process.exitcode for process in processes], "".join(file.read_text() for file in files)

@@ -2,7 +2,7 @@
 
 Every process computes the loss of the complete batch from the gathered embeddings, so negatives are global, and
 back-propagates through its own share only. The sum of the gradients over all processes is the gradient of one process with
-the complete batch. ``torchrun`` starts the processes; without it there is a single process.
+the complete batch. A launcher starts the processes (:mod:`vse.training.run.launchers`); without one there is a single process.
 
 Ctrl-C and SIGTERM end a training after the current step and a checkpoint.
 """
@@ -27,9 +27,11 @@ from torch import Tensor, distributed, nn
 from vse.features.backbones.device import pick_device
 from vse.pipeline.errors import UserError
 from vse.training.kinds import BatchVectors, pad_sets
+from vse.training.run.launchers import Launch, find_launch
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CPU = torch.device("cpu")
+_CONNECTION_TIMEOUT = timedelta(minutes=5)  # until all processes have started
 _VALIDATION_TIMEOUT = timedelta(hours=6)  # of the other processes, while the first one validates
 
 
@@ -156,29 +158,47 @@ class ProcessGroup:
 
 
 def join_processes(device: str) -> ProcessGroup:
-    """Join the processes that ``torchrun`` started, each with its own GPU if there are GPUs. Without torchrun, join none."""
-    if not distributed.is_torchelastic_launched():
+    """Join the processes that a launcher started, each with its own GPU if there are GPUs. Without a launcher, join none."""
+    launch = find_launch(os.environ)
+    if launch is None:
         return ProcessGroup(device=pick_device(device))
-    where = choose_process_device(device)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timeout=_VALIDATION_TIMEOUT)
-    return ProcessGroup(distributed.get_rank(), distributed.get_world_size(), where)
+    where = choose_process_device(device, launch)
+    backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
+    if distributed.is_torchelastic_launched():
+        distributed.init_process_group(backend, timeout=_VALIDATION_TIMEOUT)
+    else:
+        group = {"store": _connect(launch), "rank": launch.rank, "world_size": launch.size}
+        distributed.init_process_group(backend, timeout=_VALIDATION_TIMEOUT, **group)
+    return ProcessGroup(launch.rank, launch.size, where)
 
 
-def choose_process_device(device: str) -> torch.device:
+def _connect(launch: Launch) -> Any:
+    """Return the store through which the processes find each other. Raises UserError if the others do not connect."""
+    try:
+        address = launch.address, launch.port, launch.size, launch.rank == 0
+        return distributed.TCPStore(*address, timeout=_CONNECTION_TIMEOUT)  # type: ignore[attr-defined]
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(
+            f"process {launch.rank} of {launch.size} could not meet the others at {launch.address}:{launch.port} ({reason}); "
+            "set MASTER_ADDR to the host of the first process, and MASTER_PORT to a free port"
+        ) from None
+
+
+def choose_process_device(device: str, launch: Launch) -> torch.device:
     """Return the GPU with the local rank of this process, or the CPU. Raises UserError if there are too few GPUs."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")
     n_gpus = torch.cuda.device_count() if kind == "cuda" else 0
     if not n_gpus:
         return pick_device(device)
-    rank = int(os.environ["LOCAL_RANK"])
-    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE", rank + 1))
+    rank, n_processes = launch.local_rank, launch.local_size
     if number and n_processes > 1:
         raise UserError(f"--device {device}: {n_processes} processes would share one GPU; --device cuda gives each its own")
     if n_processes > n_gpus:
         raise UserError(
-            f"{n_processes} processes on a machine with {n_gpus} GPU{'s' * (n_gpus > 1)}: each takes one of its own; start "
-            f"torchrun with --nproc-per-node {n_gpus}, or add --device cpu"
+            f"{n_processes} processes on a machine with {n_gpus} GPU{'s' * (n_gpus > 1)}: each takes one of its own; "
+            f"{launch.advice.format(n=n_gpus)}, or add --device cpu"
         )
     return pick_device(name if number else f"cuda:{rank}")
 

@@ -14,6 +14,7 @@ from tests.training.toy_similarity import ToySettings
 from vse.pipeline.errors import UserError
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.options import TrainOptions
+from vse.training.run.launchers import Launch, find_launch
 from vse.training.run.processes import ProcessGroup, choose_process_device
 from vse.training.training import train
 
@@ -147,12 +148,16 @@ def two_gpus(monkeypatch: Patch, tmp_path: Path) -> list[str]:
     return touched
 
 
+def launch(rank: int, size: int) -> Launch:
+    found = find_launch(forked.variables("torchrun", rank, size, "29500"))
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_process_takes_the_gpu_of_its_number(device: str, rank: int, two_gpus: list[str], monkeypatch: Patch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", str(rank))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert choose_process_device(device) == torch.device("cuda", rank)
+    assert choose_process_device(device, launch(rank, 2)) == torch.device("cuda", rank)
     assert two_gpus == [f"cuda:{rank}"]
 
 
@@ -165,15 +170,11 @@ def test_each_process_takes_the_gpu_of_its_number(device: str, rank: int, two_gp
     ],
 )
 def test_too_few_gpus_are_refused(device: str, processes: int, message: str, two_gpus: list[str], monkeypatch: Patch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     with pytest.raises(UserError) as refused:
-        choose_process_device(device)
+        choose_process_device(device, launch(0, processes))
     assert str(refused.value).startswith(message)
     assert two_gpus == []
 
 
 def test_more_processes_than_gpus_may_share_the_processor(two_gpus: list[str], monkeypatch: Patch) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert choose_process_device("cpu") == torch.device("cpu")
+    assert choose_process_device("cpu", launch(2, 3)) == torch.device("cpu")

@@ -1,0 +1,140 @@
+"""Read the variables by which a launcher tells a process its rank: torchrun, SLURM's ``srun``, and Open MPI's ``mpirun``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from zlib import crc32
+
+from vse.pipeline.errors import UserError
+
+_FIRST_PORT, _N_PORTS = 20_000, 10_000  # ports below those that systems give to clients
+_MAX_PORT = 2**16 - 1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The place of a process among the processes that a launcher started.
+
+    ``rank`` and ``size`` count all processes, ``local_rank`` and ``local_size`` those of this machine. ``address`` and
+    ``port`` are those of the first process, to which the others connect. ``advice`` tells a user how to start fewer processes
+    on a machine.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    port: int
+    advice: str
+
+
+def find_launch(environment: Mapping[str, str]) -> Launch | None:
+    """Return the place of this process; None if it is the only one.
+
+    torchrun may itself be started by ``srun`` or ``mpirun``, so its variables count first. The script of ``sbatch`` is one
+    process, whatever the number of tasks, because only ``srun`` sets ``SLURM_STEP_NUM_TASKS``. Raises UserError if a variable
+    is missing or wrong.
+    """
+    if "TORCHELASTIC_RUN_ID" in environment or "WORLD_SIZE" in environment:
+        launch = _read_torchrun(_Variables("torchrun", environment))
+    elif "SLURM_STEP_NUM_TASKS" in environment:
+        launch = _read_slurm(_Variables("srun", environment))
+    elif "OMPI_COMM_WORLD_SIZE" in environment:
+        launch = _read_open_mpi(_Variables("mpirun", environment))
+    else:
+        return None
+    if not (0 <= launch.rank < launch.size and 0 <= launch.local_rank < launch.local_size <= launch.size):
+        raise UserError(
+            f"the launcher's variables contradict each other: rank {launch.rank} of {launch.size} processes, and rank "
+            f"{launch.local_rank} of {launch.local_size} on this machine"
+        )
+    return launch if launch.size > 1 or "TORCHELASTIC_RUN_ID" in environment else None
+
+
+def first_host(node_list: str) -> str:
+    """Return the first host in a SLURM list of nodes: ``gpu07`` in ``gpu[07-09,12],cpu1``."""
+    first = re.match(r"[^,\[]*(\[[^\]]*\][^,\[]*)*", node_list)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else node_list
+
+
+class _Variables:
+    """The environment variables of a launcher. A missing or wrong one raises UserError, which names it."""
+
+    def __init__(self, launcher: str, values: Mapping[str, str]) -> None:
+        self.launcher, self.values = launcher, values
+
+    def text(self, name: str, advice: str = "") -> str:
+        if not self.values.get(name):
+            raise UserError(
+                f"{self.launcher} started this process, but the variable {name} is not set; "
+                + (advice or f"start the command with {self.launcher} itself, or without its other variables")
+            )
+        return self.values[name]
+
+    def number(self, name: str, advice: str = "") -> int:
+        text = self.text(name, advice)
+        if not text.isdecimal():
+            raise UserError(f"{name}={text} is not a number")
+        return int(text)
+
+    def port(self, *names: str, advice: str = "") -> int:
+        """Return ``MASTER_PORT`` or, if it is not set, a port that all processes compute from the variables ``names``."""
+        if names and "MASTER_PORT" not in self.values:
+            job = ".".join(self.text(name, advice) for name in names)
+            return _FIRST_PORT + crc32(job.encode()) % _N_PORTS
+        port = self.number("MASTER_PORT")
+        if not 0 < port <= _MAX_PORT:
+            raise UserError(f"MASTER_PORT={port} is not a port; it is a number from 1 to {_MAX_PORT}")
+        return port
+
+
+def _read_torchrun(variables: _Variables) -> Launch:
+    local_rank = variables.number("LOCAL_RANK")
+    has_local_size = "LOCAL_WORLD_SIZE" in variables.values
+    return Launch(
+        variables.number("RANK"),
+        variables.number("WORLD_SIZE"),
+        local_rank,
+        variables.number("LOCAL_WORLD_SIZE") if has_local_size else local_rank + 1,
+        variables.text("MASTER_ADDR"),
+        variables.port(),
+        "start torchrun with --nproc-per-node {n}",
+    )
+
+
+def _read_slurm(variables: _Variables) -> Launch:
+    rank, size = variables.number("SLURM_PROCID"), variables.number("SLURM_STEP_NUM_TASKS")
+    local_rank, node = variables.number("SLURM_LOCALID"), variables.number("SLURM_NODEID")
+    nodes = variables.text("SLURM_STEP_NODELIST")
+    per_node = _expand_counts(variables.text("SLURM_STEP_TASKS_PER_NODE"))
+    if node >= len(per_node):
+        raise UserError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has {len(per_node)} nodes")
+    address = variables.values.get("MASTER_ADDR") or first_host(nodes)
+    port = variables.port("SLURM_JOB_ID", "SLURM_STEP_ID")
+    return Launch(rank, size, local_rank, per_node[node], address, port, "start srun with --ntasks-per-node={n}")
+
+
+def _read_open_mpi(variables: _Variables) -> Launch:
+    size, local_size = variables.number("OMPI_COMM_WORLD_SIZE"), variables.number("OMPI_COMM_WORLD_LOCAL_SIZE")
+    advice = "set it to the host name of the first process: mpirun -x MASTER_ADDR=HOST"
+    one_machine = size <= local_size
+    return Launch(
+        variables.number("OMPI_COMM_WORLD_RANK"),
+        size,
+        variables.number("OMPI_COMM_WORLD_LOCAL_RANK"),
+        local_size,
+        "127.0.0.1" if one_machine else variables.text("MASTER_ADDR", advice),
+        variables.port("PMIX_NAMESPACE", advice="set MASTER_PORT to a free port: mpirun -x MASTER_PORT=29500"),
+        "start mpirun with --map-by ppr:{n}:node",
+    )
+
+
+def _expand_counts(counts: str) -> list[int]:
+    """Return the number of tasks of each node: [2, 2, 1] for ``2(x2),1``."""
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in counts.split(",")]
+    if not all(parts):
+        raise UserError(f"SLURM_STEP_TASKS_PER_NODE={counts} is not a list of counts, such as 2(x3),1")
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
