@@ -26,8 +26,8 @@ class _ExperimentListCommand(click.Command):
 def train_command(request: TrainRequest) -> None:
     """Train an embedding on a feature cache. With --features alone, train VSE++ with the paper's settings.
 
-    Ctrl-C and SIGTERM save a checkpoint before the program ends; --resume continues from it. On several GPUs or machines:
-    torchrun --nproc-per-node N -m vse.training --features ...
+    Ctrl-C and SIGTERM save a checkpoint before the program ends; --resume continues from it. torchrun, srun and mpirun
+    start several processes that train as one: torchrun --nproc-per-node N -m vse.training --features ...
     """
     from vse.training.training import is_first_process, train_experiment
 

@@ -13,7 +13,20 @@ import yaml
 
 from tests.eval.slow_ranks import slow_ranks
 from tests.training import forked
-from tests.training.conftest import COMMAND, Fails, Log, Patch, assert_same, done, experiment, state, table, weights
+from tests.training.conftest import (
+    COMMAND,
+    Fails,
+    Log,
+    Patch,
+    assert_same,
+    done,
+    experiment,
+    interrupted,
+    state,
+    table,
+    weights,
+)
+from vse.pipeline.errors import Interrupted
 from vse.training.cli import train_main
 from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
@@ -128,6 +141,12 @@ def test_a_signal_saves_and_ends_with_one_line(number: signal.Signals, code: int
     saved = RunFolder(run).read_checkpoint()
     assert saved["epoch"] * 8 + saved["step"] > 0
     assert RunFolder(run).read_record()["state"] == "running"
+
+
+def test_a_second_sigterm_as_slurm_sends_it_does_not_prevent_the_checkpoint(cache: Path, tmp_path: Path) -> None:
+    with interrupted(2), interrupted(2), pytest.raises(Interrupted, match="stopped in epoch 1, step 3"):
+        train(cache, experiment(), out=tmp_path / "run")
+    assert RunFolder(tmp_path / "run").read_checkpoint()["step"] == 3
 
 
 @pytest.mark.nightly

@@ -48,7 +48,7 @@ class StopNow(Exception):
 
 
 class Interruption:
-    """A record of Ctrl-C or SIGTERM. The training ends after the current step; a second signal ends the process at once.
+    """A record of Ctrl-C or SIGTERM. The training ends after the current step; Ctrl-C as a second signal ends it at once.
 
     ``signal`` is the number of the first signal, or None.
     """
@@ -83,7 +83,9 @@ class Interruption:
 
     def _handle_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal is not None:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return  # at a time limit, SLURM sends SIGTERM to srun and to the training, and srun forwards its own
         self.signal = number
         if self._raises_on_signal:
             raise StopNow
