@@ -167,7 +167,9 @@ class TrainConfig(Settings):
         ge=0,
         description="largest size, in units of 1e9 bytes, of features in CPU memory; larger ones are read from files",
     )
-    save_minutes: float = Field(10.0, gt=0, description="minutes between checkpoints within an epoch")
+    save_minutes: float = Field(
+        10.0, gt=0, description="minutes between checkpoints within an epoch; the first is saved after a minute"
+    )
 
 
 class AdversarySettings(Settings):

@@ -59,6 +59,8 @@ def choose_action(
             log.warning("%s. Training starts from the beginning", message)
             return "start"
         if not folder.checkpoint_file.is_file():
+            if options.resume:
+                log.warning("%s: ended before its first checkpoint. Training starts from the beginning", folder.path)
             return "start"
         if finished:
             return "nothing"

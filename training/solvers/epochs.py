@@ -24,6 +24,7 @@ from vse.training.solvers.optimisation import OPTIMIZERS, AveragedWeights, Sched
 log = logging.getLogger(__name__)
 
 _MIN_STEPS_TO_COLLAPSE = 100  # a collapse is not reported in an earlier step
+_FIRST_SAVE_MINUTES = 1.0  # until the first checkpoint
 _STEPS_PER_LOSS_READ = 20  # a read of the loss waits for the GPU
 Indices = NDArray[np.int64]
 
@@ -185,6 +186,9 @@ class GradientSolver(Solver):
         left = batches[progress.step :]
         self.model.train()
         before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
+        save_minutes = self.settings.save_minutes
+        if progress.epoch == 0:  # a run may have no checkpoint yet
+            save_minutes = min(save_minutes, _FIRST_SAVE_MINUTES)
         rsum = f"{progress.rows[-1]['rsum']:.1f}" if progress.rows and "rsum" in progress.rows[-1] else "-"
         with progress_bar(
             total=len(batches),
@@ -209,10 +213,10 @@ class GradientSolver(Solver):
                     self._read_finite_mean_loss()
                     save()
                     raise self.stop_error()
-                if time.monotonic() - saved > 60 * self.settings.save_minutes:
+                if time.monotonic() - saved > 60 * save_minutes:
                     self._read_finite_mean_loss()
                     save()
-                    saved = time.monotonic()
+                    saved, save_minutes = time.monotonic(), self.settings.save_minutes
         self._read_finite_mean_loss()
 
     def _read_finite_mean_loss(self) -> float:

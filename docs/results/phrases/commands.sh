@@ -19,7 +19,9 @@ train() { # NAME SEED EXPERIMENT [OPTION ...]
   name=$1 seed=$2 experiment=$3 run=runs/${dataset}_$1/seed-$2
   shift 3
   [ -f "$run/test.h5" ] && return
-  vse-train --features "features/${dataset}_boxes_effnet_levels.h5" --experiment "$experiment" --set train.precision=fp32 \
+  vse-train --features "features/${dataset}_${boxes:-boxes_effnet_levels}.h5" --experiment "$experiment" \
+    --set "train.precision=${precision:-fp32}" --truth-features "features/${dataset}_boxes_effnet_levels_truth.h5" \
+    --caption-features "features/${dataset}_minilm_phrases.h5" \
     --name "$name" --seed "$seed" --out "$run" --threads 1 --resume --overwrite "$@"
   vse-embed "$run" --threads 1
 }
@@ -57,13 +59,24 @@ embedding phrase_embedding_effnet"
   done
 } | xargs -P 2 -I {} sh -c "sh '$0' train {}"
 
-names="cca $(echo "$list" | cut -d ' ' -f 1 | tr '\n' ' ')"
+# The number of proposals alone: 36 or 200 EdgeBoxes, features and training in bf16
+for number in 36 200; do
+  out=features/${dataset}_boxes_$number.h5
+  [ -f "$out" ] || vse-extract boxes --dataset "data/$dataset/dataset.json" --feature boxes_effnet_levels \
+    --set "n_boxes=$number" --set thin_edges=true --out "$out"
+  for seed in 0 1 2; do
+    boxes=boxes_$number precision=auto train "edge_boxes_$number" "$seed" phrase_network_effnet
+  done
+done
+
+names="edge_boxes_36 edge_boxes_200 cca $(echo "$list" | cut -d ' ' -f 1 | tr '\n' ' ')"
 for name in $names; do evaluate "$name"; done
 compare network embedding
 compare network network_truth
 compare network network_linear
 compare network_coordinates network
 compare network_after_first network
+compare edge_boxes_200 edge_boxes_36
 for table in summary cards; do
   for name in $names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done

@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.training.conftest import (
     Crash,
+    Log,
     Patch,
     assert_same,
     experiment,
@@ -29,7 +30,7 @@ from vse.training.losses.base import Batch, Cost, Loss, Objective
 from vse.training.models.similarities.base import Similarity
 from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.solvers import retrieval
+from vse.training.solvers import epochs, retrieval
 from vse.training.training import train
 
 SAMPLED = True  # three cases of each test run with each change, all of them at night
@@ -133,7 +134,14 @@ def test_a_signal_in_validation_loses_no_step(run: Path, cache: Path, tmp_path: 
     assert_same(state(run), state(tmp_path / "cut"))
 
 
-def test_a_run_is_saved_now_and_then_within_an_epoch(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("first", "minutes", "steps"),
+    [(1.0, 1e-9, [1, 2, 3, 4, 5, 6, 7, 8, 0] * 2), (1e-9, 10.0, [1, 0, 0]), (1.0, 10.0, [0, 0])],
+    ids=["always", "the first soon", "after epochs"],
+)
+def test_a_run_is_saved_now_and_then_within_an_epoch(
+    first: float, minutes: float, steps: list[int], cache: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
     saved: list[int] = []
     real = RunFolder.save_checkpoint
 
@@ -142,8 +150,16 @@ def test_a_run_is_saved_now_and_then_within_an_epoch(cache: Path, tmp_path: Path
         real(self, content)
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", note)
-    train(cache, experiment("train.epochs=1", "train.save_minutes=1e-9"), out=tmp_path / "run")
-    assert saved == [1, 2, 3, 4, 5, 6, 7, 8, 0]
+    monkeypatch.setattr(epochs, "_FIRST_SAVE_MINUTES", first)
+    train(cache, experiment("train.epochs=2", f"train.save_minutes={minutes}"), out=tmp_path / "run")
+    assert saved == steps
+
+
+def test_a_run_without_a_checkpoint_starts_again_and_says_so(cache: Path, tmp_path: Path, caplog: Log) -> None:
+    with interrupted(3, crash=True), pytest.raises(Crash):
+        train(cache, experiment("train.epochs=1"), out=tmp_path / "run")
+    train(cache, experiment("train.epochs=1"), out=tmp_path / "run", options=TrainOptions(resume=True))
+    assert "ended before its first checkpoint. Training starts from the beginning" in caplog.text
 
 
 class Attraction(Loss):
