@@ -1,4 +1,4 @@
-"""Read the variables by which a launcher tells a process its rank: torchrun, SLURM's ``srun``, and Open MPI's ``mpirun``."""
+"""Read the environment variables that torchrun, SLURM's ``srun`` or Open MPI's ``mpirun`` sets for each process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ _MAX_PORT = 2**16 - 1
 class Launch:
     """The place of a process among the processes that a launcher started.
 
-    ``rank`` and ``size`` count all processes, ``local_rank`` and ``local_size`` those of this machine. ``address`` and
-    ``port`` are those of the first process, to which the others connect. ``advice`` tells a user how to start fewer processes
-    on a machine.
+    ``rank`` and ``size`` count all processes, ``local_rank`` and ``local_size`` those of this machine. The other processes
+    connect to the first one at ``address`` and ``port``. ``advice`` is the option for ``{n}`` processes on a machine.
     """
 
     rank: int
@@ -38,7 +37,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
     process, whatever the number of tasks, because only ``srun`` sets ``SLURM_STEP_NUM_TASKS``. Raises UserError if a variable
     is missing or wrong.
     """
-    if "TORCHELASTIC_RUN_ID" in environment or "WORLD_SIZE" in environment:
+    if "TORCHELASTIC_RUN_ID" in environment or environment.get("WORLD_SIZE", "1") != "1":
         launch = _read_torchrun(_Variables("torchrun", environment))
     elif "SLURM_STEP_NUM_TASKS" in environment:
         launch = _read_slurm(_Variables("srun", environment))

@@ -18,6 +18,7 @@ LAUNCHERS = ["torchrun", "srun", "mpirun"]
 def test_without_a_launcher_there_is_one_process() -> None:
     assert find_launch({}) is None
     assert find_launch({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None, "the script of sbatch"
+    assert find_launch({"WORLD_SIZE": "1"}) is None
     assert find_launch(forked.variables("srun", 0, 1, "29500")) is None
     assert find_launch(forked.variables("mpirun", 0, 1, "29500")) is None
 
