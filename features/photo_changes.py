@@ -31,7 +31,7 @@ _UNREADABLE = bytes(32)  # stands for the hash of a photograph that is missing o
 
 
 class _CheckedPhoto(NamedTuple):
-    """A photograph that was newer than the shard: its state, its SHA-256, and whether it differs from the extracted one."""
+    """A photograph at its last check, and whether it ever differed from the extracted one. ``sha256`` is that of a change."""
 
     size: int
     modified_ns: int
@@ -42,9 +42,9 @@ class _CheckedPhoto(NamedTuple):
 def describe_changed_photos(
     dataset_file: Path, cache: Path, index: int, n_shards: int, splits: Sequence[str] | None = None
 ) -> str:
-    """Return a SHA-256 of the photographs of shard ``index`` that changed after the extraction; "" if none did.
+    """Return a hash of all changes of photographs since the first extraction of shard ``index``; "" if there were none.
 
-    The workflow extracts the shard again if the result changes. So the result stays the same after this extraction.
+    The workflow runs the job of the shard again if this value changes. Therefore the value stays as it is after that job.
     ``splits`` are the splits in the cache; None: all.
     """
     shard = shard_path(cache, index, n_shards)
@@ -69,7 +69,7 @@ def describe_changed_photos(
 def _check_newer_photos(
     shard: Path, ids: list[int], paths: list[str], checked: dict[int, _CheckedPhoto]
 ) -> dict[int, _CheckedPhoto]:
-    """Return the photographs that are newer than the shard or missing, and those that changed before it was written."""
+    """Return the photographs that are newer than the shard or missing, and those with a change in ``checked``."""
     written_ns = shard.stat().st_mtime_ns
     updated = {identity: photo for identity, photo in checked.items() if photo.changed}
     hash_by_id: dict[int, bytes] | None = None

@@ -177,7 +177,7 @@ class ImageSettings(FeatureSettings):
 
     workers: int = Field(2, ge=0, description="threads that decode images while the network computes")
     splits: list[Literal["train", "restval", "val", "test"]] | None = Field(
-        None, min_length=1, description="splits whose images are extracted; none: all images"
+        None, min_length=1, description="splits whose images are extracted; if not set, all images"
     )
 
     @classmethod

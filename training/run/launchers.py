@@ -31,9 +31,9 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
-    """Return the place of this process; None if it is the only one.
+    """Return the place of this process; None if it is the only one, and torchrun did not start it.
 
-    torchrun may itself be started by ``srun`` or ``mpirun``, so its variables count first. The script of ``sbatch`` is one
+    torchrun may itself be started by ``srun`` or ``mpirun``, so its variables are read first. The script of ``sbatch`` is one
     process, whatever the number of tasks, because only ``srun`` sets ``SLURM_STEP_NUM_TASKS``. Raises UserError if a variable
     is missing or wrong.
     """

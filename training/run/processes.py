@@ -48,9 +48,9 @@ class StopNow(Exception):
 
 
 class Interruption:
-    """A record of Ctrl-C or SIGTERM. The training ends after the current step; Ctrl-C as a second signal ends it at once.
+    """A record of Ctrl-C or SIGTERM. The training ends after the current step; then another Ctrl-C ends the process at once.
 
-    ``signal`` is the number of the first signal, or None.
+    Another SIGTERM is ignored. ``signal`` is the number of the first signal, or None.
     """
 
     def __init__(self) -> None:

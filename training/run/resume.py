@@ -60,7 +60,7 @@ def choose_action(
             return "start"
         if not folder.checkpoint_file.is_file():
             if options.resume:
-                log.warning("%s: ended before its first checkpoint. Training starts from the beginning", folder.path)
+                log.warning("%s: the run ended before its first checkpoint. Training starts from the beginning", folder.path)
             return "start"
         if finished:
             return "nothing"

@@ -248,7 +248,7 @@ class TodNetSimilarity(Similarity):
         """Return ``deformation``, the mean distance between a vector x and its deformation T(x; v).
 
         The mean is over both vectors of each pair and both directions. If scores are cosines, both x and T(x; v) are scaled to
-        unit length, so the distance is 0 for the scores of the backbone, and 2 at most.
+        unit length, so the distance is 0 if T keeps the direction of every vector, and 2 at most.
         """
         vectors = {"images": images[0], "captions": captions[0]}
         if self.settings.normalize_before:
