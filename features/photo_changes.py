@@ -1,7 +1,7 @@
 """Find the photographs that changed after the extraction of a shard, for the plan of the workflow.
 
 A photograph whose file is older than the shard is not opened. A newer file is hashed, and compared with the hash in the shard.
-The file ``photos-00000-of-00004.h5`` beside the shard keeps the result, with size and modification time. So a file that was
+The file ``photos-00000-of-00004.h5`` next to the shard keeps the result, with size and modification time. So a file that was
 only touched is hashed once.
 """
 

@@ -186,6 +186,7 @@ class ImageSettings(FeatureSettings):
 
     def key_settings(self) -> dict[str, Any]:
         settings = super().key_settings()
+        # without splits, caches keep the keys that they had before this setting existed
         return settings if self.splits else {name: value for name, value in settings.items() if name != "splits"}
 
     def select_rows(self, dataset: Dataset) -> Dataset:

@@ -69,12 +69,12 @@ class _Variables:
         if not self.values.get(name):
             raise UserError(
                 f"{self.launcher} started this process, but the variable {name} is not set; "
-                + (advice or f"start the command with {self.launcher} itself, or without its other variables")
+                + (advice or f"start the command by {self.launcher}, or unset its other variables to start a single process")
             )
         return self.values[name]
 
-    def number(self, name: str, advice: str = "") -> int:
-        text = self.text(name, advice)
+    def number(self, name: str) -> int:
+        text = self.text(name)
         if not text.isdecimal():
             raise UserError(f"{name}={text} is not a number")
         return int(text)

@@ -183,7 +183,8 @@ def _connect(launch: Launch) -> Any:
         reason = str(error).partition("\n")[0]
         raise UserError(
             f"process {launch.rank} of {launch.size} could not meet the others at {launch.address}:{launch.port} ({reason}); "
-            "set MASTER_ADDR to the host of the first process, and MASTER_PORT to a free port"
+            "check that all of them have started. MASTER_PORT sets another port and, on several machines, MASTER_ADDR another "
+            "host"
         ) from None
 
 
@@ -199,7 +200,7 @@ def choose_process_device(device: str, launch: Launch) -> torch.device:
         raise UserError(f"--device {device}: {n_processes} processes would share one GPU; --device cuda gives each its own")
     if n_processes > n_gpus:
         raise UserError(
-            f"{n_processes} processes on a machine with {n_gpus} GPU{'s' * (n_gpus > 1)}: each takes one of its own; "
+            f"{n_processes} processes on a machine with {n_gpus} GPU{'s' * (n_gpus > 1)}, but each needs a GPU of its own; "
             f"{launch.advice.format(n=n_gpus)}, or add --device cpu"
         )
     return pick_device(name if number else f"cuda:{rank}")

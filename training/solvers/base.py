@@ -32,7 +32,7 @@ from vse.training.solvers.encode import compute_ranks, encode
 from vse.training.solvers.negatives import HardNegatives
 
 log = logging.getLogger(__name__)
-_MEASURED_PAIRS = 1000  # validation captions that a similarity measures with their images
+_MAX_MEASURED_PAIRS = 1000  # validation captions, each with its image, for measures of a similarity
 _NEAR_CHANCE = 3.0  # times the R@10 of a random order
 _MIN_DIAGNOSED_IMAGES = 100  # with fewer validation images, one candidate may be first by chance
 
@@ -139,7 +139,7 @@ class Solver(ABC):
         self.progress = Progress(**{name: state[name] for name in vars(self.progress)})
 
     def validation_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights to validate, which are also the weights to save if the epoch is the best one."""
+        """Return the weights to validate. If the epoch is the best one, they are also saved."""
         return self.model.state_dict()
 
     def use_validation_weights(self) -> AbstractContextManager[None]:
@@ -201,8 +201,10 @@ class RetrievalSolver(Solver):
         return {**recalls, "rsum": float(measured["rsum"]), **self._measure_pairs(images, captions)}
 
     def _measure_pairs(self, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, float]:
-        """Return the similarity's own measures of the first captions, each with its image."""
-        rows = torch.arange(min(len(captions), _MEASURED_PAIRS))
+        """Return the similarity's own measures of the first captions, each with its image; empty if it has none."""
+        if not self.model.config.similarity.measures_pairs:
+            return {}
+        rows = torch.arange(min(len(captions), _MAX_MEASURED_PAIRS))
         sides = images.unpack(torch.from_numpy(self.val_split.pairs.image_indices)[rows]), captions.unpack(rows)
         with torch.no_grad():
             return self.model.similarity.measure_pairs(

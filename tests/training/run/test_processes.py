@@ -164,7 +164,11 @@ def test_each_process_takes_the_gpu_of_its_number(device: str, rank: int, two_gp
 @pytest.mark.parametrize(
     ("device", "processes", "message"),
     [
-        ("auto", 3, "3 processes on a machine with 2 GPUs: each takes one of its own; start torchrun with --nproc-per-node 2"),
+        (
+            "auto",
+            3,
+            "3 processes on a machine with 2 GPUs, but each needs a GPU of its own; start torchrun with --nproc-per-node 2",
+        ),
         ("cuda", 4, "4 processes on a machine with 2 GPUs"),
         ("cuda:0", 2, "--device cuda:0: 2 processes would share one GPU; --device cuda gives each its own"),
     ],

@@ -34,8 +34,11 @@ class Similarity(nn.Module):
         return chosen
 
     def measure_pairs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, float]:
-        """Return further columns of ``metrics.csv``, measured on n validation images, each with one of its own captions."""
-        return {}
+        """Return further columns of ``metrics.csv``, measured on n validation images, each with one of its own captions.
+
+        Only similarities with ``measures_pairs`` define this method.
+        """
+        raise NotImplementedError
 
     def attention(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
@@ -55,6 +58,7 @@ class SimilaritySettings(Settings):
         score every pair.
     ``compares_within_side`` : whether two images, or two captions, can also be compared.
     ``needs_unit_length`` : whether embeddings must have unit length.
+    ``measures_pairs`` : whether validation calls :meth:`Similarity.measure_pairs`.
     ``attention_direction`` : ``t2i`` if words attend to regions, ``i2t`` if regions attend to words, None without attention.
     """
 
@@ -64,6 +68,7 @@ class SimilaritySettings(Settings):
     ranking_similarity: ClassVar[str | None] = None
     compares_within_side: ClassVar[bool] = False
     needs_unit_length: ClassVar[bool] = False
+    measures_pairs: ClassVar[bool] = False
 
     @property
     def attention_direction(self) -> Literal["t2i", "i2t"] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -166,6 +166,8 @@ class TodNetSettings(SimilaritySettings):
     search: the caption y if an image is the query, the image x if a caption is the query. T is by default a flow of coupling
     layers, see :class:`ConditionalFlow`. The available copies of the paper leave some settings blank.
     """
+
+    measures_pairs: ClassVar = True
 
     name: Literal["todnet"] = "todnet"
     condition: Literal["target", "query", "caption", "image", "none"] = Field(
