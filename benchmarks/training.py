@@ -51,7 +51,7 @@ from vse.training.data.samplers.base import ShuffledSampler
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.model_inputs import describe_model_inputs
 from vse.training.models.build import Model, build_model
-from vse.training.run.processes import ProcessGroup
+from vse.training.processes.group import ProcessGroup
 from vse.training.solvers.base import RetrievalTask
 from vse.training.solvers.retrieval import RetrievalTrainer
 

@@ -22,6 +22,7 @@ from vse.pipeline.option_types import (
     SettingChanges,
     Text,
     ThreadCount,
+    number_between,
 )
 from vse.pipeline.options import Options
 
@@ -61,6 +62,8 @@ class TrainOptions(Options):
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
+    process_timeout: Annotated[float, number_between(0, 10_000, low_excluded=True), CliOption(metavar="MINUTES")] = 10.0
+    """Longest time that one of several processes waits for the others."""
     force: Force = False
 
 

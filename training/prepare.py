@@ -37,9 +37,9 @@ from vse.training.phrases.task import (
     build_validation_split,
     check_phrase_inputs,
 )
+from vse.training.processes.group import ProcessGroup
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import RunInputs, initialise_word_embeddings
-from vse.training.run.processes import ProcessGroup
 from vse.training.solvers.base import RetrievalTask, TrainingTask
 from vse.training.solvers.negatives import HardNegatives
 
@@ -183,8 +183,6 @@ def _build_image_inputs(
     )
     if not settings.finetune:
         return build_photo_crops(extractor, inputs.dataset, pairs.images, settings, as_features=True), cached, None
-    if settings.batch_norm == "train" and processes.size > 1:
-        raise UserError("images.batch_norm: train requires a single process; each process would have its own statistics")
     crops = build_photo_crops(extractor, inputs.dataset, pairs.images, settings)
     cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
     val_config = read_cnn_config(inputs.eval_image_cache, allow_positions=True)

@@ -122,6 +122,12 @@ class TrainConfig(Settings):
     accumulate: PositiveInt = Field(
         1, description="number of batches whose gradients are added up for one update; each batch has its own negatives only"
     )
+    chunk: PositiveInt | None = Field(
+        None,
+        description="number of pairs that are embedded at a time, for batches that need too much memory. The gradient stays "
+        "that of the complete batch, with all its negatives, but each pair is embedded twice (Gao et al., 2021); none: the "
+        "complete batch",
+    )
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
     sampling: Annotated[SerializeAsAny[Sampler], part_field(SAMPLERS)] = ShuffledSampler()
     precision: Literal["auto", "fp32", "bf16"] = Field(

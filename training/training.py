@@ -37,10 +37,12 @@ from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.options import TrainInputs, TrainOptions, TrainRequest
 from vse.training.own_parts.check import check_own_parts
 from vse.training.prepare import prepare_task
+from vse.training.processes.group import ProcessGroup
+from vse.training.processes.join import join_processes
+from vse.training.processes.launchers import find_launch
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import RunInputs, open_inputs
-from vse.training.run.launchers import find_launch
-from vse.training.run.processes import ProcessGroup, TrainingFailed, join_processes
+from vse.training.run.interruption import TrainingFailed
 from vse.training.run.resume import choose_action
 from vse.training.solvers.base import Progress, Solver
 
@@ -120,7 +122,7 @@ def train(
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
     experiment = _apply_input_features(experiment, opened)
     identity = opened.identity(seed)
-    processes = join_processes(options.device)
+    processes = join_processes(options.device, options.process_timeout)
     with ExitStack() as at_end:
         at_end.callback(processes.close)
         precision = experiment.train.precision
@@ -155,7 +157,8 @@ def train(
             if action == "resume":
                 _write_csv_files(folder, solver)
         try:
-            best_sha256 = _run_epochs(folder, solver, extra_state, options.tensorboard, best_sha256)
+            with processes.name_missing(solver.interruption):
+                best_sha256 = _run_epochs(folder, solver, extra_state, options.tensorboard, best_sha256)
         except TrainingFailed as failure:
             if processes.is_first:
                 write_json(folder.record_file, {**record, "state": failure.state})

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from vse.pipeline.presets.schema import Settings
 from vse.training.kinds import BatchVectors
 from vse.training.models.similarities.base import Similarity, SimilaritySettings
+from vse.training.processes.group import ProcessGroup
 
 Indices = NDArray[np.int64]
 ScoreMatrix = Float[Tensor, "n m"]  # scores of n queries (rows) with m candidates (columns)
@@ -81,6 +82,8 @@ class Batch:
     ``image_indices``, ``text_indices`` : (n,) index of the image and of the text of each pair.
     ``extra_negative_images``, ``extra_negative_captions`` : embeddings of further candidates, negatives of every query.
     ``pair_indices`` : (n,) index of each pair among all training pairs, for adversaries.
+    ``processes`` : if set, ``image_embeddings`` are those of this process's share alone, and the gradient of the cost is that
+        of the share's part of the cost. Only losses with :meth:`Loss.splits_by_image` accept such a batch.
     """
 
     image_embeddings: BatchVectors
@@ -90,6 +93,7 @@ class Batch:
     extra_negative_images: BatchVectors | None = None
     extra_negative_captions: BatchVectors | None = None
     pair_indices: Indices | None = None
+    processes: ProcessGroup | None = None
 
 
 class QueryScores(NamedTuple):
@@ -193,6 +197,10 @@ class Loss(Settings, ABC):
 
     def check_context(self, use: LossContext) -> None:
         """Raise ValueError if the loss cannot be combined with these parts of a training."""
+
+    def splits_by_image(self, use: LossContext) -> bool:
+        """Return whether several processes can share the cost of a batch, each with the scores of its own images only."""
+        return False
 
     @property
     def learning_rate_of_scale(self) -> float | None:

@@ -29,6 +29,7 @@ from vse.training.losses.base import (
 )
 from vse.training.losses.ranking import BlockResult, RankingLoss, compute_cost_in_blocks
 from vse.training.models.similarities.base import Similarity
+from vse.training.processes.group import ProcessGroup
 
 _MASKED_LOGIT = -1e30  # its exponential is 0; minus infinity would risk NaN
 _CLIP_TEMPERATURE = 0.07  # the first temperature of CLIP
@@ -86,6 +87,10 @@ class ContrastiveLoss(RankingLoss):
             raise ValueError(
                 f"loss.block bounds no memory of the warm-up loss {use.warmup_loss}; warmup.epochs: 0 leaves it out"
             )
+
+    def splits_by_image(self, use: LossContext) -> bool:
+        has_single_vectors = use.similarity.ranking_similarity is not None
+        return has_single_vectors and not (use.is_compiled or use.has_adversary or self.lambda3 or self.lambda4)
 
     @property
     def initial_bias(self) -> float | None:
@@ -145,18 +150,29 @@ class ContrastiveLoss(RankingLoss):
         """
 
     def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
-        if self.block is None:
-            return super().build_objective(similarity, compiled, scale)
-        size = self.block
-        return lambda batch, seed: self._compute_cost_in_blocks(batch, similarity, scale, size)
+        complete = super().build_objective(similarity, compiled, scale)
 
-    def _compute_cost_in_blocks(self, batch: Batch, similarity: Similarity, scale: nn.Module | None, size: int) -> Cost:
+        def cost(batch: Batch, seed: int) -> Cost:
+            if self.block is None and batch.processes is None:
+                return complete(batch, seed)
+            return self._compute_cost_in_blocks(batch, similarity, scale)
+
+        return cost
+
+    def _compute_cost_in_blocks(self, batch: Batch, similarity: Similarity, scale: nn.Module | None) -> Cost:
+        """Return the cost, computed in blocks of images. If several processes share the batch, each has some of the blocks.
+
+        Every process has the cost of all blocks as its result, but the gradients of its own blocks.
+        """
+        processes = batch.processes or ProcessGroup()
         image_indices = torch.from_numpy(batch.image_indices).to(batch.image_embeddings[0].device)
+        shares = processes.share_sizes(len(image_indices))
+        first, size = sum(shares[: processes.rank]), self.block or max(shares)
 
         def compute_block(images: Tensor, captions: Tensor, start: int) -> BlockResult:
             scores = similarity((images,), (captions,))
             assert isinstance(scores, Tensor)
-            paired_columns = torch.arange(start, start + len(images), device=image_indices.device)
+            paired_columns = torch.arange(first + start, first + start + len(images), device=image_indices.device)
             logit_block = LogitBlock(
                 self.logits(scores, scale), paired_columns, image_indices[paired_columns][:, None] == image_indices
             )
@@ -166,11 +182,13 @@ class ContrastiveLoss(RankingLoss):
         cost, caption_results, score_sum = compute_cost_in_blocks(
             compute_block, size, batch.image_embeddings[0], batch.caption_embeddings[0], *parameters
         )
+        caption_results = processes.gather_rows(caption_results, [max(1, -(-share // size)) for share in shares])
         _, which, counts = torch.unique(image_indices, return_inverse=True, return_counts=True)
         with torch.no_grad():
-            mean = self.logits(score_sum[None, None] / len(image_indices) ** 2, scale)[0, 0]
+            cost_of_others = processes.sum(cost) - cost
+            mean = self.logits(processes.sum(score_sum)[None, None] / len(image_indices) ** 2, scale)[0, 0]
             collapsed = self.cost_of_equal_logits(counts[which], mean)
-        return Cost(cost + self.combine_block_results(caption_results), collapsed)
+        return Cost(cost + cost_of_others + self.combine_block_results(caption_results), collapsed)
 
 
 class InfoNceLoss(ContrastiveLoss):

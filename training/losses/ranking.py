@@ -73,10 +73,11 @@ class _RecomputedBlockCosts(torch.autograd.Function):
         ctx.compute_block, ctx.size = compute_block, size
         cost, score_sum = images.new_zeros(()), images.new_zeros(())
         columns = images.new_empty(0, 0)
-        for block, start in enumerate(range(0, len(images), size)):
+        starts = range(0, max(1, len(images)), size)  # without images, there is one empty block
+        for block, start in enumerate(starts):
             block_cost, block_columns, block_sum = compute_block(images[start : start + size], captions, start)
             if not block:
-                columns = block_columns.new_empty(-(-len(images) // size), len(block_columns))
+                columns = block_columns.new_empty(len(starts), len(block_columns))
             columns[block] = block_columns
             cost += block_cost
             score_sum += block_sum
@@ -89,7 +90,7 @@ class _RecomputedBlockCosts(torch.autograd.Function):
         cost_gradient, column_gradients = upstream[:2]
         gradients = [torch.zeros_like(part) for part in (images, captions, *parameters)]
         all_captions = captions.detach().requires_grad_()
-        for block, start in enumerate(range(0, len(images), ctx.size)):
+        for block, start in enumerate(range(0, max(1, len(images)), ctx.size)):
             rows = slice(start, start + ctx.size)
             with torch.enable_grad():
                 block_images = images[rows].detach().requires_grad_()

@@ -26,7 +26,8 @@ from vse.training.kinds import PackedEmbeddings, pack_embeddings
 from vse.training.losses import LOSSES
 from vse.training.losses.base import Loss
 from vse.training.models.build import Model
-from vse.training.run.processes import Interruption, ProcessGroup, StopNow
+from vse.training.processes.group import ProcessGroup
+from vse.training.run.interruption import Interruption, StopNow
 from vse.training.settings import AdversarySettings, LossWarmupConfig, TrainConfig
 from vse.training.solvers.encode import compute_ranks, encode
 from vse.training.solvers.negatives import HardNegatives
@@ -154,6 +155,7 @@ class Solver(ABC):
                 yield
         except StopNow:
             save()
+            self.processes.report_stop()
             raise self.stop_error() from None
 
     def learned_loss_parameters(self) -> dict[str, float]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vse.features.backbones.device import use_deterministic_algorithms, wrap_memory_errors
 from vse.pipeline.progress import progress_bar
 from vse.training.losses.base import Loss
-from vse.training.run.processes import TrainingFailed
+from vse.training.run.interruption import TrainingFailed
 from vse.training.solvers.base import Progress, Solver, TrainingTask
 from vse.training.solvers.optimisation import OPTIMIZERS, AveragedWeights, Schedule
 
@@ -115,9 +115,11 @@ class GradientSolver(Solver):
             **self.learned_loss_parameters(),
             **self.extra_metrics(),
         }
-        if self.processes.is_first and self.validates(progress.epoch + 1):
-            with self.stop_on_signal(save):
-                row |= self.validate()
+        if self.validates(progress.epoch + 1):
+            if self.processes.is_first:
+                with self.stop_on_signal(save):
+                    row |= self.validate()
+            self.processes.wait_for_first()
         collapsed = self.processes.broadcast(int(self.processes.is_first and self._is_collapsed(row, collapsed_loss)))
         if collapsed:
             self._report_collapse(progress.epoch + 1, loss)

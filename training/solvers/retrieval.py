@@ -15,10 +15,12 @@ from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.training.adversaries.base import Opponent
-from vse.training.kinds import BatchVectors, InputKind
-from vse.training.losses.base import Batch, Objective
+from vse.training.kinds import BatchVectors
+from vse.training.losses.base import Batch, Loss, LossContext, Objective
 from vse.training.losses.nested import build_nested_objective
+from vse.training.processes.batch_norm import synchronise_batch_norms
 from vse.training.solvers.base import RetrievalSolver, RetrievalTask
+from vse.training.solvers.embedder import BatchEmbedder, BothEncoders
 from vse.training.solvers.epochs import GradientSolver, Indices
 from vse.training.solvers.optimisation import OPTIMIZERS
 
@@ -39,12 +41,13 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
 
     def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
-        model = self.model
-        several, encoders = self.processes.size > 1, nn.ModuleList([model.image_encoder, model.caption_encoder])
-        if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in encoders.modules()):
-            raise UserError("batch normalisation in an encoder requires a single process: each has its own statistics")
-        if several and task.adversary is not None:
-            raise UserError("an adversary requires a single process")
+        self.model.train()
+        self._encoders = BothEncoders(self.model, task.settings.precision, self.device)
+        if task.settings.chunk is not None:
+            self._check_chunks()
+        if self.processes.size > 1:
+            self._check_processes()
+        self._synchronised_encoders: nn.Module = self._encoders
         self.adversary = None if task.adversary is None else task.adversary.build(self.build_opponent(task)).to(self.device)
         self._adversary_metric_sums: dict[
             str, Tensor
@@ -53,6 +56,30 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             # Adam refuses an empty list; an adversary without weights gets an optimiser with nothing to update.
             weights = [*self.adversary.parameters()] or [nn.Parameter(torch.empty(0, device=self.device))]
             self.adversary_optimizer = OPTIMIZERS["adam"](weights, lr=task.adversary.learning_rate, fused=True)
+
+    def _check_chunks(self) -> None:
+        """Raise UserError if the training cannot embed a batch in parts."""
+        if self.task.adversary is not None:
+            raise UserError("train.chunk: an adversary requires batches that are embedded at once; --set train.chunk=none")
+        if self._encoders.has_batch_norms:
+            raise UserError(
+                "train.chunk: batch normalisation would have other statistics in each part of a batch; --set train.chunk=none"
+            )
+
+    def _check_processes(self) -> None:
+        """Prepare the model for several processes. Raises UserError if it requires a single process."""
+        if self.task.adversary is not None:
+            raise UserError(
+                "adversary: a single process is required. Each of several processes would embed the negatives of the complete "
+                "batch, so that their gradients would be added several times"
+            )
+        smallest = min(len(batch) for batch in self.batches(0))
+        if self._encoders.has_batch_norms and smallest < self.processes.size:
+            raise UserError(
+                f"a batch has {smallest} pairs for {self.processes.size} processes, but batch normalisation requires one for "
+                "each process; change train.batch_size"
+            )
+        synchronise_batch_norms(self._encoders, self.processes)
 
     @staticmethod
     def build_opponent(task: RetrievalTask) -> Opponent:
@@ -96,12 +123,13 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         objective = loss.build_objective(self.model.similarity, self.settings.compile, learned)
         if loss.nested:
             objective = build_nested_objective(objective, loss.nested)
+        self._synchronised_encoders = self.processes.wrap_encoders(self._encoders)
         shares = [self.processes.own_share(batch) for batch in batches]
         stream = self.task.image_inputs.read_batches(shares, self.pairs.image_indices, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:
             self.adversary.start_epoch(self.model)
         for batch, images in zip(batches, stream, strict=True):
-            yield self.step(batch, images, objective)
+            yield self.step(batch, images, objective, loss)
 
     def end_epoch(self) -> None:
         if self.hard_negatives:
@@ -116,31 +144,36 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         )
         return [*super().watched_losses(), adversary_loss]
 
-    def step(self, batch: Indices, image_inputs: BatchVectors, objective: Objective) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Indices, image_inputs: BatchVectors, objective: Objective, loss: Loss) -> tuple[Tensor, Tensor]:
         """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal.
 
         ``batch`` : indices of the pairs of the complete batch.
         ``image_inputs`` : model inputs for the images of this process's share of the batch.
+        ``loss`` : the loss of the epoch, which ``objective`` computes.
         """
-        share = self.processes.own_share(batch)
-        torch.manual_seed(self.step_seed(1 + self.processes.rank))
-        images, captions = self._embed_share(image_inputs, share)
-        images, captions = (self.processes.gather_embeddings(side, len(batch)) for side in (images, captions))
-        texts = self.pairs.text_indices[batch] if self.task.loss.lambda3 else batch
-        pairs = Batch(images, captions, self.pairs.image_indices[batch], texts, pair_indices=batch)
         self.start_step()
+        embedder = BatchEmbedder(self._encoders, self._synchronised_encoders, self.step_seed(1 + self.processes.rank))
+        images, captions = embedder.embed(self._read_chunks(image_inputs, self.processes.own_share(batch)), self.ends_update())
+        is_split = self._splits_by_image(loss)
+        captions = self.processes.gather_embeddings(captions, len(batch), adds_gradients=is_split)
+        images = images if is_split else self.processes.gather_embeddings(images, len(batch))
+        texts = self.pairs.text_indices[batch] if self.task.loss.lambda3 else batch
+        image_indices, processes = self.pairs.image_indices[batch], self.processes if is_split else None
+        pairs = Batch(images, captions, image_indices, texts, pair_indices=batch, processes=processes)
         with autocast(self.settings.precision, self.device) if self.model.scores_every_pair else nullcontext():
             if self.adversary is None:
                 cost = objective(pairs, self.step_seed(0))
             else:
                 cost, adversary_loss, measures = self.adversary.compute_losses(pairs, self.model, objective, self.step_seed(0))
         if self.adversary is None:
-            self.scale_cost(cost.value, self.task.select_loss(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
+            embedder.backward(self.scale_cost(cost.value, loss))
         else:
             self._set_both_gradients(cost.value, adversary_loss, list(self.adversary.parameters()))
             self._add_adversary_metrics({**measures, "loss": adversary_loss.detach()}, len(batch))
         if self.ends_update():
-            self.processes.sum_gradients(self.model.parameters(), complete=self.model.similarity.parameters())
+            beside_encoders = self.model.similarity, self.learned_scale or nn.Module()
+            weights = (weight for module in beside_encoders for weight in module.parameters())
+            self.processes.sum_gradients(weights, complete=not is_split)
             self.take_step()
         if self.adversary is not None:
             self._step_adversary()
@@ -184,19 +217,23 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             )
         return means
 
-    def _embed_share(self, image_inputs: BatchVectors, share: Indices) -> tuple[BatchVectors, BatchVectors]:
-        """Return the embeddings of this process's share of a batch, which is empty with more processes than pairs."""
-        if not len(share):
-            images, captions = (
-                _build_empty_embeddings(kind, self.model.dim, self.device) for kind in self.model.embedding_kinds
+    def _splits_by_image(self, loss: Loss) -> bool:
+        """Return whether each process computes the loss of its own images only, instead of the loss of the complete batch."""
+        context = LossContext(similarity=self.model.config.similarity, is_compiled=self.settings.compile)
+        return self.processes.size > 1 and self.hard_negatives is None and loss.splits_by_image(context)
+
+    def _read_chunks(self, image_inputs: BatchVectors, share: Indices) -> list[tuple[BatchVectors, BatchVectors]]:
+        """Return the inputs of this process's share of a batch, in chunks of ``train.chunk`` pairs.
+
+        With more processes than pairs, the share can be empty. Then there is one chunk, without captions.
+        """
+        size = self.settings.chunk or max(1, len(share))
+        rows = [slice(start, start + size) for start in range(0, max(1, len(share)), size)]
+        captions = self.task.caption_inputs
+        return [
+            (
+                tuple(move_tensor(part[some], self.device) for part in image_inputs),
+                captions.read(share[some]) if len(share) else (),
             )
-            return images, captions
-        with autocast(self.settings.precision, self.device):
-            images = self.model.embed_images(*(move_tensor(part, self.device) for part in image_inputs))
-            return images, self.model.embed_captions(*self.task.caption_inputs.read(share))
-
-
-def _build_empty_embeddings(kind: InputKind, dim: int, device: torch.device) -> BatchVectors:
-    if kind == InputKind.VECTORS:
-        return (torch.zeros(0, dim, device=device, requires_grad=True),)
-    return torch.zeros(0, 1, dim, device=device, requires_grad=True), torch.zeros(0, 1, dtype=torch.bool, device=device)
+            for some in rows
+        ]

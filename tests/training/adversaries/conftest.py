@@ -14,9 +14,9 @@ from vse.training.experiment import ExperimentConfig
 from vse.training.losses.base import Batch
 from vse.training.options import TrainInputs
 from vse.training.prepare import prepare_task
+from vse.training.processes.join import join_processes
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import open_inputs
-from vse.training.run.processes import join_processes
 from vse.training.solvers.base import RetrievalTask
 
 STATES = "model.caption_encoder={name: gru, states: all, bidirectional: true}"

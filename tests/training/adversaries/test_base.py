@@ -29,8 +29,8 @@ from vse.training.experiment import ExperimentConfig
 from vse.training.losses.base import Batch, Cost
 from vse.training.models.build import Model
 from vse.training.models.encoders.base import l2_normalize
+from vse.training.processes.group import ProcessGroup
 from vse.training.run.folder import RunFolder
-from vse.training.run.processes import ProcessGroup
 from vse.training.settings import AdversarySettings
 from vse.training.solvers import retrieval
 from vse.training.training import train

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
+from vse.training.processes.batch_norm import is_synchronised
 
 _RANK_ENCODING_DIM = 32  # length of the encoding of a rank, and of a state of the network
 _SOFTMAX_TEMPERATURE = 0.1
@@ -125,11 +126,11 @@ class _ResidualLayers(nn.Module):
 
     def forward(self, rows: Float[Tensor, "n input_dim"]) -> Float[Tensor, "n dim"]:
         hidden = self.first(rows)
-        if self.training and len(rows) < 2:  # a single row has no variance
-            norm = self.batch_norm
+        norm = self.batch_norm
+        if self.training and len(rows) < 2 and not is_synchronised(norm):  # a single row has no variance
             hidden = torch.nn.functional.batch_norm(hidden, norm.running_mean, norm.running_var, norm.weight, norm.bias)
         else:
-            hidden = self.batch_norm(hidden)
+            hidden = norm(hidden)
         mapped: Tensor = self.last(hidden.relu())
         return mapped
 

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import socket
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +18,9 @@ from tests.training.conftest import COMMAND, Patch, experiment, options, state
 from tests.training.toy_similarity import ToySettings
 from vse.pipeline.errors import UserError
 from vse.training.models.similarities import SIMILARITIES
-from vse.training.options import TrainOptions
-from vse.training.run.launchers import Launch, find_launch
-from vse.training.run.processes import ProcessGroup, choose_process_device
+from vse.training.processes.group import ProcessGroup
+from vse.training.processes.join import choose_process_device
+from vse.training.processes.launchers import Launch, find_launch
 from vse.training.training import train
 
 CASES = {
@@ -36,8 +41,23 @@ CASES = {
         "loss={name: infonce, learned: true, same_image: positive, block: 12}",
         "train.batch_size=50",
     ],
+    "infonce, each process with its own images": [
+        "loss={name: infonce, temperature: 0.2, same_image: mask}",
+        *("train.batch_size=34", "train.accumulate=2", "model.similarity=euclidean"),
+    ],
+    "nested infonce": ["loss={name: infonce, learned: true, nested: [4, 8]}", "train.batch_size=50"],
+    "sigmoid, each process with its own images": ["loss={name: sigmoid, same_image: positive}", "train.batch_size=34"],
+    "batch normalisation in both branches": [
+        "model.image_encoder={name: branch, widths: [12, 9], dropout: 0}",
+        "model.caption_encoder={name: lstm, head: {widths: [12, 9], dropout: 0, batch_norm: after_first}}",
+        *("train.batch_size=50", "train.learning_rate=1e-9"),  # Adam makes much of the gradient of a bias that is normalised
+    ],
     "similarity network": ["model.similarity=network", "model.similarity.widths=[6]", "loss.name=logistic"],
     "fine-tuning": ["images.source=pictures", "images.finetune=true", "train.batch_size=34"],
+    "fine-tuning with batch normalisation": [
+        *("images.source=pictures", "images.finetune=true", "images.batch_norm=train", "train.batch_size=50"),
+        "train.learning_rate=1e-9",
+    ],
 }
 
 
@@ -53,9 +73,14 @@ def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
         ("sum of hinges, masked, three batches an update, a running mean of weights", 3),
         pytest.param("order embeddings", 2, marks=pytest.mark.nightly),
         ("two linear branches, neighbourhood sampling", 2),
-        ("infonce by blocks, temperature learned", 2),
+        ("infonce by blocks, temperature learned", 3),
+        ("infonce, each process with its own images", 3),
+        pytest.param("nested infonce", 2, marks=pytest.mark.nightly),
+        ("sigmoid, each process with its own images", 3),
+        ("batch normalisation in both branches", 3),
         ("similarity network", 2),
         ("fine-tuning", 2),
+        pytest.param("fine-tuning with batch normalisation", 2, marks=pytest.mark.nightly),
     ],
 )
 def test_losses_gradients_and_updates_are_those_of_one_process(name: str, processes: int, cache: Path, tmp_path: Path) -> None:
@@ -84,6 +109,38 @@ def test_gathered_sets_of_different_lengths_are_those_of_one_process(regions: Pa
         assert_close(state(tmp_path / "one")[part], state(tmp_path / "several")[part])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [("max of hinges", 1), ("sigmoid, each process with its own images", 2), ("fine-tuning", 1)],
+)
+def test_chunks_have_the_gradients_of_the_complete_batch(name: str, processes: int, cache: Path, tmp_path: Path) -> None:
+    train(cache, experiment("train.epochs=1", *CASES[name]), out=tmp_path / "whole")
+    chunked = [*CASES[name], "train.chunk=7"]
+    codes, log = forked.run_together(arguments(cache, tmp_path / "chunks", chunked), processes, tmp_path)
+    assert codes == [0] * processes, log
+    whole, chunks = state(tmp_path / "whole"), state(tmp_path / "chunks")
+    for part in ("rows", "model"):
+        assert_close(whole[part], chunks[part])
+
+
+@pytest.mark.slow
+def test_chunks_of_sets_are_padded_like_the_complete_batch(regions: Path, tmp_path: Path) -> None:
+    sets = ["model.similarity=maxsim", "model.caption_encoder={name: gru, states: all}", "train.epochs=1"]
+    for name, further in (("whole", []), ("chunks", ["train.chunk=5"])):
+        train(regions, experiment(*sets, *further), out=tmp_path / name)
+    for part in ("rows", "model"):
+        assert_close(state(tmp_path / "whole")[part], state(tmp_path / "chunks")[part])
+
+
+def test_what_cannot_be_embedded_in_chunks_is_refused(cache: Path, tmp_path: Path) -> None:
+    branch = "model.image_encoder={name: branch, widths: [12, 9]}"
+    with pytest.raises(UserError, match="train.chunk: batch normalisation"):
+        train(cache, experiment("train.chunk=7", branch, "model.dim=9"), out=tmp_path / "run")
+    with pytest.raises(UserError, match="train.chunk: an adversary"):
+        train(cache, experiment("train.chunk=7", "adversary=ace", name="vsepp"), out=tmp_path / "run")
+
+
 def assert_close(a: Any, b: Any) -> None:
     """Within 1e-5, whatever is nested in it."""
     if isinstance(a, torch.Tensor):
@@ -100,21 +157,59 @@ def assert_close(a: Any, b: Any) -> None:
         assert a == pytest.approx(b, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.slow
-def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path: Path) -> None:
-    sets = ["train.batch_size=50", "train.epochs=15"]
-    processes, files = forked.start_together(arguments(cache, tmp_path / "run", sets), 2, tmp_path)
-    while processes[0].is_alive() and not (tmp_path / "run" / "metrics.csv").exists():
+def start_training(cache: Path, folder: Path, epochs: int, *more: object) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Three processes that train, after their first epoch."""
+    sets = ["train.batch_size=50", f"train.epochs={epochs}"]
+    processes, files = forked.start_together([*arguments(cache, folder / "run", sets), *more], 3, folder)
+    while processes[0].is_alive() and not (folder / "run" / "metrics.csv").exists():
         processes[0].join(timeout=0.05)
-    for process in processes:
-        process.terminate()
+    return processes, files
+
+
+def finish(processes: list[ForkServerProcess], files: list[Path]) -> tuple[list[int | None], list[str]]:
+    """The exit codes of the processes, and what each has said."""
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [143, 143]
-    assert "stopped in epoch" in "".join(file.read_text() for file in files)
-    train(cache, experiment(*sets), out=tmp_path / "run", options=TrainOptions(resume=True))
+    return [process.exitcode for process in processes], [file.read_text() for file in files]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_signal_to_any_process_ends_all_with_a_checkpoint_that_any_number_resumes(
+    rank: int, cache: Path, tmp_path: Path
+) -> None:
+    processes, files = start_training(cache, tmp_path, 30)
+    processes[rank].terminate()
+    codes, said = finish(processes, files)
+    assert codes == [143, 143, 143], said
+    assert "stopped in epoch" in said[0]
+    sets = ["train.batch_size=50", "train.epochs=30"]
+    shutil.copytree(tmp_path / "run", tmp_path / "resumed")
+    for run, size in (("run", 1), ("resumed", 2)):
+        codes, log = forked.run_together([*arguments(cache, tmp_path / run, sets), "--resume"], size, tmp_path)
+        assert codes == [0] * size, log
+        assert "continuing after epoch" in log
     train(cache, experiment(*sets), out=tmp_path / "one")
-    assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "run")["rows"])
+    for run in ("run", "resumed"):
+        assert_close(state(tmp_path / "one")["rows"], state(tmp_path / run)["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "number"), [(1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)])
+def test_a_process_that_does_not_answer_is_named_and_ends_the_others(
+    rank: int, number: signal.Signals, cache: Path, tmp_path: Path
+) -> None:
+    processes, files = start_training(cache, tmp_path, 1000, "--process-timeout", "0.1")
+    pid = processes[rank].pid
+    assert pid is not None
+    os.kill(pid, number)
+    others = [other for other in range(3) if other != rank]
+    codes, said = finish([processes[other] for other in others], [files[other] for other in others])
+    processes[rank].kill()
+    assert codes == [2, 2], said
+    for words in said:
+        assert f"process {rank} (on {socket.gethostname()}) of 3 does not answer" in words
+        assert "--resume continues from the last checkpoint" in words
 
 
 def test_a_refusal_ends_all_processes(cache: Path, own_run: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from tests.training import forked
 from tests.training.conftest import COMMAND, options, state
 from vse.pipeline.errors import UserError
-from vse.training.run.launchers import find_launch, first_host
+from vse.training.processes.launchers import find_launch, first_host
 
 LAUNCHERS = ["torchrun", "srun", "mpirun"]
 

@@ -1,0 +1,215 @@
+"""The exchange of data between several processes that train as one: each encodes its share of a batch.
+
+A process computes the loss of the complete batch from the gathered embeddings, or only the part of the loss that belongs to
+its own images. It back-propagates through its own share. The sum of the gradients over all processes is the gradient of one
+process with the complete batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from vse.pipeline.errors import Interrupted, UserError
+from vse.training.kinds import BatchVectors, pad_sets
+from vse.training.processes.watch import Watch
+from vse.training.run.interruption import Interruption
+
+_CPU = torch.device("cpu")
+_POLL_SECONDS = 0.05  # between two looks whether the first process has finished
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """The rank of this process among ``size`` processes, and its device.
+
+    ``store`` : the store (``torch.distributed.Store``) through which several processes found each other.
+    ``watch`` : the watch on the other processes.
+    ``timeout`` : longest time that a process waits for the others.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = _CPU
+    store: Any = None
+    watch: Watch | None = None
+    timeout: timedelta = timedelta(minutes=10)
+
+    @property
+    def is_first(self) -> bool:
+        """True in the process that validates, writes and logs."""
+        return self.rank == 0
+
+    def own_share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return this process's share of a batch, which may be empty; the sizes of shares differ by one at most."""
+        return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
+
+    def share_sizes(self, n_pairs: int) -> list[int]:
+        """Return the sizes of the shares of a batch of ``n_pairs``, in the order of the processes."""
+        return [len(part) for part in np.array_split(np.empty(n_pairs), self.size)]
+
+    def gather_embeddings(self, embeddings: BatchVectors, n_pairs: int, adds_gradients: bool = False) -> BatchVectors:
+        """Return the embeddings of the complete batch, in order. Gradients reach only the share of this process.
+
+        ``adds_gradients`` : whether each process has another part of the loss, so that the gradients of all are added.
+        """
+        if self.size == 1:
+            return embeddings
+        if len(embeddings) == 1:
+            return (self.gather_rows(embeddings[0], self.share_sizes(n_pairs), adds_gradients),)
+        longest = self._exchange(distributed.all_reduce, torch.tensor([embeddings[1].shape[1]]), distributed.ReduceOp.MAX)
+        vectors, mask = pad_sets(embeddings, int(longest.item()))
+        sizes = self.share_sizes(n_pairs)
+        rows = self.gather_rows(vectors.flatten(1), sizes, adds_gradients)
+        return rows.view(n_pairs, *vectors.shape[1:]), self.gather_rows(mask.to(torch.uint8), sizes).bool()
+
+    def gather_rows(
+        self, rows: Float[Tensor, "n dim"], sizes: list[int] | None = None, adds_gradients: bool = False
+    ) -> Tensor:
+        """Return the rows of all processes, in the order of the processes. ``sizes`` are their numbers; None: all equal."""
+        if self.size == 1:
+            return rows
+        gathered: Tensor = _GatheredRows.apply(rows, self, sizes or [len(rows)] * self.size, adds_gradients)
+        return gathered
+
+    def wrap_encoders(self, encoders: nn.Module) -> nn.Module:
+        """Return a module that computes what ``encoders`` computes, and whose gradients are summed over the processes.
+
+        The gradients are exchanged in buckets, each as soon as it is complete, while the backward pass goes on.
+        """
+        if self.size == 1 or not any(weight.requires_grad for weight in encoders.parameters()):
+            return encoders
+        wrapped = DistributedDataParallel(encoders, broadcast_buffers=False, find_unused_parameters=True)
+        wrapped.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))  # without it, the mean
+        return wrapped
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: bool) -> None:
+        """Sum the gradients of a few parameters over the processes. All processes must have gradients of the same parameters.
+
+        ``complete`` : whether the gradients are already those of the complete batch in each process. Then take their mean.
+        """
+        if self.size == 1:
+            return
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._exchange(distributed.all_reduce, parameter.grad)
+                if complete:
+                    parameter.grad /= self.size
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum of a value over the processes, without gradients."""
+        return value if self.size == 1 else self._exchange(distributed.all_reduce, value.detach().clone())
+
+    def any(self, flag: bool) -> bool:
+        """Return whether ``flag`` is True in any process."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor([flag], dtype=torch.uint8)
+        return bool(self._exchange(distributed.all_reduce, flags, distributed.ReduceOp.MAX).item())
+
+    def broadcast(self, number: int) -> int:
+        """Return, in every process, the ``number`` that the first process passes."""
+        if self.size == 1:
+            return number
+        return int(self._exchange(distributed.broadcast, torch.tensor([number]), 0).item())
+
+    def wait_for_first(self) -> None:
+        """Wait until the first process calls this method, too, however long its work takes, as long as it answers."""
+        if self.watch is None:
+            return
+        self.watch.exchanges += 1
+        key = f"exchange {self.watch.exchanges}"
+        if self.is_first:
+            self.store.set(key, "")
+            return
+        silent_since = None
+        while not self.store.check([key]):
+            time.sleep(_POLL_SECONDS)
+            if not self.watch.is_silent(0):
+                silent_since = None
+            elif silent_since is None:
+                silent_since = time.monotonic()
+            elif time.monotonic() - silent_since > self.timeout.total_seconds():
+                raise distributed.DistError("the first process is silent")
+
+    def report_stop(self) -> None:
+        """Let the other processes know that a signal stops this one, before it ends."""
+        if self.watch is not None:
+            self.watch.report_stop()
+
+    @contextmanager
+    def name_missing(self, interruption: Interruption) -> Iterator[None]:
+        """Raise UserError with the number of the process that does not answer if an exchange of data fails in this block.
+
+        If a signal has stopped the others, raise Interrupted. ``interruption`` records the signal, which all processes share.
+        """
+        if self.watch is not None:
+            self.watch.interruption = interruption
+        try:
+            yield
+        except RuntimeError as error:
+            if self.watch is None or not (isinstance(error, distributed.DistError) or "gloo" in str(error)):
+                raise
+            if interruption.signal is not None:
+                raise Interrupted("stopped with the other processes; --resume continues", interruption.signal) from error
+            raise UserError(
+                f"{self.watch.describe_missing()}; this is process {self.rank} of {self.size}, which waits "
+                f"{self.timeout.total_seconds() / 60:g} minutes at most (--process-timeout). --resume continues from the last "
+                "checkpoint"
+            ) from error
+
+    def close(self) -> None:
+        if self.watch is not None:
+            self.watch.close()
+            distributed.destroy_process_group()
+
+    def _exchange(self, operation: Callable[..., Any], tensor: Tensor, *arguments: Any) -> Tensor:
+        if self.watch is not None:
+            self.watch.exchanges += 1
+        operation(tensor, *arguments)
+        return tensor
+
+
+def postpone_sum(encoders: nn.Module, postpone: bool) -> AbstractContextManager[None]:
+    """Return a context in which gradients of :meth:`ProcessGroup.wrap_encoders` are not yet summed, if ``postpone``."""
+    if postpone and isinstance(encoders, DistributedDataParallel):
+        return encoders.no_sync()
+    return nullcontext()
+
+
+def _start_sum(bucket: Tensor) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[list[Tensor]] = distributed.all_reduce(bucket, async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])
+
+
+class _GatheredRows(torch.autograd.Function):
+    """The rows of all processes. The gradient is that of this process's rows, from this process alone or from all."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, processes: ProcessGroup, sizes: list[int], adds_gradients: bool) -> Tensor:
+        ctx.processes, ctx.sizes, ctx.adds_gradients = processes, sizes, adds_gradients
+        padded = rows.new_zeros(max(sizes), rows.shape[1])
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in sizes]
+        processes._exchange(lambda tensor: distributed.all_gather(parts, tensor), padded)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        parts = list(torch.split(gradients[0].contiguous(), ctx.sizes))
+        own = parts[ctx.processes.rank]
+        if ctx.adds_gradients:
+            own = torch.empty_like(own)
+            ctx.processes._exchange(lambda tensor: distributed.reduce_scatter(tensor, parts), own)
+        return own, None, None, None
