@@ -19,7 +19,20 @@ LAYERS = {
     "pipeline": ["files", "presets", "dataset", "imports"],
     "features": ["cache", "settings", "backbones", "extractors", "exchange"],
     "eval": ["ranking", "files", "search", "protocols", "tables", "report"],
-    "training": ["models", "losses", "data", "run", "adversaries", "solvers", "phrases", "own_parts", "use", "share", "serve"],
+    "training": [
+        "processes",
+        "models",
+        "losses",
+        "data",
+        "run",
+        "adversaries",
+        "solvers",
+        "phrases",
+        "own_parts",
+        "use",
+        "share",
+        "serve",
+    ],
 }
 MOST_LINES = 400
 LONGEST_CHAIN = 19

@@ -103,6 +103,11 @@ def pack_embeddings(parts: Iterable[BatchVectors]) -> PackedEmbeddings:
     return PackedEmbeddings(joined, torch.cat(lengths) if lengths else None)
 
 
+def has_no_padding(mask: Tensor) -> bool:
+    """Return whether a mask is True everywhere. On a GPU return False, because its values would be waited for."""
+    return mask.device.type == "cpu" and bool(mask.all())
+
+
 def pad_sets(sets: BatchVectors, longest: int) -> BatchVectors:
     """Pad sets to ``longest`` vectors; return single vectors unchanged."""
     if len(sets) == 1:

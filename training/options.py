@@ -22,7 +22,6 @@ from vse.pipeline.option_types import (
     SettingChanges,
     Text,
     ThreadCount,
-    number_between,
 )
 from vse.pipeline.options import Options
 
@@ -62,8 +61,6 @@ class TrainOptions(Options):
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
-    process_timeout: Annotated[float, number_between(0, 10_000, low_excluded=True), CliOption(metavar="MINUTES")] = 10.0
-    """Longest time that one of several processes waits for the others."""
     force: Force = False
 
 

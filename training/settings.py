@@ -176,6 +176,9 @@ class TrainConfig(Settings):
     save_minutes: float = Field(
         10.0, gt=0, description="minutes between checkpoints within an epoch; the first is saved after a minute"
     )
+    timeout_minutes: float = Field(
+        10.0, gt=0, le=10_000, description="longest time in minutes that one of several processes waits for another"
+    )
 
 
 class AdversarySettings(Settings):

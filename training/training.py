@@ -38,11 +38,11 @@ from vse.training.options import TrainInputs, TrainOptions, TrainRequest
 from vse.training.own_parts.check import check_own_parts
 from vse.training.prepare import prepare_task
 from vse.training.processes.group import ProcessGroup
+from vse.training.processes.interruption import TrainingFailed
 from vse.training.processes.join import join_processes
 from vse.training.processes.launchers import find_launch
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import RunInputs, open_inputs
-from vse.training.run.interruption import TrainingFailed
 from vse.training.run.resume import choose_action
 from vse.training.solvers.base import Progress, Solver
 
@@ -122,7 +122,7 @@ def train(
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
     experiment = _apply_input_features(experiment, opened)
     identity = opened.identity(seed)
-    processes = join_processes(options.device, options.process_timeout)
+    processes = join_processes(options.device, experiment.train.timeout_minutes)
     with ExitStack() as at_end:
         at_end.callback(processes.close)
         precision = experiment.train.precision

@@ -14,6 +14,7 @@ from vse.eval.files.results import DifferingFact, changed_settings
 _IGNORED_SETTINGS = {
     *("name", "about", "title", "label", "rows", "seeds", "protocols", "ensemble_of", "images.workers"),
     *("train.precision", "train.features_in_memory", "train.memory_gb", "train.save_minutes"),
+    "train.timeout_minutes",
 }
 _UNKNOWN = "unknown"
 _N_KEY_CHARACTERS = 8

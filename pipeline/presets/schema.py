@@ -32,6 +32,7 @@ _KEYS_NOT_AFFECTING_WEIGHTS = (
     ("train", "features_in_memory"),
     ("train", "memory_gb"),
     ("train", "save_minutes"),
+    ("train", "timeout_minutes"),
     ("model", "caption_encoder", "words"),
 )
 ENSEMBLE_KEYS = ("name", "about", "title", "rows", "seeds", "protocols", "ensemble_of")  # the only settings of an ensemble

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 
 from tests.training import forked
 from tests.training.conftest import COMMAND, Capture, Fails, done, experiment, losses, options, printed, state, weights
-from tests.training.run.test_processes import assert_close
+from tests.training.processes.test_processes import assert_close
 from tests.transformers_made import make_bert, word_pieces
 from vse.eval.cli import eval_main
 from vse.features.backbones.transformer import read_transformer

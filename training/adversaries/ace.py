@@ -115,12 +115,14 @@ class AceAdversary(Adversary):
         self.images.read_inputs, self.images.mask_false_negatives = images.read_images, negatives.mask_images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
+        self._pretrains: bool | None = None  # of this epoch; None: not read from the device yet
 
     filled: Tensor
     epoch: Tensor
 
     def start_epoch(self, model: Model) -> None:
         self.epoch += 1
+        self._pretrains = None
         if self.captions.embedded is None or (bool(self.filled) and self.settings.refresh == "visited"):
             return
         was_training = model.training
@@ -146,8 +148,9 @@ class AceAdversary(Adversary):
             self._compute_direction_losses(batch, model, self.captions, cost.query_scores[0], batch.pair_indices),
             self._compute_direction_losses(batch, model, self.images, cost.query_scores[1], batch.image_indices),
         ]
-        pretrains = 0 < int(self.epoch) <= self.settings.pretraining_epochs
-        share = 1.0 if pretrains else self.settings.in_batch
+        if self._pretrains is None:
+            self._pretrains = 0 < int(self.epoch) <= self.settings.pretraining_epochs
+        share = 1.0 if self._pretrains else self.settings.in_batch
         sampled = sum(weight * direction.model_cost for weight, direction in zip(weights, directions, strict=True))
         collapsed = sum(weights) * self.loss.margin * len(batch.image_indices)
         return AdversarialLosses(

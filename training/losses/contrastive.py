@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field, PositiveInt, model_validator
@@ -183,11 +184,12 @@ class ContrastiveLoss(RankingLoss):
             compute_block, size, batch.image_embeddings[0], batch.caption_embeddings[0], *parameters
         )
         caption_results = processes.gather_rows(caption_results, [max(1, -(-share // size)) for share in shares])
-        _, which, counts = torch.unique(image_indices, return_inverse=True, return_counts=True)
+        _, which, counts = np.unique(batch.image_indices, return_inverse=True, return_counts=True)
+        n_same = torch.from_numpy(counts[which]).to(image_indices.device)
         with torch.no_grad():
             cost_of_others = processes.sum(cost) - cost
             mean = self.logits(processes.sum(score_sum)[None, None] / len(image_indices) ** 2, scale)[0, 0]
-            collapsed = self.cost_of_equal_logits(counts[which], mean)
+            collapsed = self.cost_of_equal_logits(n_same, mean)
         return Cost(cost + cost_of_others + self.combine_block_results(caption_results), collapsed)
 
 

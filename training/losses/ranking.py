@@ -147,8 +147,8 @@ class RankingLoss(Loss):
                 collapsed = total_cost(*self.with_collapsed_scores(*query_scores), scale)
             total = Cost(value, collapsed, query_scores)
             for weight, side, own, others in _neighbourhood_constraints(self, batch):
-                first, neighbours, outside = find_neighbours(own, others)
-                total = add_neighbourhood_cost(total, weight, select_rows(side, first), neighbours, outside, similarity, self)
+                found = find_neighbours(own, others, side[0].device)
+                total = add_neighbourhood_cost(total, weight, select_rows(side, found.first), found, similarity, self)
             return total
 
         return cost
@@ -207,37 +207,45 @@ def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, Ba
     """Return a tuple for each side (images, captions) that has neighbourhood constraints in the loss.
 
     The tuple holds the weight of the constraints, the embeddings of the side, and two indices for each pair of the batch: the
-    index of the item of this side, and the index of the item of the other side.
+    index of the item of this side, and the index of the item of the other side. The indices are on the CPU.
     """
-    if not loss.lambda3 and not loss.lambda4:
-        return []
-    device = batch.image_embeddings[0].device
-    image_indices, text_indices = (
-        torch.from_numpy(indices).to(device) for indices in (batch.image_indices, batch.text_indices)
-    )
+    image_indices, text_indices = torch.from_numpy(batch.image_indices), torch.from_numpy(batch.text_indices)
     sides = [
         (loss.lambda3, batch.image_embeddings, image_indices, text_indices),
-        (loss.lambda4, batch.caption_embeddings, torch.arange(len(image_indices), device=device), image_indices),
+        (loss.lambda4, batch.caption_embeddings, torch.arange(len(image_indices)), image_indices),
     ]
     return [side for side in sides if side[0]]
 
 
-def neighbourhood_cost(
-    scores: Float[Tensor, "n n"], neighbours: Bool[Tensor, "n n"], outside: Bool[Tensor, "n n"], loss: Loss
-) -> Scalar:
+class Neighbours(NamedTuple):
+    """The m different items of one side of a batch, and which of them are paired with a common item of the other side.
+
+    ``first`` : (m,) position of the first pair of each item in the batch.
+    ``mask`` : True for neighbours, two different items with a common partner.
+    ``pairs`` : rows and columns of the mask that are True.
+    ``outside`` : True for two items without a common partner.
+    """
+
+    first: Int[Tensor, " m"]
+    mask: Bool[Tensor, "m m"]
+    pairs: tuple[Int[Tensor, " k"], Int[Tensor, " k"]]
+    outside: Bool[Tensor, "m m"]
+
+
+def neighbourhood_cost(scores: Float[Tensor, "m m"], neighbours: Neighbours, loss: Loss) -> Scalar:
     """Return the cost of hinges [m + d(y, y+) - d(y, y-)]+ among the items of one side (two-branch paper, Eqs. 4 to 6).
 
-    y is a query, y+ a neighbour of y, y- an item ``outside`` the neighbourhood of y, m the margin, and -d the ``scores``. The
+    y is a query, y+ a neighbour of y, y- an item outside the neighbourhood of y, m the margin, and -d the ``scores``. The
     cost is the sum of the ``k`` highest hinges of each query and neighbour. With the reduction ``mean_topk`` (the authors'
     code), the cost is the mean of the ``k`` highest hinges of each query, with the farthest of y and its neighbours as y+.
     """
     if loss.reduction == "mean_topk":
         itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-        farthest = scores.masked_fill(~(neighbours | itself), torch.inf).amin(1, keepdim=True)
-        return reduce_highest_costs((loss.margin - farthest + scores).clamp(min=0) * outside, loss)
+        farthest = scores.masked_fill(~(neighbours.mask | itself), torch.inf).amin(1, keepdim=True)
+        return reduce_highest_costs((loss.margin - farthest + scores).clamp(min=0) * neighbours.outside, loss)
     k = len(scores) if loss.k is None else min(loss.k, len(scores))
-    nearest = scores.masked_fill(~outside, -torch.inf).topk(k, sorted=False).values
-    query, neighbour = neighbours.nonzero(as_tuple=True)
+    nearest = scores.masked_fill(~neighbours.outside, -torch.inf).topk(k, sorted=False).values
+    query, neighbour = neighbours.pairs
     return (loss.margin - scores[query, neighbour, None] + nearest[query]).clamp(min=0).sum()
 
 
@@ -245,36 +253,33 @@ def add_neighbourhood_cost(
     cost: Cost,
     weight: float,
     items: BatchVectors,
-    neighbours: Bool[Tensor, "n n"],
-    outside: Bool[Tensor, "n n"],
+    neighbours: Neighbours,
     similarity: Similarity,
     loss: Loss,
 ) -> Cost:
     """Return ``cost`` plus ``weight`` times the :func:`neighbourhood_cost` of ``items``, images only or captions only."""
     scores = similarity(items, items)
-    added = weight * neighbourhood_cost(scores, neighbours, outside, loss)
+    added = weight * neighbourhood_cost(scores, neighbours, loss)
     with torch.no_grad():
-        collapsed = weight * neighbourhood_cost(torch.zeros_like(scores), neighbours, outside, loss)
+        collapsed = weight * neighbourhood_cost(torch.zeros_like(scores), neighbours, loss)
     return cost._replace(value=cost.value + added, collapsed_value=cost.collapsed_value + collapsed)
 
 
-def find_neighbours(
-    own: Int[Tensor, " n"], others: Int[Tensor, " n"]
-) -> tuple[Int[Tensor, " m"], Bool[Tensor, "m m"], Bool[Tensor, "m m"]]:
-    """Find the neighbours among images, or among captions: items that are paired with a common item of the other side.
+def find_neighbours(own: Int[Tensor, " n"], others: Int[Tensor, " n"], device: torch.device) -> Neighbours:
+    """Find the neighbours among images, or among captions, from the indices of both items of each pair.
 
-    ``own`` and ``others`` are the indices of the two items of each pair. Returns the first position in ``own`` of each of the
-    m different items, a mask of neighbours (an item is not its own neighbour), and a mask of items without a common partner.
+    ``own``, ``others`` : indices on the CPU, so that a GPU is not waited for.
+    ``device`` : device of the result.
     """
     items, item_of = torch.unique(own, return_inverse=True)
     partners, partner_of = torch.unique(others, return_inverse=True)
-    rows = torch.arange(len(own), device=own.device)
-    first = rows.new_full((len(items),), len(own)).scatter_reduce(0, item_of, rows, "amin")
-    has = torch.zeros(len(items), len(partners), device=own.device)
+    first = item_of.new_full((len(items),), len(own)).scatter_reduce(0, item_of, torch.arange(len(own)), "amin")
+    has = torch.zeros(len(items), len(partners))
     has[item_of, partner_of] = 1
     share = (has @ has.T) > 0
-    itself = torch.eye(len(items), dtype=torch.bool, device=own.device)
-    return first, share & ~itself, ~share
+    neighbours = share & ~torch.eye(len(items), dtype=torch.bool)
+    rows, columns = neighbours.nonzero(as_tuple=True)
+    return Neighbours(first.to(device), neighbours.to(device), (rows.to(device), columns.to(device)), (~share).to(device))
 
 
 class FunctionLoss(RankingLoss):

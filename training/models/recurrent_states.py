@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 _STEP_ROW_MULTIPLE, _TOTAL_ROW_MULTIPLE = 16, 256  # multiples for the number of rows of one step, and of all steps
 
@@ -23,6 +23,17 @@ def compute_last_states(
 ) -> Float[Tensor, "n dim"]:
     """Return the state of a one-layer ``network`` after the last word of each caption. ``table`` has the word vectors."""
     return select_last_states(compute_packed_states(network, table, words), words)
+
+
+def unpack_states(packed: PackedSequence, longest: int | None = None) -> Float[Tensor, "n longest dim"]:
+    """Return packed states as padded ones, in the order before packing.
+
+    torch's function also returns lengths in this order, for which a GPU would be waited for.
+    """
+    in_order = packed._replace(sorted_indices=None, unsorted_indices=None)
+    states, _ = pad_packed_sequence(in_order, batch_first=True, total_length=longest)
+    assert packed.unsorted_indices is not None
+    return states.index_select(0, packed.unsorted_indices)
 
 
 def select_last_states(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:

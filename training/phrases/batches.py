@@ -270,16 +270,15 @@ def triplet_cost(
     total = loss.total_cost(*query_scores)
     with torch.no_grad():
         cost = Cost(total, loss.total_cost(*loss.with_collapsed_scores(*query_scores)), query_scores)
-    of_region, of_text, of_truth = (
-        torch.from_numpy(indices).to(device) for indices in (batch.pair_regions, batch.pair_texts, batch.pair_truths)
-    )
+    of_region, of_text, of_truth = map(torch.from_numpy, (batch.pair_regions, batch.pair_texts, batch.pair_truths))
     for weight, side, own, others in ((loss.lambda3, regions, of_region, of_text), (loss.lambda4, phrases, of_text, of_truth)):
         if not weight:
             continue
-        first, neighbours, outside = find_neighbours(own, others)
+        found = find_neighbours(own, others, device)
         if side is regions:  # two regions of one truth display the same object, with any phrase
-            outside = outside & (of_truth[first][:, None] != of_truth[first][None])
-        cost = add_neighbourhood_cost(cost, weight, (side[own[first]],), neighbours, outside, similarity, loss)
+            truths = of_truth.to(device)[found.first]
+            found = found._replace(outside=found.outside & (truths[:, None] != truths[None]))
+        cost = add_neighbourhood_cost(cost, weight, (side[own.to(device)[found.first]],), found, similarity, loss)
     return cost
 
 

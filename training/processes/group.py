@@ -8,6 +8,7 @@ process with the complete batch.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vse.pipeline.errors import Interrupted, UserError
 from vse.training.kinds import BatchVectors, pad_sets
+from vse.training.processes.interruption import Interruption
 from vse.training.processes.watch import Watch
-from vse.training.run.interruption import Interruption
 
 _CPU = torch.device("cpu")
 _POLL_SECONDS = 0.05  # between two looks whether the first process has finished
@@ -90,7 +91,10 @@ class ProcessGroup:
         """
         if self.size == 1 or not any(weight.requires_grad for weight in encoders.parameters()):
             return encoders
-        wrapped = DistributedDataParallel(encoders, broadcast_buffers=False, find_unused_parameters=True)
+        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")  # some models have unused ones
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="`broadcast_buffers`")  # its new name needs torch 2.14
+            wrapped = DistributedDataParallel(encoders, broadcast_buffers=False, find_unused_parameters=True)
         wrapped.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))  # without it, the mean
         return wrapped
 
@@ -163,10 +167,10 @@ class ProcessGroup:
                 raise
             if interruption.signal is not None:
                 raise Interrupted("stopped with the other processes; --resume continues", interruption.signal) from error
+            minutes = self.timeout.total_seconds() / 60
             raise UserError(
-                f"{self.watch.describe_missing()}; this is process {self.rank} of {self.size}, which waits "
-                f"{self.timeout.total_seconds() / 60:g} minutes at most (--process-timeout). --resume continues from the last "
-                "checkpoint"
+                f"{self.watch.describe_missing()}. Process {self.rank} waits at most {minutes:g} minutes "
+                "(train.timeout_minutes). --resume continues from the last checkpoint"
             ) from error
 
     def close(self) -> None:

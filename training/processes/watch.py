@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from vse.training.run.interruption import Interruption
+from vse.training.processes.interruption import Interruption
 
 _SECONDS = 1.0  # between two reports of a process
 _SILENT_SECONDS = 5.0  # without a report, after which a process counts as silent
@@ -60,6 +58,8 @@ class Watch:
         self._changed: dict[int, float] = {}  # time at which the last new report of a process was read
         self._last_read = time.monotonic()
         self._ends = threading.Event()
+        self._report()
+        store.wait([f"report {rank}" for rank in range(size)])
         self._report()
         self._thread = threading.Thread(target=self._run, name="vse-watch", daemon=True)
         self._thread.start()
@@ -114,5 +114,5 @@ class Watch:
                 self._reports[rank] = report
         self._last_read = time.monotonic()
         signals = [report.signal for report in self._reports.values() if report.signal]
-        if signals and self.interruption is not None and self.interruption.signal is None:
-            signal.pthread_kill(threading.main_thread().ident or os.getpid(), signals[0])
+        if signals and self.interruption is not None:
+            self.interruption.stop_main_thread(signals[0])

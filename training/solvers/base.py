@@ -27,7 +27,7 @@ from vse.training.losses import LOSSES
 from vse.training.losses.base import Loss
 from vse.training.models.build import Model
 from vse.training.processes.group import ProcessGroup
-from vse.training.run.interruption import Interruption, StopNow
+from vse.training.processes.interruption import Interruption, StopNow
 from vse.training.settings import AdversarySettings, LossWarmupConfig, TrainConfig
 from vse.training.solvers.encode import compute_ranks, encode
 from vse.training.solvers.negatives import HardNegatives

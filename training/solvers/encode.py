@@ -156,13 +156,13 @@ class PairScores:
         n_rows = rows.stop - rows.start
         indices = columns if isinstance(columns, Tensor) else torch.arange(len(self._captions))[columns or slice(None)]
         images = self._build_tile(self._images, torch.arange(rows.start, rows.stop), self._images_per_tile, self._image_width)
-        i2t, t2i = torch.empty(2, n_rows, len(indices))
+        i2t, t2i = torch.empty(2, n_rows, len(indices), device=self._device)
         with torch.inference_mode(), autocast(self._precision, self._device):
             for places, size, width in self._iterate_tiles(indices):
                 scores = self._model.similarity(images, self._build_tile(self._captions, indices[places], size, width))
                 both = scores if isinstance(scores, tuple) else (scores, scores)
-                i2t[:, places], t2i[:, places] = (one[:n_rows, : len(places)].float().cpu() for one in both)
-        return i2t, t2i
+                i2t[:, places], t2i[:, places] = (one[:n_rows, : len(places)].float() for one in both)
+        return i2t.cpu(), t2i.cpu()
 
     def _iterate_tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
         """Yield tiles of the captions ``indices``.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vse.features.backbones.device import use_deterministic_algorithms, wrap_memory_errors
 from vse.pipeline.progress import progress_bar
 from vse.training.losses.base import Loss
-from vse.training.run.interruption import TrainingFailed
+from vse.training.processes.interruption import TrainingFailed
 from vse.training.solvers.base import Progress, Solver, TrainingTask
 from vse.training.solvers.optimisation import OPTIMIZERS, AveragedWeights, Schedule
 

@@ -129,7 +129,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         if self.adversary is not None and self.progress.step == 0:
             self.adversary.start_epoch(self.model)
         for batch, images in zip(batches, stream, strict=True):
-            yield self.step(batch, images, objective, loss)
+            yield self.step(batch, images, objective)
 
     def end_epoch(self) -> None:
         if self.hard_negatives:
@@ -144,13 +144,14 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         )
         return [*super().watched_losses(), adversary_loss]
 
-    def step(self, batch: Indices, image_inputs: BatchVectors, objective: Objective, loss: Loss) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Indices, image_inputs: BatchVectors, objective: Objective) -> tuple[Tensor, Tensor]:
         """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal.
 
         ``batch`` : indices of the pairs of the complete batch.
         ``image_inputs`` : model inputs for the images of this process's share of the batch.
-        ``loss`` : the loss of the epoch, which ``objective`` computes.
+        ``objective`` : function that computes the loss of the epoch.
         """
+        loss = self.task.select_loss(self.progress.epoch)
         self.start_step()
         embedder = BatchEmbedder(self._encoders, self._synchronised_encoders, self.step_seed(1 + self.processes.rank))
         images, captions = embedder.embed(self._read_chunks(image_inputs, self.processes.own_share(batch)), self.ends_update())

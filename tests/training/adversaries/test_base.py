@@ -144,8 +144,8 @@ def test_its_state_is_saved_and_resumed_bit_for_bit(cache: Path, positions: Path
 def test_an_unknown_one_and_several_processes_are_refused(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     with pytest.raises(UserError, match=r"adversary: unknown adversary 'tooy' \(did you mean 'toy'"):
         experiment("adversary=tooy")
-    monkeypatch.setattr("vse.training.training.join_processes", lambda device: Alone(0, 2))
-    with pytest.raises(UserError, match="an adversary requires a single process"):
+    monkeypatch.setattr("vse.training.training.join_processes", lambda *_: Alone(0, 2))
+    with pytest.raises(UserError, match="adversary: a single process is required"):
         train(cache, toy(), out=tmp_path / "run")
 
 

@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
+from vse.training.models.recurrent_states import unpack_states
 from vse.training.processes.batch_norm import is_synchronised
 
 _RANK_ENCODING_DIM = 32  # length of the encoding of a rank, and of a state of the network
@@ -40,13 +41,16 @@ class GeneralisedPooling(nn.Module):
 
     def compute_rank_weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
         """Return theta for sets of these sizes, each at least 1. Weights beyond the size are 0."""
-        distinct_sizes, which = torch.unique(sizes, return_inverse=True)
+        if sizes.device.type == "cpu":
+            distinct_sizes, which = torch.unique(sizes, return_inverse=True)
+        else:  # all sizes, because those of a batch would be waited for
+            distinct_sizes, which = torch.arange(1, longest + 1), sizes - 1
         encoded = rank_encodings(longest, self.logit.weight).expand(len(distinct_sizes), -1, -1)
         with torch.autocast(sizes.device.type, enabled=False):
-            packed = pack_padded_sequence(encoded, distinct_sizes.cpu(), batch_first=True, enforce_sorted=False)
-            states, _ = pad_packed_sequence(self.ranks(packed)[0], batch_first=True, total_length=longest)
+            packed = pack_padded_sequence(encoded, distinct_sizes, batch_first=True, enforce_sorted=False)
+            states = unpack_states(self.ranks(packed)[0], longest)
             logits: Tensor = self.logit((states[:, :, :_RANK_ENCODING_DIM] + states[:, :, _RANK_ENCODING_DIM:]) / 2)[:, :, 0]
-        beyond = torch.arange(longest, device=sizes.device) >= distinct_sizes[:, None]
+        beyond = torch.arange(longest, device=sizes.device) >= distinct_sizes.to(sizes.device)[:, None]
         return (logits / _SOFTMAX_TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[which]
 
     def forward(self, vectors: Float[Tensor, "n longest dim"], mask: Bool[Tensor, "n longest"]) -> Float[Tensor, "n dim"]:

@@ -9,13 +9,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from vse.pipeline.dataset.captions import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec
 from vse.training.models.encoders.gpo import GeneralisedPooling, WordAugmentation
 from vse.training.models.encoders.mlp import BranchEncoder, DenseLayersSettings
+from vse.training.models.recurrent_states import unpack_states
 
 _INITIAL_EMBEDDING_RANGE = 0.1  # word embeddings without a file start as U(-0.1, 0.1)
 
@@ -103,7 +104,7 @@ class WordReader(Encoder):
             lengths = mask.sum(1).cpu()
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
         if self.states != "last":
-            states, _ = pad_packed_sequence(packed._replace(data=self.compute_all_states(packed)), batch_first=True)
+            states = unpack_states(packed._replace(data=self.compute_all_states(packed)))
             mask = _build_length_mask(lengths, states.shape[1], states.device)
             if self.pooling is None:
                 return states, mask

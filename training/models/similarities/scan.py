@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 from torch.utils.checkpoint import checkpoint
 
-from vse.training.kinds import BatchVectors, InputKind, select_rows
+from vse.training.kinds import BatchVectors, InputKind, has_no_padding, select_rows
 from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
 _EPS = 1e-8  # added to norms, and the smallest denominator of a cosine, as in the authors' code
@@ -179,7 +179,7 @@ class ScanSimilarity(Similarity):
         if self.settings.sharpness > _MAX_PLAIN_SHARPNESS:
             exponents = exponents - exponents.detach().masked_fill(~exists, -torch.inf).amax(1, keepdim=True)
         weights = exponents.exp_()
-        return weights if bool(context_mask.all()) else weights * exists
+        return weights if has_no_padding(context_mask) else weights * exists
 
     def _exponents(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
         """Return the exponents of the softmax: sharpness times the cosines, normalised over the queries (dimension 2)."""
@@ -210,6 +210,9 @@ def _gram_matrices(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
 
 
 def _trim_padding(sets: BatchVectors) -> BatchVectors:
+    """Return sets without padding that all of them have. On a GPU return them unchanged, because it would be waited for."""
     vectors, mask = sets
+    if mask.device.type != "cpu":
+        return sets
     longest = int((mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax())
     return vectors[:, :longest], mask[:, :longest]

@@ -59,6 +59,13 @@ class Interruption:
         finally:
             self._raises_on_signal = False
 
+    def stop_main_thread(self, number: int) -> None:
+        """Let the main thread act as if the signal ``number`` had arrived. Another thread calls this method."""
+        if self._raises_on_signal:
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
+        elif self.signal is None:
+            self.signal = number
+
     def _handle_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal is not None:
             if number == signal.SIGINT:
