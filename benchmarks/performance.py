@@ -196,6 +196,18 @@ def planning_block() -> str:
     return markdown("photographs | state | processor time, s | memory, GB | photographs opened", rows)
 
 
+def processes_block() -> str:
+    """Return the table of benchmarks/processes.py."""
+    columns = ("pairs_per_s", "speed_up", "mb_per_step", "least_mb_per_step")
+    rows = [
+        [row["training"], str(row["processes"]), *(number(row[name]) for name in columns), f"{row['loss_difference']:.1g}"]
+        for row in table_of("processes").to_dict("records")
+    ]
+    return markdown(
+        "training | processes | pairs per s | speed-up | MB per step | least MB per step | difference of loss", rows
+    )
+
+
 def blocks() -> dict[str, str]:
     """Return the generated blocks of the page, by name."""
     growth = dict(growth_points())
@@ -204,6 +216,7 @@ def blocks() -> dict[str, str]:
         "growth": growth_block(),
         "millions": millions_block(growth) if {"dataset.json", "search", "workflow"} <= set(growth) else _DASH,
         "planning": planning_block(),
+        "processes": processes_block(),
         "gpu": gpu_block(),
     }
 

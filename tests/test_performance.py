@@ -124,6 +124,14 @@ def test_the_server_answers_correctly_under_a_short_load(tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
+def test_two_processes_exchange_little_more_than_they_must(tmp_path: Path) -> None:
+    table = run_script("processes", tmp_path, "--rounds", "1")
+    two = table[table["processes"] == 2]
+    assert (two["loss_difference"] < 1e-6).all()
+    assert (two["mb_per_step"] < 1.15 * two["least_mb_per_step"]).all()
+
+
+@pytest.mark.nightly
 def test_a_plan_opens_only_photographs_that_are_newer_than_their_shard(tmp_path: Path) -> None:
     table = run_script("planning", tmp_path, "--sizes", "110")
     assert dict(zip(table["state"], table["photos_opened"], strict=True)) == {

@@ -94,7 +94,9 @@ class ProcessGroup:
         warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")  # some models have unused ones
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`broadcast_buffers`")  # its new name needs torch 2.14
-            wrapped = DistributedDataParallel(encoders, broadcast_buffers=False, find_unused_parameters=True)
+            wrapped = DistributedDataParallel(
+                encoders, broadcast_buffers=False, find_unused_parameters=True, init_sync=False
+            )  # all processes start with the same weights
         wrapped.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))  # without it, the mean
         return wrapped
 
