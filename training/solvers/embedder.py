@@ -46,8 +46,8 @@ class BothEncoders(nn.Module):
 class BatchEmbedder:
     """Embeds a batch, and back-propagates the gradients of its embeddings to the encoders.
 
-    Of several chunks, only the embeddings are kept, and each chunk is embedded again for its gradients (gradient cache: Gao et
-    al., 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
+    If there are several chunks, only their embeddings are kept, and each chunk is embedded again for its gradients (gradient
+    cache: Gao et al., 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
 
     ``encoders`` : the encoders.
     ``synchronised`` : the same, as :meth:`ProcessGroup.wrap_encoders` returns them.
