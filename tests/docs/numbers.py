@@ -48,8 +48,9 @@ class PageNumber:
 
 
 def page_numbers(page: Path) -> list[PageNumber]:
-    """Return the numbers of a page that have a place in a file."""
+    """Return the numbers of a page that have a place in a file, in the page's own folder of results or in that of all."""
     folder = page.parent / "results" / page.stem
+    folder = folder if folder.is_dir() else folder.parent
     found = _MARKER.finditer(page.read_text(encoding="utf-8"))
     return [PageNumber(one["text"], folder / one["file"], one["row"], one["column"]) for one in found]
 

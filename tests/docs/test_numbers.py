@@ -17,7 +17,7 @@ from vse.eval.tables.table import format_text_table
 _PAGE_NAMES = "choices compression flickr8k hubness judged languages late_interaction noise phrases quickstart"
 PAGES = [f"docs/{name}.md" for name in _PAGE_NAMES.split()]
 CURVES = ROOT / "docs/results/flickr8k"
-NUMBERS = [number for page in PAGES for number in page_numbers(ROOT / page)]
+NUMBERS = [number for page in sorted(ROOT.glob("docs/**/*.md")) for number in page_numbers(page)]
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number.file.parent.name}-{number.row}-{number.column}")
