@@ -16,7 +16,7 @@ extract() { # EXTRACTOR FEATURE [OPTION ...]
 }
 
 train() { # NAME SEED EXPERIMENT [OPTION ...]
-  name=$1 seed=$2 experiment=$3 run=runs/${dataset}_$1/seed-$2
+  name=$1 seed=$2 experiment=$3 run=runs/${dataset}_$1${suffix:-}/seed-$2
   shift 3
   [ -f "$run/test.h5" ] && return
   vse-train --features "features/${dataset}_${boxes:-boxes_effnet_levels}.h5" --experiment "$experiment" \
@@ -69,6 +69,18 @@ for number in 36 200; do
   done
 done
 
+# Neighbourhood sampling, and the embedding network without it: features and training in bf16
+out=features/${dataset}_boxes_bf16.h5
+[ -f "$out" ] || vse-extract boxes --dataset "data/$dataset/dataset.json" --feature boxes_effnet_levels --set "boxes=$2" \
+  --set precision=bf16 --out "$out"
+for seed in 0 1 2; do
+  boxes=boxes_bf16 precision=bf16 suffix=_bf16 train sampling "$seed" phrase_embedding_sampling_effnet
+  boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding "$seed" phrase_embedding_effnet
+done
+vse-eval runs/${dataset}_sampling_bf16/seed-*/test.h5 --out "$results/sampling.json"
+vse-eval --compare runs/${dataset}_sampling_bf16/seed-*/test.h5 runs/${dataset}_embedding_bf16/seed-*/test.h5 \
+  --out "$results/sampling_vs_embedding.json"
+
 names="edge_boxes_36 edge_boxes_200 cca $(echo "$list" | cut -d ' ' -f 1 | tr '\n' ' ')"
 for name in $names; do evaluate "$name"; done
 compare network embedding
@@ -78,6 +90,6 @@ compare network_coordinates network
 compare network_after_first network
 compare edge_boxes_200 edge_boxes_36
 for table in summary cards; do
-  for name in $names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
+  for name in $names sampling; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done
 vse-table significance "$results"/*_vs_*.json --out "$results/comparisons.csv"
