@@ -26,7 +26,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import is_valid_name
 from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read_first_bytes
-from vse.pipeline.files.writing import read_json, sha256_file, sha256_json, write_bytes, write_json
+from vse.pipeline.files.writing import open_atomic, read_json, sha256_file, sha256_json, write_json
 from vse.pipeline.presets.presets import list_setting_changes
 
 REGION_ARRAY_NAMES = ("boxes", "scores")  # arrays with one entry per region
@@ -94,19 +94,21 @@ def write_shard(
     _check_feature_rows(path, rows)
     record = path.with_suffix(".json")
     record.unlink(missing_ok=True)  # a record must never describe another file than the one next to it
-    buffer = BytesIO()
-    # Large arrays begin on a page, so that a row of 4096 float16 touches two pages and not three when it is mapped.
-    with h5py.File(buffer, "w", alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES) as file:
-        write_identity_attributes(file, identity, identity.sha256)
-        arrays = {**vars(rows), "sources": rows.input_hashes}
-        for name in ("ids", "features", "sources", "offsets", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES):
-            if arrays[name] is not None:
-                file.create_dataset(name, data=arrays[name])
-    write_bytes(path, buffer.getbuffer())
+    with open_atomic(path) as stream:
+        # Large arrays begin on a page, so that a row of 4096 float16 touches two pages and not three when it is mapped.
+        with h5py.File(stream, "w", alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES) as file:
+            write_identity_attributes(file, identity, identity.sha256)
+            arrays = {**vars(rows), "sources": rows.input_hashes}
+            for name in ("ids", "features", "sources", "offsets", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES):
+                if arrays[name] is not None:
+                    file.create_dataset(name, data=arrays[name])
+        n_bytes = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
     shard = ShardRecord(
         file=path.name,
-        sha256=hashlib.sha256(buffer.getbuffer()).hexdigest(),
-        bytes=buffer.getbuffer().nbytes,
+        sha256=sha256,
+        bytes=n_bytes,
         rows=len(rows.ids),
         identity=identity,
         skipped=rows.skipped,

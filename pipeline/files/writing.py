@@ -208,7 +208,7 @@ def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
             _remove_abandoned_files(target.parent, f".{glob.escape(target.name)}.*.tmp")
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.{MACHINE_ID}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
         temporary = Path(name)
-        with os.fdopen(handle, "wb") as stream:
+        with os.fdopen(handle, "w+b") as stream:
             with suppress(OSError):  # without locks, the name of the file names its writer
                 try_lock(handle)
             mask = os.umask(0)
