@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,8 @@ from vse.pipeline.imports.rows import (
 from vse.pipeline.imports.tables import build_photo_checker, build_row, read_table_rows
 from vse.pipeline.progress import progress_bar
 
+_CACHED_PATHS = 10_000  # the rows of an image follow each other
+_ROWS_PER_CHECK = 4096
 METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
 _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
 _VectorLocation = tuple[int, int]  # place of a vector: index of a part, and row in this part
@@ -67,8 +70,10 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
         check_cache_output(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
     collector = RowCollector(settings, (lambda file: None) if images is None else build_photo_checker(images))
     places_by_file: dict[str, list[_VectorLocation]] = {}
-    for index in progress_bar(range(len(parts)), desc=f"read {folder.name}", unit="part"):
-        _add_part(index, parts, collector, places_by_file, settings, images)
+    n_rows = sum(len(part.image_vectors) for part in parts)
+    with progress_bar(total=n_rows, desc=f"read {folder.name}", unit="row") as bar:
+        for index in range(len(parts)):
+            _add_part(index, parts, collector, places_by_file, settings, images, bar)
     content = collector.build_dataset_content(
         images, format="clip-retrieval", files=[part.metadata_file.name for part in parts]
     )
@@ -76,6 +81,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
         content = {**content, "pictures": False}
     file = write_imported_data(content, settings, images, inputs)
     places = [places_by_file[name] for name in collector.list_image_files()]
+    del content, collector, places_by_file  # the data set is loaded next
     dataset = load_dataset_file(file)
 
     def write(kind: Literal["image", "text"], name: str, ids: list[int], row_places: list[_VectorLocation]) -> Path:
@@ -124,7 +130,7 @@ def _open_parts(folder: Path) -> list[_FolderPart]:
         if missing:
             raise UserError(f"{folder}: part {number} has no {missing[0]}_{number}; vectors of images and texts are needed")
         vectors = files[number, "img_emb"], files[number, "text_emb"]
-        images, texts = (map_npy_file(path) for path in vectors)
+        images, texts = (map_npy_file(path).view(np.ndarray) for path in vectors)  # rows of a memmap are slow to make
         if images.ndim != 2 or texts.ndim != 2 or len(images) != len(texts):
             raise UserError(f"{vectors[1]}: {texts.shape} does not fit {vectors[0].name}, which is {images.shape}")
         parts.append(_FolderPart(images, texts, vectors, files[number, "metadata"]))
@@ -150,9 +156,11 @@ def _add_part(
     places_by_file: dict[str, list[_VectorLocation]],
     settings: ImportSettings,
     images: Path | None,
+    bar: Any,
 ) -> None:
     """Add the rows of part ``index`` to ``collector``, and the places of the vectors to ``places_by_file``."""
     part, n_bad_rows = parts[index], 0
+    finite = [_find_finite_rows(vectors) for vectors in (part.image_vectors, part.text_vectors)]
 
     def on_bad_row(place: str, reason: object) -> None:
         nonlocal n_bad_rows
@@ -162,10 +170,15 @@ def _add_part(
     n_read = 0
     for n_read, (place, values) in enumerate(read_table_rows(part.metadata_file, settings, on_bad_row), 1):
         row_index = n_read - 1 + n_bad_rows
+        bar.update()
         try:
             if row_index >= len(part.image_vectors):
                 raise BadRow(f"{part.vector_files[0].name} has no row {row_index}")
-            row = _make_file_relative(build_row(place, values), images)
+            row = build_row(place, values)
+            row = ImportedRow(**{**vars(row), "file": _make_relative(row.file, images)})
+            for is_finite, path in zip(finite, part.vector_files, strict=True):
+                if not is_finite[row_index]:
+                    raise BadRow(f"its vector in {path.name} is not finite")
             _check_vectors(row, part, row_index, parts, places_by_file)
         except BadRow as reason:
             collector.add_bad_row(place, reason)
@@ -178,15 +191,22 @@ def _add_part(
         raise UserError(f"{part.metadata_file}: {n_rows} rows, but {part.vector_files[0].name} has {len(part.image_vectors)}")
 
 
-def _make_file_relative(row: ImportedRow, images: Path | None) -> ImportedRow:
-    """Return the row with an image path relative to ``images`` or, if ``images`` is None, without a slash at the start."""
-    path = Path(row.file)
+def _find_finite_rows(vectors: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return for each vector whether all its numbers are finite."""
+    starts = range(0, len(vectors), _ROWS_PER_CHECK)
+    found = [np.isfinite(vectors[start : start + _ROWS_PER_CHECK]).all(1) for start in starts]
+    return np.concatenate(found) if found else np.empty(0, bool)
+
+
+@lru_cache(maxsize=_CACHED_PATHS)
+def _make_relative(file: str, images: Path | None) -> str:
+    """Return an image's path relative to ``images`` or, if ``images`` is None, without a slash at the start."""
+    path = Path(file)
     if images is not None and path.is_absolute():
         if not path.is_relative_to(images.absolute()):
             raise BadRow(f"{path} is not in {images}")
         path = path.relative_to(images.absolute())
-    file = normalize_image_path(path.as_posix().lstrip("/"))
-    return ImportedRow(**{**vars(row), "file": file})
+    return normalize_image_path(path.as_posix().lstrip("/"))
 
 
 def _check_vectors(
@@ -196,12 +216,9 @@ def _check_vectors(
     parts: list[_FolderPart],
     places_by_file: dict[str, list[_VectorLocation]],
 ) -> None:
-    """Check that both vectors of a row are finite, and the image's vector is that of earlier rows. Raises BadRow."""
+    """Check that a row has one caption, and that the image's vector is that of earlier rows. Raises BadRow."""
     if len(row.captions) != 1:
         raise BadRow(f"{len(row.captions)} captions for one vector")
-    for vectors, path in zip((part.image_vectors, part.text_vectors), part.vector_files, strict=True):
-        if not np.isfinite(vectors[row_index]).all():
-            raise BadRow(f"its vector in {path.name} is not finite")
     if row.file in places_by_file:
         other, other_row = places_by_file[row.file][0]
         if not np.array_equal(parts[other].image_vectors[other_row], part.image_vectors[row_index]):

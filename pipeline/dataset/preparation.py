@@ -5,9 +5,10 @@ The functions that write a data set create the symbolic link ``images``, next to
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_valid_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_json_object
-from vse.pipeline.files.writing import MACHINE_ID, lock_for_writing, read_json, remove_temporary_files, write_json
+from vse.pipeline.files.writing import MACHINE_ID, lock_for_writing, open_atomic, read_json, remove_temporary_files
 from vse.pipeline.presets.presets import load_dataset_preset
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
 _CHUNKER_BATCH_SIZE = 1000  # captions that spaCy parses at once
+_IMAGES_PER_WRITE = 1000
 log = logging.getLogger(__name__)
 
 
@@ -227,7 +229,41 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
         remove_temporary_files(out)
         if images is not None and folder.resolve() != images.resolve():
             link_images(folder, images.resolve())
-        return write_json(out / "dataset.json", content)
+        return write_dataset_file(out / "dataset.json", content)
+
+
+def write_dataset_file(path: Path, content: dict[str, Any]) -> Path:
+    """Write the content of a ``dataset.json`` atomically, with a line for each image; return ``path``.
+
+    A file with the same content is not written again.
+    """
+    if not has_content(path, content):
+        with open_atomic(path) as stream:
+            for part in _encode_dataset(content):
+                stream.write(part)
+    return path
+
+
+def has_content(path: Path, content: dict[str, Any]) -> bool:
+    """Return whether a ``dataset.json`` exists and has this content. It is parsed only if its bytes differ."""
+    if not path.exists():
+        return False
+    with path.open("rb") as stream:
+        if all(stream.read(len(part)) == part for part in _encode_dataset(content)) and not stream.read(1):
+            return True
+    return bool(read_json(path) == content)
+
+
+def _encode_dataset(content: dict[str, Any]) -> Iterator[bytes]:
+    """Yield ``dataset.json`` in parts: all keys but ``images``, then the images, each in a line."""
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+    head = encode({key: value for key, value in content.items() if key != "images"})
+    yield f'{head[:-1]}, "images": ['.encode()
+    entries = content["images"]
+    for start in range(0, len(entries), _IMAGES_PER_WRITE):
+        lines = ",\n".join(map(encode, entries[start : start + _IMAGES_PER_WRITE]))
+        yield f"{',' if start else ''}\n{lines}".encode()
+    yield b"\n]}\n"
 
 
 def check_and_describe_dataset(path: Path) -> str:
@@ -288,4 +324,6 @@ def create_album(photos: Path, out: Path, name: str | None = None, tokeniser: st
         remove_temporary_files(out)
         if (out / "images").resolve() != photos.resolve():
             link_images(out / "images", photos.resolve())
-        return write_json(file, {"dataset": name, **({"tokeniser": tokeniser} if tokeniser else {}), "images": entries})
+        return write_dataset_file(
+            file, {"dataset": name, **({"tokeniser": tokeniser} if tokeniser else {}), "images": entries}
+        )

@@ -9,21 +9,23 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
-from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
+from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, has_content, write_dataset
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
-from vse.pipeline.files.writing import read_json, remove_temporary_files, write_bytes, write_text
+from vse.pipeline.files.writing import remove_temporary_files, write_bytes, write_text
 from vse.pipeline.imports.sampled_splits import sample_splits
 
 _SPLIT_BY_ALIAS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
 _SPLIT_BY_ALIAS |= dict.fromkeys(("dev", "valid", "validation"), "val")
+_CACHED_PATHS = 10_000  # the rows of an image follow each other
 _MAX_LOGGED_ROWS = 5  # bad rows in the log; import.failures.jsonl lists all of them
 log = logging.getLogger(__name__)
 
@@ -249,6 +251,7 @@ class RowCollector:
         return 0.1 if share is None else share
 
 
+@lru_cache(maxsize=_CACHED_PATHS)
 def normalize_image_path(name: str) -> str:
     """Return the normalised path of an image. Raises BadRow if the path leads out of the folder of images."""
     path = PurePosixPath(name)
@@ -322,7 +325,7 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
     """Write ``dataset.json`` and link ``images``; return the path. Raises UserError if another data set is there."""
     check_dataset_name(settings.name)
     file = settings.out / "dataset.json"
-    if file.exists() and read_json(file) != content and not may_replace_other_kinds():
+    if file.exists() and not has_content(file, content) and not may_replace_other_kinds():
         raise UserError(f"{file} already exists with other content; move it away, or give another --out or --force")
     counts = Counter(image["split"] for image in content["images"])
     n_captions = sum(len(image["sentences"]) for image in content["images"])
