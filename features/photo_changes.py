@@ -22,7 +22,7 @@ import numpy as np
 from vse.features.cache.rows import sha256_bytes
 from vse.features.cache.shards import read_arrays, read_shard_record, shard_path, shard_slice
 from vse.pipeline.dataset.columns import image_files, image_ids
-from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.writing import write_bytes
@@ -45,14 +45,20 @@ def describe_changed_photos(
     """Return a hash of all changes of photographs since the first extraction of shard ``index``; "" if there were none.
 
     The workflow runs the job of the shard again if this value changes. Therefore the value stays as it is after that job.
-    ``splits`` are the splits in the cache; None: all.
+    ``splits`` are the splits in the cache; None: all. Raises UserError if the data set has no photographs.
     """
     shard = shard_path(cache, index, n_shards)
     record = shard.with_name(f"{shard.stem.replace('shard', 'photos', 1)}.h5")
     checked = _read_checked_photos(record)
-    if dataset_file.is_file() and read_shard_record(shard) is not None:
-        status = dataset_file.stat()
-        ids, paths = _list_photos(dataset_file, status.st_mtime_ns, status.st_size, tuple(splits or ()))
+    status = dataset_file.stat() if dataset_file.is_file() else None
+    state = None if status is None else (status.st_mtime_ns, status.st_size)
+    if state is not None and not _load_dataset(dataset_file, *state).has_image_files:
+        raise UserError(
+            f"{dataset_file}: this data set has no photographs, so {cache} cannot be extracted; choose an experiment that "
+            "reads an imported feature, or change the experiment's features"
+        )
+    if state is not None and read_shard_record(shard) is not None:
+        ids, paths = _list_photos(dataset_file, *state, tuple(splits or ()))
         rows = shard_slice(len(ids), index, n_shards)
         updated = _check_newer_photos(shard, ids[rows].tolist(), paths[rows], checked)
         if updated != checked:
@@ -106,11 +112,17 @@ def _hash_photo(path: str) -> bytes:
 
 
 @lru_cache(maxsize=4)
+def _load_dataset(dataset_file: Path, mtime_ns: int, size: int) -> Dataset:
+    """Return a data set, cached by time and size of its file."""
+    return load_dataset_file(dataset_file)
+
+
+@lru_cache(maxsize=4)
 def _list_photos(
     dataset_file: Path, mtime_ns: int, size: int, splits: tuple[str, ...]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
     """Return the ids and paths of a data set's photographs, cached by time and size of ``dataset.json``."""
-    dataset = load_dataset_file(dataset_file)
+    dataset = _load_dataset(dataset_file, mtime_ns, size)
     images = (dataset.keep_splits(splits) if splits else dataset).images
     folder = dataset_file.parent / "images"
     return image_ids(images), [f"{folder}/{file}" for file in image_files(images)]

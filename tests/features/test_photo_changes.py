@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -158,3 +159,10 @@ def test_a_damaged_record_is_written_again(made: Path, content: bytes) -> None:
 def test_a_split_that_the_data_set_lacks_is_named(made: Path) -> None:
     with pytest.raises(UserError, match="no images in split 'restval'"):
         plan(made, ["restval"])
+
+
+def test_a_data_set_without_photographs_is_refused(made: Path) -> None:
+    content = json.loads(dataset(made).read_text())
+    dataset(made).write_text(json.dumps({**content, "pictures": False}))
+    with pytest.raises(UserError, match="has no photographs, so .* cannot be extracted"):
+        describe_changed_photos(dataset(made), made, 0, 2)
