@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks.schedule import expect
 from vse.features.plan import TargetPlan, estimate_plan, load_rates
 from vse.pipeline.workflow import PlannedFile
 
@@ -67,11 +68,20 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
         f"cache of `{FEATURE}`, float16": gigabytes(stored / 1e9),
         f"extraction of `{FEATURE}`, one machine": span(extraction),
         f"the same as jobs of {JOB_HOURS} h, {AT_ONCE} at once": f"{jobs:,} jobs, {span(extraction / min(jobs, AT_ONCE))}",
+        **{
+            f"the same, if 1% of jobs fail and 5% are slow, jobs of {minutes} min": _expected_span(extraction, 60 * minutes)
+            for minutes in (60, 10)
+        },
         "planning of these jobs by Snakemake": span(extended(growth["workflow"], "cpu_s", jobs)),
         f"training of `{EXPERIMENT}`, one machine or job": span(training),
         f"embeddings, {DIM} numbers, float32": gigabytes((n_images + n_pairs) * DIM * 4 / 1e9),
         "an exact query among all images, 512 numbers": span(extended(growth["search"], "cpu_s", n_images)),
     }
+
+
+def _expected_span(extraction: float, job_s: float) -> str:
+    n_jobs = math.ceil(extraction / job_s)
+    return span(expect(n_jobs, extraction / n_jobs)[0])
 
 
 def span(seconds: float) -> str:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import performance, works
+from benchmarks.schedule import Cluster, expect, simulate
 from benchmarks.works import Work, cell
 from tests.docs.pages import ROOT
 
@@ -137,3 +138,18 @@ def test_a_plan_opens_only_photographs_that_are_newer_than_their_shard(tmp_path:
     assert dict(zip(table["state"], table["photos_opened"], strict=True)) == {
         "new": 0, "extracted": 0, "touched": 110, "touched, again": 0
     }  # fmt: skip
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 100))
+def test_jobs_without_faults_take_as_many_rounds_as_they_need_places(jobs: int, places: int, seconds: int) -> None:
+    cluster = Cluster(places, failing=0, slow=0, overhead_s=1)
+    assert simulate(jobs, seconds, cluster, np.random.default_rng(0)) == pytest.approx(-(-jobs // places) * (1 + seconds))
+
+
+def test_faults_take_time_and_short_jobs_lose_less() -> None:
+    sound, faulty = Cluster(10, failing=0, slow=0), Cluster(10)
+    assert expect(20, 3600, faulty)[0] > expect(20, 3600, sound)[0]
+    assert expect(120, 600, faulty)[0] < expect(20, 3600, faulty)[0]
+    one_place = Cluster(1, failing=0.5, slow=0, overhead_s=0)
+    mean = np.mean([simulate(50, 1.0, one_place, np.random.default_rng(seed)) for seed in range(100)])
+    assert mean == pytest.approx(75, rel=0.05), "each job fails once on average, after half of its time"
