@@ -87,7 +87,7 @@ def prepare_task(
     if inputs.start_run is not None:
         vocabulary = inputs.start_run.read_vocabulary()
     else:
-        vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
+        vocabulary = Vocabulary.from_counts(pairs.count_words(), settings.min_count)
     images, val_images, cnn = _build_image_inputs(experiment, inputs, pairs, val, processes)
     taken = images.size_in_memory_gb if isinstance(images, CachedImageFeatures) else 0
     texts = inputs.caption_cache, inputs.transformer, vocabulary

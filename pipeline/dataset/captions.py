@@ -11,7 +11,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cache, cached_property
@@ -107,7 +107,11 @@ class Vocabulary:
 
         Pass the training captions only. The published code counted the test captions too.
         """
-        counts = Counter(word for tokens in captions for word in tokens)
+        return cls.from_counts(Counter(word for tokens in captions for word in tokens), min_count)
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[str, int], min_count: int) -> Vocabulary:
+        """Build the vocabulary from the number of occurrences of each word, as :meth:`build` does."""
         frequent = [word for word, count in counts.items() if count >= min_count and word not in SPECIAL_TOKENS]
         return cls(SPECIAL_TOKENS + tuple(sorted(frequent, key=lambda word: (-counts[word], word))))
 

@@ -138,6 +138,21 @@ class ImageColumns(Sequence[Image]):
         return ids
 
     @property
+    def raws(self) -> list[str]:
+        """The text of each caption of the images."""
+        texts = self._array_by_column["raws"]
+        return [texts[row] for row in self._caption_rows.tolist()]
+
+    def count_words(self) -> dict[str, int]:
+        """Return the number of occurrences of each word in the captions of the images."""
+        columns, rows = self._array_by_column, self._caption_rows
+        ends = columns["token_ends"]
+        is_chosen = np.zeros(len(ends), bool)
+        is_chosen[rows] = True
+        counts = np.bincount(columns["tokens"][np.repeat(is_chosen, np.diff(ends, prepend=0))])
+        return {columns["words"][word]: int(counts[word]) for word in np.flatnonzero(counts).tolist()}
+
+    @property
     def caption_languages(self) -> list[str]:
         """The language of each caption of the images, or blank."""
         names: list[str] = self._array_by_column["languages"]
@@ -346,6 +361,20 @@ def coco_ids(images: Sequence[Image]) -> Ids | None:
 def select_images(images: Sequence[Image], keep: NDArray[np.bool_]) -> Sequence[Image]:
     """Return the images for which ``keep`` (n_images,) is true."""
     return images.select(keep) if isinstance(images, ImageColumns) else list(compress(images, keep))
+
+
+def caption_texts(images: Sequence[Image]) -> list[str]:
+    """Return the text of each caption, in the order of the images."""
+    if isinstance(images, ImageColumns):
+        return images.raws
+    return [caption.raw for image in images for caption in image.captions]
+
+
+def count_words(images: Sequence[Image]) -> dict[str, int]:
+    """Return the number of occurrences of each word in the captions of the images."""
+    if isinstance(images, ImageColumns):
+        return images.count_words()
+    return dict(Counter(word for image in images for caption in image.captions for word in caption.tokens))
 
 
 def caption_languages(images: Sequence[Image]) -> list[str]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from vse.pipeline.dataset.columns import IdIndex, Ids, Image, caption_ids, image_ids
+from vse.pipeline.dataset.columns import IdIndex, Ids, Image, caption_counts, caption_ids, caption_texts, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_bytes, read_image_size
@@ -85,7 +85,8 @@ def hash_caption(imgid: int, raw: str) -> bytes:
 
 def hash_captions(images: Sequence[Image]) -> Hashes:
     """Return the hashes of all captions, (n_captions, 8), in the order of the images."""
-    hashes = b"".join(hash_caption(image.imgid, caption.raw) for image in images for caption in image.captions)
+    owners = np.repeat(image_ids(images), caption_counts(images)).tolist()
+    hashes = b"".join(map(hash_caption, owners, caption_texts(images)))
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_HASH_BYTES)
 
 

@@ -30,6 +30,7 @@ from vse.pipeline.dataset.columns import (
     caption_ids,
     caption_languages,
     coco_ids,
+    count_words,
     image_ids,
     select_images,
     select_languages,
@@ -211,6 +212,10 @@ class Pairs:
     def captions(self) -> list[Caption]:
         """All captions, created at the first access."""
         return [caption for image in self.images for caption in image.captions]
+
+    def count_words(self) -> dict[str, int]:
+        """Return the number of occurrences of each word in the captions."""
+        return count_words(self.images)
 
     @property
     def caption_image_ids(self) -> NDArray[np.int64]:
