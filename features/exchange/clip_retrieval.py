@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from vse.features.cache.rows import FeatureRows, Ids
 from vse.features.cache.shards import check_cache_output
 from vse.features.exchange.arrays import hash_rows, map_npy_file, write_imported_cache
+from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
@@ -84,21 +85,16 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     del content, collector, places_by_file  # the data set is loaded next
     dataset = load_dataset_file(file)
 
-    def write(kind: Literal["image", "text"], name: str, ids: list[int], row_places: list[_VectorLocation]) -> Path:
+    def write(kind: Literal["image", "text"], name: str, ids: Ids, row_places: list[_VectorLocation]) -> Path:
         arrays = [part.image_vectors if kind == "image" else part.text_vectors for part in parts]
         watched = [WatchedFile(part.vector_files[kind == "text"]) for part in parts]
-        wanted = np.asarray(ids, np.int64)
-        rows = _build_row_reader(arrays, wanted, row_places)
+        rows = _build_row_reader(arrays, ids, row_places)
         out = out_features / f"{settings.name}_{name}.h5"
-        return write_imported_cache(
-            out, dataset, kind, {"layout": "clip-retrieval"}, watched, wanted, rows, arrays[0][:1].nbytes
-        )
+        return write_imported_cache(out, dataset, kind, {"layout": "clip-retrieval"}, watched, ids, rows, arrays[0][:1].nbytes)
 
-    image_ids = [image.imgid for image in dataset.images]
-    caption_ids = [caption.sentid for image in dataset.images for caption in image.captions]
     return (
-        write("image", "img_emb", image_ids, [image_places[0] for image_places in places]),
-        write("text", "text_emb", caption_ids, [place for image_places in places for place in image_places]),
+        write("image", "img_emb", image_ids(dataset.images), [image_places[0] for image_places in places]),
+        write("text", "text_emb", caption_ids(dataset.images), [place for image_places in places for place in image_places]),
     )
 
 

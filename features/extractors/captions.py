@@ -25,6 +25,7 @@ from vse.features.cache.rows import ExtractorInput, FeatureRows, list_input_ids
 from vse.features.settings import find_extractor
 from vse.features.settings.base import ExtractionArguments, Extractor
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, FittedCaptionSettings, select_phrase_words
+from vse.pipeline.dataset.columns import count_words
 from vse.pipeline.dataset.dataset import Dataset, list_mentions, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
@@ -138,7 +139,7 @@ def build_corpus(dataset: Dataset, config: FittedCaptionSettings) -> CaptionCorp
     """
     sentences = [caption.tokens for image in dataset.split("train") for caption in image.captions]
     if config.of == "captions":
-        words = frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens)
+        words = frozenset(count_words(dataset.images))
         return CaptionCorpus(sentences, words, sentences)
     phrases = [(mention.image.split, config.select_words(mention.text.split(" "))) for mention in list_mentions(dataset)]
     training = [words for split, words in phrases if split == "train"]

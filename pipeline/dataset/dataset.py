@@ -253,9 +253,9 @@ def describe_splits(dataset: Dataset) -> str:
     """Return a report with a line for each split: the numbers of images, captions, and captions per image."""
     lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.has_image_files else ', without image files'}"]
     for split, images in dataset.splits.items():
-        counts = sorted({len(image.captions) for image in images})
-        n_captions = sum(len(image.captions) for image in images)
-        per_image = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
+        counts = caption_counts(images)
+        n_captions, least, most = int(counts.sum()), counts.min(), counts.max()
+        per_image = f"{least}" if least == most else f"{least}-{most}"
         lines.append(f"  {split:8s} {len(images):7d} images {n_captions:7d} captions ({per_image} per image)")
         languages = count_languages(images)
         if list(languages) not in ([], [""]):
