@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -165,7 +166,8 @@ class RowCollector:
     def _add(self, row: ImportedRow) -> str:
         file = normalize_image_path(row.file)
         split = _parse_split(row.split)
-        captions = [(text.strip(), self._tokenise(text)) for text in row.captions]
+        # equal words are one object, because a million captions have ten million words, but few different ones
+        captions = [(text.strip(), [*map(sys.intern, self._tokenise(text))]) for text in row.captions]
         for text, tokens in captions:
             if not tokens:
                 raise BadRow(f"the caption {text[:50]!r} has no word" if text else "the caption is empty")
