@@ -125,6 +125,7 @@ def train(
     processes = join_processes(options.device, experiment.train.timeout_minutes)
     with ExitStack() as at_end:
         at_end.callback(processes.close)
+        at_end.enter_context(processes.name_missing())
         precision = experiment.train.precision
         experiment = experiment.with_precision(_agree_on_precision(precision, processes))
 
@@ -157,8 +158,7 @@ def train(
             if action == "resume":
                 _write_csv_files(folder, solver)
         try:
-            with processes.name_missing(solver.interruption):
-                best_sha256 = _run_epochs(folder, solver, extra_state, options.tensorboard, best_sha256)
+            best_sha256 = _run_epochs(folder, solver, extra_state, options.tensorboard, best_sha256)
         except TrainingFailed as failure:
             if processes.is_first:
                 write_json(folder.record_file, {**record, "state": failure.state})
@@ -293,6 +293,7 @@ def _run_epochs(
     def done() -> bool:
         return bool(solver.processes.broadcast(int(first and solver.progress.is_finished(solver.epochs, patience))))
 
+    solver.processes.share_signals(solver.interruption)
     with solver.interruption.catch_signals():
         while not done():
             solver.run_epoch(save)

@@ -149,26 +149,30 @@ class ProcessGroup:
             elif time.monotonic() - silent_since > self.timeout.total_seconds():
                 raise distributed.DistError("the first process is silent")
 
+    def share_signals(self, interruption: Interruption) -> None:
+        """Let a signal to any process stop all of them. ``interruption`` records the signal of this one."""
+        if self.watch is not None:
+            self.watch.interruption = interruption
+
     def report_stop(self) -> None:
         """Let the other processes know that a signal stops this one, before it ends."""
         if self.watch is not None:
             self.watch.report_stop()
 
     @contextmanager
-    def name_missing(self, interruption: Interruption) -> Iterator[None]:
+    def name_missing(self) -> Iterator[None]:
         """Raise UserError with the number of the process that does not answer if an exchange of data fails in this block.
 
-        If a signal has stopped the others, raise Interrupted. ``interruption`` records the signal, which all processes share.
+        If a signal has stopped the others, raise Interrupted.
         """
-        if self.watch is not None:
-            self.watch.interruption = interruption
         try:
             yield
         except RuntimeError as error:
             if self.watch is None or not (isinstance(error, distributed.DistError) or "gloo" in str(error)):
                 raise
-            if interruption.signal is not None:
-                raise Interrupted("stopped with the other processes; --resume continues", interruption.signal) from error
+            stop = self.watch.interruption
+            if stop is not None and stop.signal is not None:
+                raise Interrupted("stopped with the other processes; --resume continues", stop.signal) from error
             minutes = self.timeout.total_seconds() / 60
             raise UserError(
                 f"{self.watch.describe_missing()}. Process {self.rank} waits at most {minutes:g} minutes "
