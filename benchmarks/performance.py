@@ -208,6 +208,18 @@ def processes_block() -> str:
     )
 
 
+def large_data_block() -> str:
+    """Return the table of benchmarks/large_data.py."""
+    table = table_of("large_data")
+    sizes = sorted(table["pairs"].unique())
+    largest = table[table["pairs"] == sizes[-1]].set_index("step")
+    rows = []
+    for step in largest.index:
+        seconds = table[table["step"] == step].set_index("pairs")["cpu_s"]
+        rows.append([step, *(number(seconds[size]) for size in sizes), number(largest["peak_gb"][step])])
+    return markdown(" | ".join(["step", *(f"{size:,} pairs, s" for size in sizes), "GB, largest"]), rows)
+
+
 def blocks() -> dict[str, str]:
     """Return the generated blocks of the page, by name."""
     growth = dict(growth_points())
@@ -217,6 +229,7 @@ def blocks() -> dict[str, str]:
         "millions": millions_block(growth) if {"dataset.json", "search", "workflow"} <= set(growth) else _DASH,
         "planning": planning_block(),
         "processes": processes_block(),
+        "large_data": large_data_block(),
         "gpu": gpu_block(),
     }
 

@@ -44,7 +44,8 @@ def describe_changed_photos(
 ) -> str:
     """Return a hash of all changes of photographs since the first extraction of shard ``index``; "" if there were none.
 
-    The workflow runs the job of the shard again if this value changes. Therefore the value stays as it is after that job.
+    The workflow runs the job of the shard again if this value changes. The job itself does not change the value, or it would
+    run again and again. The result of the check is stored next to the shard.
     ``splits`` are the splits in the cache; None: all. Raises UserError if the data set has no photographs.
     """
     shard = shard_path(cache, index, n_shards)

@@ -125,6 +125,13 @@ def test_the_server_answers_correctly_under_a_short_load(tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
+def test_all_steps_run_on_data_of_another_program(tmp_path: Path) -> None:
+    table = run_script("large_data", tmp_path, "--pairs", "2000")
+    assert table["step"].nunique() == 8
+    assert (table[["cpu_s", "peak_gb"]] > 0).all(axis=None)
+
+
+@pytest.mark.nightly
 def test_two_processes_exchange_little_more_than_they_must(tmp_path: Path) -> None:
     table = run_script("processes", tmp_path, "--rounds", "1")
     two = table[table["processes"] == 2]

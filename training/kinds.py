@@ -103,8 +103,11 @@ def pack_embeddings(parts: Iterable[BatchVectors]) -> PackedEmbeddings:
     return PackedEmbeddings(joined, torch.cat(lengths) if lengths else None)
 
 
-def has_no_padding(mask: Tensor) -> bool:
-    """Return whether a mask is True everywhere. On a GPU return False, because its values would be waited for."""
+def is_known_full(mask: Tensor) -> bool:
+    """Return True if a mask is known to be True everywhere.
+
+    A mask on a GPU is not read, because the program would wait for it; the result is then False.
+    """
     return mask.device.type == "cpu" and bool(mask.all())
 
 

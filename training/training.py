@@ -125,7 +125,7 @@ def train(
     processes = join_processes(options.device, experiment.train.timeout_minutes)
     with ExitStack() as at_end:
         at_end.callback(processes.close)
-        at_end.enter_context(processes.name_missing())
+        at_end.enter_context(processes.explain_failed_exchange())
         precision = experiment.train.precision
         experiment = experiment.with_precision(_agree_on_precision(precision, processes))
 

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import accumulate, chain, compress
 from pathlib import Path
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset.phrases import Phrase
-from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.writing import write_bytes
 
@@ -387,22 +387,3 @@ def caption_languages(images: Sequence[Image]) -> list[str]:
 def count_languages(images: Sequence[Image]) -> dict[str, int]:
     """Return the number of captions of each language. Captions without a language count under ``""``."""
     return dict(Counter(caption_languages(images)))
-
-
-def select_languages(images: Sequence[Image], languages: Sequence[str], path: Path) -> Sequence[Image]:
-    """Return the images with the captions in ``languages`` only. Without ``languages``, the images are unchanged.
-
-    Raises UserError, which begins with ``path``, if a language has no caption.
-    """
-    if not languages:
-        return images
-    counts = count_languages(images)
-    for language in languages:
-        if language not in counts:
-            known = [name for name in counts if name]
-            reason = did_you_mean(language, known) if known else "; its captions name no language (vse-data add-captions)"
-            raise UserError(f"{path}: no caption in the language {language!r}{reason}")
-    wanted = set(languages)
-    return [
-        replace(image, captions=tuple(caption for caption in image.captions if caption.language in wanted)) for image in images
-    ]

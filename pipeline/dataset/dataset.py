@@ -249,6 +249,25 @@ def _pause_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def select_languages(images: Sequence[Image], languages: Sequence[str], path: Path) -> Sequence[Image]:
+    """Return the images with the captions in ``languages`` only. Without ``languages``, the images are unchanged.
+
+    Raises UserError, which begins with ``path``, if a language has no caption.
+    """
+    if not languages:
+        return images
+    counts = count_languages(images)
+    for language in languages:
+        if language not in counts:
+            known = [name for name in counts if name]
+            reason = did_you_mean(language, known) if known else "; its captions name no language (vse-data add-captions)"
+            raise UserError(f"{path}: no caption in the language {language!r}{reason}")
+    wanted = set(languages)
+    return [
+        replace(image, captions=tuple(caption for caption in image.captions if caption.language in wanted)) for image in images
+    ]
+
+
 def describe_splits(dataset: Dataset) -> str:
     """Return a report with a line for each split: the numbers of images, captions, and captions per image."""
     lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.has_image_files else ', without image files'}"]

@@ -235,7 +235,7 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
 def write_dataset_file(path: Path, content: dict[str, Any]) -> Path:
     """Write the content of a ``dataset.json`` atomically, with a line for each image; return ``path``.
 
-    A file with the same content is not written again.
+    A file that already has this content, in whatever layout, is left as it is.
     """
     if not has_content(path, content):
         with open_atomic(path) as stream:

@@ -13,8 +13,8 @@ import pytest
 from tests.conftest import succeeds
 from vse.features.data_cli import main as data_main
 from vse.pipeline.dataset import dataset as datasets
-from vse.pipeline.dataset.columns import columns_file, read_columns, select_languages, write_columns
-from vse.pipeline.dataset.dataset import ATTRIBUTE_TYPES, load_dataset_file
+from vse.pipeline.dataset.columns import columns_file, read_columns, write_columns
+from vse.pipeline.dataset.dataset import ATTRIBUTE_TYPES, load_dataset_file, select_languages
 from vse.pipeline.errors import UserError
 from vse.pipeline.imports.added_captions import add_captions
 

@@ -33,9 +33,8 @@ from vse.pipeline.dataset.columns import (
     count_words,
     image_ids,
     select_images,
-    select_languages,
 )
-from vse.pipeline.dataset.dataset import Caption, Dataset, Image
+from vse.pipeline.dataset.dataset import Caption, Dataset, Image, select_languages
 from vse.pipeline.errors import UserError
 from vse.training.data.images import EvaluationImages
 from vse.training.kinds import InputKind, to_input_kind

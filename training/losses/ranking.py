@@ -148,7 +148,7 @@ class RankingLoss(Loss):
             total = Cost(value, collapsed, query_scores)
             for weight, side, own, others in _neighbourhood_constraints(self, batch):
                 found = find_neighbours(own, others, side[0].device)
-                total = add_neighbourhood_cost(total, weight, select_rows(side, found.first), found, similarity, self)
+                total = add_neighbourhood_cost(total, weight, select_rows(side, found.first_pair), found, similarity, self)
             return total
 
         return cost
@@ -218,18 +218,19 @@ def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, Ba
 
 
 class Neighbours(NamedTuple):
-    """The m different items of one side of a batch, and which of them are paired with a common item of the other side.
+    """The m different items of one side of a batch: which are neighbours, and which may be negatives of each other.
 
-    ``first`` : (m,) position of the first pair of each item in the batch.
-    ``mask`` : True for neighbours, two different items with a common partner.
-    ``pairs`` : rows and columns of the mask that are True.
-    ``outside`` : True for two items without a common partner.
+    ``first_pair`` : (m,) position of the first pair of each item in the batch.
+    ``is_neighbour`` : True for two different items with a common partner on the other side.
+    ``queries``, ``neighbours`` : row and column of each True value in ``is_neighbour``.
+    ``is_outside`` : True for two items that may be query and negative, because they have no common partner.
     """
 
-    first: Int[Tensor, " m"]
-    mask: Bool[Tensor, "m m"]
-    pairs: tuple[Int[Tensor, " k"], Int[Tensor, " k"]]
-    outside: Bool[Tensor, "m m"]
+    first_pair: Int[Tensor, " m"]
+    is_neighbour: Bool[Tensor, "m m"]
+    queries: Int[Tensor, " k"]
+    neighbours: Int[Tensor, " k"]
+    is_outside: Bool[Tensor, "m m"]
 
 
 def neighbourhood_cost(scores: Float[Tensor, "m m"], neighbours: Neighbours, loss: Loss) -> Scalar:
@@ -241,11 +242,11 @@ def neighbourhood_cost(scores: Float[Tensor, "m m"], neighbours: Neighbours, los
     """
     if loss.reduction == "mean_topk":
         itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-        farthest = scores.masked_fill(~(neighbours.mask | itself), torch.inf).amin(1, keepdim=True)
-        return reduce_highest_costs((loss.margin - farthest + scores).clamp(min=0) * neighbours.outside, loss)
+        farthest = scores.masked_fill(~(neighbours.is_neighbour | itself), torch.inf).amin(1, keepdim=True)
+        return reduce_highest_costs((loss.margin - farthest + scores).clamp(min=0) * neighbours.is_outside, loss)
     k = len(scores) if loss.k is None else min(loss.k, len(scores))
-    nearest = scores.masked_fill(~neighbours.outside, -torch.inf).topk(k, sorted=False).values
-    query, neighbour = neighbours.pairs
+    nearest = scores.masked_fill(~neighbours.is_outside, -torch.inf).topk(k, sorted=False).values
+    query, neighbour = neighbours.queries, neighbours.neighbours
     return (loss.margin - scores[query, neighbour, None] + nearest[query]).clamp(min=0).sum()
 
 
@@ -266,9 +267,10 @@ def add_neighbourhood_cost(
 
 
 def find_neighbours(own: Int[Tensor, " n"], others: Int[Tensor, " n"], device: torch.device) -> Neighbours:
-    """Find the neighbours among images, or among captions, from the indices of both items of each pair.
+    """Find the neighbours among the images, or among the captions, of a batch.
 
-    ``own``, ``others`` : indices on the CPU, so that a GPU is not waited for.
+    ``own`` : index of the item of this side in each pair.
+    ``others`` : index of the item of the other side in each pair. Both are on the CPU, so that no value is read from a GPU.
     ``device`` : device of the result.
     """
     items, item_of = torch.unique(own, return_inverse=True)
@@ -279,7 +281,7 @@ def find_neighbours(own: Int[Tensor, " n"], others: Int[Tensor, " n"], device: t
     share = (has @ has.T) > 0
     neighbours = share & ~torch.eye(len(items), dtype=torch.bool)
     rows, columns = neighbours.nonzero(as_tuple=True)
-    return Neighbours(first.to(device), neighbours.to(device), (rows.to(device), columns.to(device)), (~share).to(device))
+    return Neighbours(*(part.to(device) for part in (first, neighbours, rows, columns, ~share)))
 
 
 class FunctionLoss(RankingLoss):

@@ -276,9 +276,9 @@ def triplet_cost(
             continue
         found = find_neighbours(own, others, device)
         if side is regions:  # two regions of one truth display the same object, with any phrase
-            truths = of_truth.to(device)[found.first]
-            found = found._replace(outside=found.outside & (truths[:, None] != truths[None]))
-        cost = add_neighbourhood_cost(cost, weight, (side[own.to(device)[found.first]],), found, similarity, loss)
+            truths = of_truth.to(device)[found.first_pair]
+            found = found._replace(is_outside=found.is_outside & (truths[:, None] != truths[None]))
+        cost = add_neighbourhood_cost(cost, weight, (side[own.to(device)[found.first_pair]],), found, similarity, loss)
     return cost
 
 

@@ -63,7 +63,7 @@ class ProcessGroup:
     def gather_embeddings(self, embeddings: BatchVectors, n_pairs: int, adds_gradients: bool = False) -> BatchVectors:
         """Return the embeddings of the complete batch, in order. Gradients reach only the share of this process.
 
-        ``adds_gradients`` : whether each process has another part of the loss, so that the gradients of all are added.
+        ``adds_gradients`` : whether each process computes a different part of the loss, so that their gradients are added.
         """
         if self.size == 1:
             return embeddings
@@ -131,7 +131,10 @@ class ProcessGroup:
         return int(self._exchange(distributed.broadcast, torch.tensor([number]), 0).item())
 
     def wait_for_first(self) -> None:
-        """Wait until the first process calls this method, too, however long its work takes, as long as it answers."""
+        """Wait until the first process calls this method. There is no limit while it reports that it runs.
+
+        Raises DistError if it has not reported for ``timeout``, or if a signal has stopped the processes.
+        """
         if self.watch is None:
             return
         self.watch.exchanges += 1
@@ -144,26 +147,27 @@ class ProcessGroup:
             time.sleep(_POLL_SECONDS)
             if not self.watch.is_silent(0):
                 silent_since = None
-            elif silent_since is None:
-                silent_since = time.monotonic()
-            elif time.monotonic() - silent_since > self.timeout.total_seconds():
+                continue
+            silent_since = silent_since or time.monotonic()
+            is_stopping = self.watch.interruption is not None and self.watch.interruption.signal is not None
+            if is_stopping or time.monotonic() - silent_since > self.timeout.total_seconds():
                 raise distributed.DistError("the first process is silent")
 
     def share_signals(self, interruption: Interruption) -> None:
-        """Let a signal to any process stop all of them. ``interruption`` records the signal of this one."""
+        """Let a signal to any process stop all of them. ``interruption`` records the signal of this process."""
         if self.watch is not None:
             self.watch.interruption = interruption
 
-    def report_stop(self) -> None:
-        """Let the other processes know that a signal stops this one, before it ends."""
+    def wait_until_others_stop(self) -> None:
+        """Wait until the other processes know that a signal stops this one, for a few seconds at most."""
         if self.watch is not None:
-            self.watch.report_stop()
+            self.watch.wait_until_others_stop()
 
     @contextmanager
-    def name_missing(self) -> Iterator[None]:
-        """Raise UserError with the number of the process that does not answer if an exchange of data fails in this block.
+    def explain_failed_exchange(self) -> Iterator[None]:
+        """If an exchange of data fails in this block, raise UserError with the number of the process that does not answer.
 
-        If a signal has stopped the others, raise Interrupted.
+        If a signal has stopped the processes, raise Interrupted.
         """
         try:
             yield
@@ -175,8 +179,8 @@ class ProcessGroup:
                 raise Interrupted("stopped with the other processes; --resume continues", stop.signal) from error
             minutes = self.timeout.total_seconds() / 60
             raise UserError(
-                f"{self.watch.describe_missing()}. Process {self.rank} waits at most {minutes:g} minutes "
-                "(train.timeout_minutes). --resume continues from the last checkpoint"
+                f"process {self.rank}: {self.watch.describe_missing()} (the limit of an exchange is {minutes:g} minutes, "
+                "train.timeout_minutes); --resume continues from the last checkpoint"
             ) from error
 
     def close(self) -> None:
@@ -204,7 +208,11 @@ def _start_sum(bucket: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class _GatheredRows(torch.autograd.Function):
-    """The rows of all processes. The gradient is that of this process's rows, from this process alone or from all."""
+    """The rows of all processes.
+
+    The backward pass returns the gradient of this process's rows. With ``adds_gradients``, it is summed over all processes;
+    otherwise it is that of this process's loss.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, processes: ProcessGroup, sizes: list[int], adds_gradients: bool) -> Tensor:

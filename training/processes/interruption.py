@@ -26,9 +26,10 @@ class StopNow(Exception):
 
 
 class Interruption:
-    """A record of Ctrl-C or SIGTERM. The training ends after the current step; then another Ctrl-C ends the process at once.
+    """Records the first Ctrl-C or SIGTERM. The training then ends after the current update, or at once in a validation.
 
-    Another SIGTERM is ignored. ``signal`` is the number of the first signal, or None.
+    A second Ctrl-C ends the process at once, and a second SIGTERM is ignored. ``signal`` is the number of the first signal, or
+    None.
     """
 
     def __init__(self) -> None:
@@ -59,11 +60,13 @@ class Interruption:
         finally:
             self._raises_on_signal = False
 
-    def stop_main_thread(self, number: int) -> None:
-        """Let the main thread act as if the signal ``number`` had arrived. Another thread calls this method."""
+    def pass_signal(self, number: int) -> None:
+        """Act as if the signal ``number`` had arrived, unless one has already. Another thread than the main one calls this."""
+        if self.signal is not None:
+            return
         if self._raises_on_signal:
             signal.pthread_kill(threading.main_thread().ident or 0, number)
-        elif self.signal is None:
+        else:
             self.signal = number
 
     def _handle_signal(self, number: int, _: FrameType | None) -> None:

@@ -31,26 +31,11 @@ def join_processes(device: str, timeout_minutes: float = 10.0) -> ProcessGroup:
     timeout = timedelta(minutes=timeout_minutes)
     backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
     has_server = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself then keeps the store
-    store = PrefixStore("vse", _connect(launch, launch.rank == 0 and not has_server, launch.size))
-    distributed.init_process_group(backend, timeout=timeout, store=store, rank=launch.rank, world_size=launch.size)
-    watch = Watch(PrefixStore("vse", _connect(launch, False, None)), launch.rank, launch.size)
-    return ProcessGroup(launch.rank, launch.size, where, store, watch, timeout)
-
-
-def _connect(launch: Launch, is_server: bool, n_processes: int | None) -> Any:
-    """Return a connection to the store through which the processes find each other.
-
-    ``n_processes`` : number of processes to wait for; None: wait for none. Raises UserError if they do not connect.
-    """
+    prefix = f"vse {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # torchrun's store outlives a restart of the processes
     try:
-        return TCPStore(
-            launch.address,
-            launch.port,
-            n_processes,
-            is_server,
-            timeout=_CONNECTION_TIMEOUT,
-            wait_for_workers=n_processes is not None,
-        )
+        store = PrefixStore(prefix, _connect(launch, launch.rank == 0 and not has_server, launch.size))
+        distributed.init_process_group(backend, timeout=timeout, store=store, rank=launch.rank, world_size=launch.size)
+        watch = Watch(PrefixStore(prefix, _connect(launch, False, None)), launch.rank, launch.size)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
@@ -58,6 +43,16 @@ def _connect(launch: Launch, is_server: bool, n_processes: int | None) -> Any:
             "check that all of them have started. MASTER_PORT sets another port and, on several machines, MASTER_ADDR another "
             "host"
         ) from None
+    return ProcessGroup(launch.rank, launch.size, where, store, watch, timeout)
+
+
+def _connect(launch: Launch, is_server: bool, n_processes: int | None) -> Any:
+    """Return a connection to the store through which the processes find each other.
+
+    ``n_processes`` : number of processes to wait for; None: wait for none.
+    """
+    waits = n_processes is not None
+    return TCPStore(launch.address, launch.port, n_processes, is_server, timeout=_CONNECTION_TIMEOUT, wait_for_workers=waits)
 
 
 def choose_process_device(device: str, launch: Launch) -> torch.device:

@@ -1,4 +1,4 @@
-"""A watch on the other processes of a training, so that none waits without end for one that stopped."""
+"""A watch on the other processes of a training, so that none waits without end for one that does not answer."""
 
 from __future__ import annotations
 
@@ -68,25 +68,28 @@ class Watch:
         self._ends.set()
         self._thread.join(timeout=_SILENT_SECONDS)
 
-    def report_stop(self) -> None:
-        """Report the signal of this process at once, and wait until the others have read it, or for a few seconds."""
+    def wait_until_others_stop(self) -> None:
+        """Wait until every other process has reported a signal, for five seconds at most."""
         until = time.monotonic() + _SILENT_SECONDS
         while time.monotonic() < until and not all(report.signal for report in self._reports.values()):
             time.sleep(_SECONDS / 10)
 
     def is_silent(self, rank: int) -> bool:
-        """Return whether a process has not reported for some seconds, or cannot be asked."""
+        """Return whether a process has not reported for five seconds.
+
+        If this process cannot read reports, only process 0 counts as silent, because it usually keeps the reports.
+        """
         now = time.monotonic()
         if now - self._last_read > _SILENT_SECONDS:
-            return rank == 0  # the first process keeps the reports
+            return rank == 0
         return now - self._changed.get(rank, now) > _SILENT_SECONDS
 
     def describe_missing(self) -> str:
-        """Return which process the others wait for. Waits until a silent process is known to be silent."""
+        """Return a sentence that names the processes that do not answer. First wait until missing reports are noticed."""
         time.sleep(_SILENT_SECONDS + 2 * _SECONDS)
         silent = [rank for rank in range(self._size) if rank != self._rank and self.is_silent(rank)]
         if silent:
-            return f"{self._name(silent)} does not answer: it was killed or stopped, or its machine cannot be reached"
+            return f"no answer from {self._name(silent)}, which was killed or hangs, or whose machine cannot be reached"
         behind = [rank for rank, report in self._reports.items() if report.exchanges < self.exchanges]
         return f"{self._name(behind)} did not finish its part of the step" if behind else "the exchange of data failed"
 
@@ -98,8 +101,8 @@ class Watch:
         while not self._ends.wait(_SECONDS):
             try:
                 self._report()
-            except Exception:  # whatever the connection raises, the reports stop, and so the process becomes silent
-                return
+            except Exception:  # whatever the connection raises, nothing was read, and the next attempt follows
+                continue
 
     def _report(self) -> None:
         stop = 0 if self.interruption is None else self.interruption.signal or 0
@@ -115,4 +118,4 @@ class Watch:
         self._last_read = time.monotonic()
         signals = [report.signal for report in self._reports.values() if report.signal]
         if signals and self.interruption is not None:
-            self.interruption.stop_main_thread(signals[0])
+            self.interruption.pass_signal(signals[0])

@@ -155,7 +155,7 @@ class Solver(ABC):
                 yield
         except StopNow:
             save()
-            self.processes.report_stop()
+            self.processes.wait_until_others_stop()
             raise self.stop_error() from None
 
     def learned_loss_parameters(self) -> dict[str, float]:

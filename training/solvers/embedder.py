@@ -27,7 +27,10 @@ class BothEncoders(nn.Module):
         return any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in self.modules())
 
     def forward(self, images: BatchVectors, captions: BatchVectors) -> tuple[BatchVectors, BatchVectors]:
-        """Return the embeddings of images and captions. Without images, return empty tensors that need every parameter."""
+        """Return the embeddings of images and captions.
+
+        If there are no images, return empty tensors that depend on every parameter, so that each parameter has a gradient.
+        """
         if not len(images[0]):
             nothing = sum(weight.flatten()[:0].sum() for weight in self.parameters() if weight.requires_grad)
             empty_images, empty_captions = (self._build_empty_embeddings(kind, nothing) for kind in self._kinds)
@@ -50,22 +53,23 @@ class BatchEmbedder:
     cache: Gao et al., 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
 
     ``encoders`` : the encoders.
-    ``synchronised`` : the same, as :meth:`ProcessGroup.wrap_encoders` returns them.
+    ``summing_encoders`` : the same, as :meth:`ProcessGroup.wrap_encoders` returns them.
     ``seed`` : seed of random numbers in the encoders, such as dropout.
     """
 
-    def __init__(self, encoders: nn.Module, synchronised: nn.Module, seed: int) -> None:
-        self._encoders, self._synchronised, self._seed = encoders, synchronised, seed
+    def __init__(self, encoders: nn.Module, summing_encoders: nn.Module, seed: int) -> None:
+        self._encoders, self._summing_encoders, self._seed = encoders, summing_encoders, seed
 
     def embed(self, chunks: list[tuple[BatchVectors, BatchVectors]], ends_update: bool) -> tuple[BatchVectors, BatchVectors]:
         """Return the embeddings of the images and of the captions of all chunks.
 
-        ``ends_update`` : whether :meth:`backward` sums the gradients over the processes.
+        ``ends_update`` : whether this batch is the last one of its update. Then :meth:`backward` sums the gradients over the
+            processes.
         """
         self._chunks, self._ends_update = chunks, ends_update
         if len(chunks) == 1:
-            with postpone_sum(self._synchronised, not ends_update):
-                self._joined = self._embed_chunk(self._synchronised, 0)
+            with postpone_sum(self._summing_encoders, not ends_update):
+                self._joined = self._embed_chunk(self._summing_encoders, 0)
             return self._joined
         with torch.no_grad():
             parts = [self._embed_chunk(self._encoders, k) for k in range(len(chunks))]
@@ -76,15 +80,15 @@ class BatchEmbedder:
         return self._joined
 
     def backward(self, cost: Tensor) -> None:
-        with postpone_sum(self._synchronised, not self._ends_update):
+        with postpone_sum(self._summing_encoders, not self._ends_update):
             cost.backward()  # type: ignore[no-untyped-call]
         if len(self._chunks) == 1:
             return
         start = 0
         for k, (images, _) in enumerate(self._chunks):
             rows = slice(start, start + len(images[0]))
-            with postpone_sum(self._synchronised, not self._ends_update or k < len(self._chunks) - 1):
-                sides = self._embed_chunk(self._synchronised, k)
+            with postpone_sum(self._summing_encoders, not self._ends_update or k < len(self._chunks) - 1):
+                sides = self._embed_chunk(self._summing_encoders, k)
                 pairs = [(side[0], joined[0].grad) for side, joined in zip(sides, self._joined, strict=True)]
                 learned = [(new, gradient) for new, gradient in pairs if new.requires_grad and gradient is not None]
                 gradients = [gradient[rows][:, : new.shape[1]] for new, gradient in learned]

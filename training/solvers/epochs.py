@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -213,7 +214,11 @@ class GradientSolver(Solver):
                     continue
                 if self.processes.any(self.interruption.signal is not None):
                     self._read_finite_mean_loss()
+                    self.interruption.pass_signal(signal.SIGTERM)  # to another process
                     save()
+                    self.processes.any(
+                        False
+                    )  # wait until the first has saved
                     raise self.stop_error()
                 if time.monotonic() - saved > 60 * save_minutes:
                     self._read_finite_mean_loss()

@@ -43,11 +43,18 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         super().__init__(task)
         self.model.train()
         self._encoders = BothEncoders(self.model, task.settings.precision, self.device)
-        if task.settings.chunk is not None:
-            self._check_chunks()
+        if self.processes.size > 1 and task.adversary is not None:
+            raise UserError(
+                "adversary: a single process is required. Each of several processes would embed the negatives of the complete "
+                "batch, so that their gradients would be added several times"
+            )
+        if task.settings.chunk is not None and task.adversary is not None:
+            raise UserError("train.chunk: an adversary requires batches that are embedded at once; --set train.chunk=null")
         if self.processes.size > 1:
-            self._check_processes()
-        self._synchronised_encoders: nn.Module = self._encoders
+            synchronise_batch_norms(self._encoders, self.processes)
+        if self._encoders.has_batch_norms:
+            self._check_batch_norms(self.batches(0))
+        self._summing_encoders: nn.Module = self._encoders
         self.adversary = None if task.adversary is None else task.adversary.build(self.build_opponent(task)).to(self.device)
         self._adversary_metric_sums: dict[
             str, Tensor
@@ -57,29 +64,20 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             weights = [*self.adversary.parameters()] or [nn.Parameter(torch.empty(0, device=self.device))]
             self.adversary_optimizer = OPTIMIZERS["adam"](weights, lr=task.adversary.learning_rate, fused=True)
 
-    def _check_chunks(self) -> None:
-        """Raise UserError if the training cannot embed a batch in parts."""
-        if self.task.adversary is not None:
-            raise UserError("train.chunk: an adversary requires batches that are embedded at once; --set train.chunk=none")
-        if self._encoders.has_batch_norms:
+    def _check_batch_norms(self, batches: Sequence[Indices]) -> None:
+        """Raise UserError if a batch normalisation of this epoch cannot work in chunks, or in several processes."""
+        if not self._encoders.has_batch_norms:
+            return
+        if self.settings.chunk is not None:
             raise UserError(
-                "train.chunk: batch normalisation would have other statistics in each part of a batch; --set train.chunk=none"
+                "train.chunk: batch normalisation would have other statistics in each part of a batch; --set train.chunk=null"
             )
-
-    def _check_processes(self) -> None:
-        """Prepare the model for several processes. Raises UserError if it requires a single process."""
-        if self.task.adversary is not None:
-            raise UserError(
-                "adversary: a single process is required. Each of several processes would embed the negatives of the complete "
-                "batch, so that their gradients would be added several times"
-            )
-        smallest = min(len(batch) for batch in self.batches(0))
-        if self._encoders.has_batch_norms and smallest < self.processes.size:
+        smallest = min(map(len, batches))
+        if smallest < self.processes.size:
             raise UserError(
                 f"a batch has {smallest} pairs for {self.processes.size} processes, but batch normalisation requires one for "
                 "each process; change train.batch_size"
             )
-        synchronise_batch_norms(self._encoders, self.processes)
 
     @staticmethod
     def build_opponent(task: RetrievalTask) -> Opponent:
@@ -123,7 +121,9 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         objective = loss.build_objective(self.model.similarity, self.settings.compile, learned)
         if loss.nested:
             objective = build_nested_objective(objective, loss.nested)
-        self._synchronised_encoders = self.processes.wrap_encoders(self._encoders)
+        self._check_batch_norms(batches)
+        self._summing_encoders = self._encoders  # frees the buckets of the last epoch
+        self._summing_encoders = self.processes.wrap_encoders(self._encoders)
         shares = [self.processes.own_share(batch) for batch in batches]
         stream = self.task.image_inputs.read_batches(shares, self.pairs.image_indices, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:
@@ -153,7 +153,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         """
         loss = self.task.select_loss(self.progress.epoch)
         self.start_step()
-        embedder = BatchEmbedder(self._encoders, self._synchronised_encoders, self.step_seed(1 + self.processes.rank))
+        embedder = BatchEmbedder(self._encoders, self._summing_encoders, self.step_seed(1 + self.processes.rank))
         images, captions = embedder.embed(self._read_chunks(image_inputs, self.processes.own_share(batch)), self.ends_update())
         is_split = self._splits_by_image(loss)
         captions = self.processes.gather_embeddings(captions, len(batch), adds_gradients=is_split)

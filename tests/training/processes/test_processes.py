@@ -208,7 +208,7 @@ def test_a_process_that_does_not_answer_is_named_and_ends_the_others(
     processes[rank].kill()
     assert codes == [2, 2], said
     for words in said:
-        assert f"process {rank} (on {socket.gethostname()}) of 3 does not answer" in words
+        assert f"no answer from process {rank} (on {socket.gethostname()}) of 3" in words
         assert "--resume continues from the last checkpoint" in words
 
 

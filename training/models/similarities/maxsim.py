@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from vse.training.kinds import BatchVectors, InputKind, has_no_padding, select_rows
+from vse.training.kinds import BatchVectors, InputKind, is_known_full, select_rows
 from vse.training.models.similarities.base import Similarity, SimilaritySettings
 
 _COSINES_PER_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # number of cosines in memory at a time; on a CPU they fit into its caches
@@ -88,4 +88,4 @@ class MaxSimSimilarity(Similarity):
 
 def _exclude(cosines: Tensor, mask: Tensor) -> Tensor:
     """Return the cosines with minus infinity where ``mask`` is false."""
-    return cosines if has_no_padding(mask) else cosines.masked_fill(~mask, -torch.inf)
+    return cosines if is_known_full(mask) else cosines.masked_fill(~mask, -torch.inf)

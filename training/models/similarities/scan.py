@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 from torch.utils.checkpoint import checkpoint
 
-from vse.training.kinds import BatchVectors, InputKind, has_no_padding, select_rows
+from vse.training.kinds import BatchVectors, InputKind, is_known_full, select_rows
 from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
 _EPS = 1e-8  # added to norms, and the smallest denominator of a cosine, as in the authors' code
@@ -179,7 +179,7 @@ class ScanSimilarity(Similarity):
         if self.settings.sharpness > _MAX_PLAIN_SHARPNESS:
             exponents = exponents - exponents.detach().masked_fill(~exists, -torch.inf).amax(1, keepdim=True)
         weights = exponents.exp_()
-        return weights if has_no_padding(context_mask) else weights * exists
+        return weights if is_known_full(context_mask) else weights * exists
 
     def _exponents(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
         """Return the exponents of the softmax: sharpness times the cosines, normalised over the queries (dimension 2)."""
