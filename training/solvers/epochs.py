@@ -216,9 +216,7 @@ class GradientSolver(Solver):
                     self._read_finite_mean_loss()
                     self.interruption.pass_signal(signal.SIGTERM)  # to another process
                     save()
-                    self.processes.any(
-                        False
-                    )  # wait until the first has saved
+                    self.processes.any(False)  # wait until the first has saved
                     raise self.stop_error()
                 if time.monotonic() - saved > 60 * save_minutes:
                     self._read_finite_mean_loss()
