@@ -251,7 +251,10 @@ def has_content(path: Path, content: dict[str, Any]) -> bool:
     with path.open("rb") as stream:
         if all(stream.read(len(part)) == part for part in _encode_dataset(content)) and not stream.read(1):
             return True
-    return bool(read_json(path) == content)
+    try:
+        return bool(read_json(path) == content)
+    except UserError:  # a damaged file
+        return False
 
 
 def _encode_dataset(content: dict[str, Any]) -> Iterator[bytes]:
