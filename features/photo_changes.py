@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -22,11 +23,12 @@ import numpy as np
 from vse.features.cache.rows import sha256_bytes
 from vse.features.cache.shards import read_arrays, read_shard_record, shard_path, shard_slice
 from vse.pipeline.dataset.columns import image_files, image_ids
-from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.writing import write_bytes
 
+_MAX_HEAD_BYTES = 2**20  # of dataset.json before its images
 _UNREADABLE = bytes(32)  # stands for the hash of a photograph that is missing or damaged
 
 
@@ -51,15 +53,14 @@ def describe_changed_photos(
     shard = shard_path(cache, index, n_shards)
     record = shard.with_name(f"{shard.stem.replace('shard', 'photos', 1)}.h5")
     checked = _read_checked_photos(record)
-    status = dataset_file.stat() if dataset_file.is_file() else None
-    state = None if status is None else (status.st_mtime_ns, status.st_size)
-    if state is not None and not _load_dataset(dataset_file, *state).has_image_files:
+    if _says_no_photographs(dataset_file):
         raise UserError(
             f"{dataset_file}: this data set has no photographs, so {cache} cannot be extracted; choose an experiment that "
             "reads an imported feature, or change the experiment's features"
         )
-    if state is not None and read_shard_record(shard) is not None:
-        ids, paths = _list_photos(dataset_file, *state, tuple(splits or ()))
+    if dataset_file.is_file() and read_shard_record(shard) is not None:
+        status = dataset_file.stat()
+        ids, paths = _list_photos(dataset_file, status.st_mtime_ns, status.st_size, tuple(splits or ()))
         rows = shard_slice(len(ids), index, n_shards)
         updated = _check_newer_photos(shard, ids[rows].tolist(), paths[rows], checked)
         if updated != checked:
@@ -112,10 +113,16 @@ def _hash_photo(path: str) -> bytes:
         return _UNREADABLE
 
 
-@lru_cache(maxsize=4)
-def _load_dataset(dataset_file: Path, mtime_ns: int, size: int) -> Dataset:
-    """Return a data set, cached by time and size of its file."""
-    return load_dataset_file(dataset_file)
+def _says_no_photographs(dataset_file: Path) -> bool:
+    """Return whether ``dataset.json`` has ``"pictures": false`` before its images.
+
+    Only its beginning is read, because a plan must not load a data set of a million images.
+    """
+    if not dataset_file.is_file():
+        return False
+    with dataset_file.open("rb") as stream:
+        head, _, _ = stream.read(_MAX_HEAD_BYTES).partition(b'"images":')
+    return re.search(rb'"pictures":\s*false', head) is not None
 
 
 @lru_cache(maxsize=4)
@@ -123,7 +130,7 @@ def _list_photos(
     dataset_file: Path, mtime_ns: int, size: int, splits: tuple[str, ...]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
     """Return the ids and paths of a data set's photographs, cached by time and size of ``dataset.json``."""
-    dataset = _load_dataset(dataset_file, mtime_ns, size)
+    dataset = load_dataset_file(dataset_file)
     images = (dataset.keep_splits(splits) if splits else dataset).images
     folder = dataset_file.parent / "images"
     return image_ids(images), [f"{folder}/{file}" for file in image_files(images)]

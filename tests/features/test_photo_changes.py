@@ -17,6 +17,7 @@ from vse.features.extraction import extract_shards
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.photo_changes import describe_changed_photos
 from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.preparation import write_dataset_file
 from vse.pipeline.errors import UserError
 
 opened: list[str] = []
@@ -163,6 +164,6 @@ def test_a_split_that_the_data_set_lacks_is_named(made: Path) -> None:
 
 def test_a_data_set_without_photographs_is_refused(made: Path) -> None:
     content = json.loads(dataset(made).read_text())
-    dataset(made).write_text(json.dumps({**content, "pictures": False}))
+    write_dataset_file(dataset(made), {**content, "pictures": False})
     with pytest.raises(UserError, match="has no photographs, so .* cannot be extracted"):
         describe_changed_photos(dataset(made), made, 0, 2)
