@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -172,7 +172,8 @@ class ProcessGroup:
         try:
             yield
         except RuntimeError as error:
-            if self.watch is None or not (isinstance(error, distributed.DistError) or "gloo" in str(error)):
+            is_exchange = isinstance(error, distributed.DistError) or "gloo" in str(error)
+            if self.watch is None or not (is_exchange or self.watch.find_silent()):
                 raise
             stop = self.watch.interruption
             if stop is not None and stop.signal is not None:
@@ -186,7 +187,8 @@ class ProcessGroup:
     def close(self) -> None:
         if self.watch is not None:
             self.watch.close()
-            distributed.destroy_process_group()
+            with suppress(RuntimeError):  # after the loss of a process, this may fail, too
+                distributed.destroy_process_group()
 
     def _exchange(self, operation: Callable[..., Any], tensor: Tensor, *arguments: Any) -> Tensor:
         if self.watch is not None:

@@ -84,11 +84,14 @@ class Watch:
             return rank == 0
         return now - self._changed.get(rank, now) > _SILENT_SECONDS
 
+    def find_silent(self) -> list[int]:
+        """Return the numbers of the other processes that have not reported for five seconds."""
+        return [rank for rank in range(self._size) if rank != self._rank and self.is_silent(rank)]
+
     def describe_missing(self) -> str:
         """Return a sentence that names the processes that do not answer. First wait until missing reports are noticed."""
         time.sleep(_SILENT_SECONDS + 2 * _SECONDS)
-        silent = [rank for rank in range(self._size) if rank != self._rank and self.is_silent(rank)]
-        if silent:
+        if silent := self.find_silent():
             return f"no answer from {self._name(silent)}, which was killed or hangs, or whose machine cannot be reached"
         behind = [rank for rank, report in self._reports.items() if report.exchanges < self.exchanges]
         return f"{self._name(behind)} did not finish its part of the step" if behind else "the exchange of data failed"
