@@ -195,7 +195,14 @@ def test_a_signal_to_any_process_ends_all_with_a_checkpoint_that_any_number_resu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rank", "number"), [(1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("rank", "number"),
+    [
+        (1, signal.SIGKILL),
+        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.nightly),
+        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_process_that_does_not_answer_is_named_and_ends_the_others(
     rank: int, number: signal.Signals, cache: Path, tmp_path: Path
 ) -> None:
