@@ -26,6 +26,7 @@ from vse.pipeline.dataset.columns import image_files, image_ids
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_bytes
+from vse.pipeline.files.outputs import read_first_bytes
 from vse.pipeline.files.writing import write_bytes
 
 _MAX_HEAD_BYTES = 2**20  # of dataset.json before its images
@@ -120,8 +121,7 @@ def _says_no_photographs(dataset_file: Path) -> bool:
     """
     if not dataset_file.is_file():
         return False
-    with dataset_file.open("rb") as stream:
-        head, _, _ = stream.read(_MAX_HEAD_BYTES).partition(b'"images":')
+    head, _, _ = read_first_bytes(dataset_file, _MAX_HEAD_BYTES).partition(b'"images":')
     return re.search(rb'"pictures":\s*false', head) is not None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -156,6 +156,7 @@ def _add_part(
 ) -> None:
     """Add the rows of part ``index`` to ``collector``, and the places of the vectors to ``places_by_file``."""
     part, n_bad_rows = parts[index], 0
+    images_folder = None if images is None else images.absolute()
     finite = [_find_finite_rows(vectors) for vectors in (part.image_vectors, part.text_vectors)]
 
     def on_bad_row(place: str, reason: object) -> None:
@@ -171,7 +172,7 @@ def _add_part(
             if row_index >= len(part.image_vectors):
                 raise BadRow(f"{part.vector_files[0].name} has no row {row_index}")
             row = build_row(place, values)
-            row = ImportedRow(**{**vars(row), "file": _make_relative(row.file, images)})
+            row = replace(row, file=_make_relative(row.file, images_folder))
             for is_finite, path in zip(finite, part.vector_files, strict=True):
                 if not is_finite[row_index]:
                     raise BadRow(f"its vector in {path.name} is not finite")
@@ -195,13 +196,13 @@ def _find_finite_rows(vectors: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 @lru_cache(maxsize=_CACHED_PATHS)
-def _make_relative(file: str, images: Path | None) -> str:
-    """Return an image's path relative to ``images`` or, if ``images`` is None, without a slash at the start."""
+def _make_relative(file: str, images_folder: Path | None) -> str:
+    """Return an image's path relative to an absolute folder or, if the folder is None, without a slash at the start."""
     path = Path(file)
-    if images is not None and path.is_absolute():
-        if not path.is_relative_to(images.absolute()):
-            raise BadRow(f"{path} is not in {images}")
-        path = path.relative_to(images.absolute())
+    if images_folder is not None and path.is_absolute():
+        if not path.is_relative_to(images_folder):
+            raise BadRow(f"{path} is not in {images_folder}")
+        path = path.relative_to(images_folder)
     return normalize_image_path(path.as_posix().lstrip("/"))
 
 

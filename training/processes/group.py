@@ -28,6 +28,7 @@ from vse.training.processes.interruption import Interruption
 from vse.training.processes.watch import Watch
 
 _CPU = torch.device("cpu")
+_UNUSED = "unused"  # name of a parameter without a use
 _POLL_SECONDS = 0.05  # between two looks whether the first process has finished
 
 
@@ -89,14 +90,19 @@ class ProcessGroup:
 
         The gradients are exchanged in buckets, each as soon as it is complete, while the backward pass goes on.
         """
-        if self.size == 1 or not any(weight.requires_grad for weight in encoders.parameters()):
+        trained = [name for name, weight in encoders.named_parameters() if weight.requires_grad and name != _UNUSED]
+        if self.size == 1 or not trained:
             return encoders
-        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")  # some models have unused ones
+        # Some encoders have unused parameters. torch warns if it finds none, so there is always one.
+        encoders.register_parameter(_UNUSED, nn.Parameter(torch.zeros(1, device=self.device)))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`broadcast_buffers`")  # its new name needs torch 2.14
             wrapped = DistributedDataParallel(
-                encoders, broadcast_buffers=False, find_unused_parameters=True, init_sync=False
-            )  # all processes start with the same weights
+                encoders,
+                broadcast_buffers=False,
+                find_unused_parameters=True,
+                init_sync=False,  # all processes start with the same weights
+            )
         wrapped.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))  # without it, the mean
         return wrapped
 

@@ -89,7 +89,7 @@ class Progress:
 
     @property
     def best_row(self) -> dict[str, float]:
-        """The row of the epoch with the highest validation ``rsum`` (sum of recalls). Of equal epochs the first one counts."""
+        """The row of the epoch with the highest validation ``rsum`` (sum of recalls); of several, that of the first epoch."""
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def is_finished(self, epochs: int, patience: int | None) -> bool:
