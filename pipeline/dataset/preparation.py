@@ -221,30 +221,35 @@ def check_dataset_output(out: Path, name: str, inputs: Iterable[Path] = ()) -> N
     check_output(out / "dataset.json", OutputKind(f"the data set {name!r}", is_dataset), inputs)
 
 
-def write_dataset(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path]) -> Path:
-    """Write ``out/dataset.json``, link the folder ``images`` to ``out/images``, and return the path of the file."""
-    folder = out / "images"
+def write_dataset(
+    content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], may_replace: bool = True
+) -> Path:
+    """Write ``out/dataset.json``, link the folder ``images`` to ``out/images``, and return the path of the file.
+
+    A file that already has this content, in whatever layout, is left as it is. Raises UserError if the file has other content,
+    unless ``may_replace``.
+    """
+    folder, path = out / "images", out / "dataset.json"
     check_dataset_output(out, content["dataset"], inputs)
     with lock_for_writing(out, folder=True):
+        has_content = _has_content(path, content)
+        if not has_content and path.exists() and not may_replace:
+            raise UserError(f"{path} already exists with other content; move it away, or give another --out or --force")
         remove_temporary_files(out)
         if images is not None and folder.resolve() != images.resolve():
             link_images(folder, images.resolve())
-        return write_dataset_file(out / "dataset.json", content)
+        return path if has_content else write_dataset_file(path, content)
 
 
 def write_dataset_file(path: Path, content: dict[str, Any]) -> Path:
-    """Write the content of a ``dataset.json`` atomically, with a line for each image; return ``path``.
-
-    A file that already has this content, in whatever layout, is left as it is.
-    """
-    if not has_content(path, content):
-        with open_atomic(path) as stream:
-            for part in _encode_dataset(content):
-                stream.write(part)
+    """Write the content of a ``dataset.json`` atomically, with a line for each image; return ``path``."""
+    with open_atomic(path) as stream:
+        for part in _encode_dataset(content):
+            stream.write(part)
     return path
 
 
-def has_content(path: Path, content: dict[str, Any]) -> bool:
+def _has_content(path: Path, content: dict[str, Any]) -> bool:
     """Return whether a ``dataset.json`` exists and has this content. It is parsed only if its bytes differ."""
     if not path.exists():
         return False

@@ -16,7 +16,7 @@ from typing import Any
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
-from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, has_content, write_dataset
+from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path_text
@@ -327,12 +327,10 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
     """Write ``dataset.json`` and link ``images``; return the path. Raises UserError if another data set is there."""
     check_dataset_name(settings.name)
     file = settings.out / "dataset.json"
-    if file.exists() and not has_content(file, content) and not may_replace_other_kinds():
-        raise UserError(f"{file} already exists with other content; move it away, or give another --out or --force")
     counts = Counter(image["split"] for image in content["images"])
     n_captions = sum(len(image["sentences"]) for image in content["images"])
     split_counts = ", ".join(f"{count} {split}" for split, count in counts.items())
-    written = write_dataset(content, settings.out, images, inputs)
+    written = write_dataset(content, settings.out, images, inputs, may_replace=may_replace_other_kinds())
     log.info("%s: %d images (%s) with %d captions", file, len(content["images"]), split_counts, n_captions)
     return written
 
