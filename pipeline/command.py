@@ -49,7 +49,7 @@ def current_provenance() -> dict[str, Any]:
     runs, so it must not be a part of a cache key.
     """
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": _recorded_command.get(),
         "code": dict(code_version()),
     }
