@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import re
 import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from benchmarks.common import AVX2, report
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -44,8 +47,10 @@ def is_ready(words: list[str]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(commands()), help="run only these scripts")
+    parser.add_argument("--avx2", action="store_true", help="compute as on a processor without AVX-512 and native bf16")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
     arguments = parser.parse_args()
+    environment = {**os.environ, **(AVX2 if arguments.avx2 else {})}
     rows, failed = [], []
     for name, lines in commands().items():
         for words in lines if arguments.only is None or name in arguments.only else []:
@@ -53,14 +58,12 @@ def main() -> int:
             if arguments.dry_run:
                 continue
             started = time.perf_counter()
-            if subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode:
+            if subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False).returncode:
                 failed.append(shlex.join(words))
             else:
                 minutes = round((time.perf_counter() - started) / 60, 1)
                 rows.append({"script": f"{name}.py", "arguments": shlex.join(words[1:]), "minutes": minutes})
     if rows and arguments.only is None:
-        from benchmarks.common import report
-
         report("all", rows)
     print(*(f"failed: {line}" for line in failed), sep="\n", file=sys.stderr)
     return int(bool(failed))

@@ -1,6 +1,6 @@
 """How many times as long bf16 takes as fp32 where PyTorch emulates it, as on a processor with AVX2 alone.
 
-Environment variables keep the libraries from AVX-512 (see ``avx2.py``). Each benchmark runs in both precisions, one process
+Environment variables keep the libraries from AVX-512 (see ``common.py``). Each benchmark runs in both precisions, one process
 each, and its numbers are processor seconds of one thread. ``vse-train`` and ``vse-extract`` print ``times_slower`` in their
 warning (``features/backbones/precision.py``).
 
@@ -12,9 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from avx2 import AVX2
 from before import EXTRACTION, HERE, TRAINING, Compared, cpu_seconds, make_inputs
-from common import report
+from common import AVX2, report
 
 LINEAR = """
 from torch import nn

@@ -30,7 +30,7 @@ DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
 _BLUE, _ORANGE, _GREEN, _INK, _QUIET = "#2a6f97", "#d9731a", "#4f772d", "#1d2733", "#8a949e"
 _DASH = "–"
-_LABELS = {"to_reach": "target", "before": "before", "peer": "alternative", "now": "vse"}  # columns in plot and table
+_LABELS = {"to_reach": "target", "peer": "alternative", "now": "vse"}  # columns in plot and table
 
 
 def number(value: float) -> str:
@@ -68,11 +68,16 @@ def _reached(row: Mapping[Any, Any]) -> str:
 
 
 def _measured_on(table: pd.DataFrame) -> str:
-    """Return a sentence with the machine of most rows, and with the rows of other machines."""
+    """Return the machine of most rows, and the rows of other machines; then the load and the versions of other programs."""
     machines = table[table["now"].notna()].groupby("machine")["work"].apply(list)
     most = max(machines.index, key=lambda machine: len(machines[machine]), default="")
     others = [f"on {machine}: {'; '.join(works)}" for machine, works in machines.items() if machine != most]
-    return "; ".join([f"Measured on {most}, without a GPU", *others]) + "."
+    said = "; ".join([f"Measured on {most}, without a GPU", *others]) + "."
+    if not (running := table["running_threads"].dropna()).empty:
+        said += f" On average, {running.min():.1f} to {running.max():.1f} threads were running."
+    if peers := sorted({peer for peers in table["peers"] for peer in peers.split(", ") if peer}):
+        said += f" Versions: {', '.join(peers)}."
+    return said
 
 
 def drawn(table: pd.DataFrame) -> pd.DataFrame:
@@ -84,15 +89,14 @@ def drawn(table: pd.DataFrame) -> pd.DataFrame:
 def draw_works(figure: Figure) -> None:
     """Draw a line for each benchmark, in multiples of its limit or, without a limit, of its target; left is better."""
     axes, table = figure.add_subplot(), drawn(measured())
-    looks = {"to_reach": ("|", _GREEN, 16), "before": ("o", _QUIET, 7), "peer": ("D", _ORANGE, 6), "now": ("o", _BLUE, 8)}
+    looks = {"to_reach": ("|", _GREEN, 16), "peer": ("D", _ORANGE, 6), "now": ("o", _BLUE, 8)}
     for place, row in enumerate(table.to_dict("records")):
         at = {key: ratio(row["unit"], row[key], row["one"]) for key in looks}
         axes.plot([1, at["now"]], [place, place], color=_BLUE, linewidth=1.2, alpha=0.5)
         axes.annotate(number(at["now"]), (at["now"], place), (0, 6), textcoords="offset points", ha="center", color=_BLUE)
         for key, (marker, colour, size) in looks.items():
-            face = "white" if key == "before" else colour
             edge = 2 if marker == "|" else 1
-            axes.plot(at[key], place, marker, color=colour, markerfacecolor=face, markersize=size, markeredgewidth=edge)
+            axes.plot(at[key], place, marker, color=colour, markersize=size, markeredgewidth=edge)
     stars = ["" if np.isfinite(limit) else " *" for limit in table["limit"]]
     axes.set_yticks(range(len(table)), [work.replace("`", "") + star for work, star in zip(table["work"], stars, strict=True)])
     axes.set(xscale="log", ylim=(len(table) - 0.5, -0.7))
@@ -105,7 +109,6 @@ def draw_works(figure: Figure) -> None:
         Line2D([], [], marker=marker, linestyle="", color=colour, label=_LABELS[key])
         for key, (marker, colour, _) in reversed(looks.items())
     ]
-    handles[2].set_markerfacecolor("white")
     figure.legend(handles=handles, loc="outside upper right", ncols=len(looks), frameon=False)
 
 
@@ -223,8 +226,10 @@ def large_data_block() -> str:
 def blocks() -> dict[str, str]:
     """Return the generated blocks of the page, by name."""
     growth = dict(growth_points())
+    without_avx512 = measured(avx2=True).dropna(subset="now")
     return {
         "works": work_block(measured()),
+        "works_avx2": "Not measured yet." if without_avx512.empty else work_block(without_avx512),
         "growth": growth_block(),
         "millions": millions_block(growth) if {"dataset.json", "search", "workflow"} <= set(growth) else _DASH,
         "planning": planning_block(),
@@ -265,10 +270,11 @@ def save(draw: Callable[[Figure], None], size: tuple[float, float], out: Path) -
 
 def main() -> None:
     results, table = DOCS / "results", measured()
+    without_avx512 = measured(avx2=True).dropna(subset="now")
     for row in table.to_dict("records"):
-        if missing := [key for key in ("before", "now", "peer", "limit") if np.isnan(row[key])]:
+        if missing := [key for key in ("now", "peer", "limit") if np.isnan(row[key])]:
             print(f"{row['work']}: no {', '.join(missing)}", file=sys.stderr)
-    (results / "performance.csv").write_text(as_csv(table), encoding="utf-8")
+    (results / "performance.csv").write_text(as_csv(pd.concat([table, without_avx512])), encoding="utf-8")
     save(draw_works, (8, 1.2 + 0.42 * len(drawn(table))), results / "performance.svg")
     save(draw_growth, (9, 5.4), results / "growth.svg")
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks()), encoding="utf-8")

@@ -21,15 +21,11 @@ MACHINES = {"amd-epyc": "AMD EPYC", "intel-xeon-processor": "Intel Xeon"}  # in 
 
 @dataclass(frozen=True)
 class Cell:
-    """The source of a number: a column of a benchmark's newest CSV, in the only row whose other columns have these values.
-
-    If ``of_now``, the column has a factor: the number is ``now`` of the same row multiplied by it (for a rate, divided by it).
-    """
+    """The source of a number: a column of a benchmark's newest CSV, in the only row whose other columns have these values."""
 
     csv: str
     column: str
     where: Mapping[str, object]
-    of_now: bool = False
 
 
 def cell(csv: str, column: str, **where: object) -> Cell:
@@ -41,8 +37,7 @@ class Work:
     """A row of the table.
 
     unit : the unit of all numbers; a unit with ``/`` is a rate, and more is better
-    now, before : time (or rate) of our program, and of its earlier version
-    avx2 : the same without AVX-512, if that changes it
+    now : time (or rate) of our program
     peer, limit : name and time of an alternative program, and of the least that the machine needs
     to_reach : the target; ``(1.5, "limit")`` is 1.5 times the limit, ``(5, "")`` is 5 of the unit
     """
@@ -50,11 +45,9 @@ class Work:
     work: str
     unit: str
     now: Cell
-    before: Cell | None = None
     peer: tuple[str, Cell] | None = None
     limit: tuple[str, Cell] | None = None
     to_reach: tuple[float, str] | None = None
-    avx2: Cell | None = None
 
 
 _HELP, _ERROR = ({"start": f"{what}, the slowest"} for what in ("--help", "a usage error"))
@@ -63,20 +56,10 @@ _FREE, _BUSY = {"neighbour": "none"}, {"neighbour": "one busy core"}
 _TORCH = ("import torch", cell("startup", "cpu_s", start="import torch"))
 
 
-def _before(work: str) -> Cell:
-    """Return the source of a number of the earlier version, by the ratio of paired runs of benchmarks/before.py."""
-    return Cell("before", "times_faster", {"work": work}, of_now=True)
-
-
-def _without_avx512(work: str) -> Cell:
-    """Return the source of a number without AVX-512, by the ratio of paired runs of benchmarks/avx2.py."""
-    return Cell("avx2", "times_slower", {"work": work}, of_now=True)
-
-
 def _start(command: str, line: str) -> Work:
     """Return the row of a command's start-up, including its run on an almost empty demo."""
-    now, before = (cell("startup", column, start=f"{command} {line}") for column in ("cpu_s", "before_s"))
-    return Work(f"start-up of `{command}`", "s", now, before=before, limit=_TORCH, to_reach=(1.23, "limit"))
+    now = cell("startup", "cpu_s", start=f"{command} {line}")
+    return Work(f"start-up of `{command}`", "s", now, limit=_TORCH, to_reach=(1.15, "limit"))
 
 
 def _training(precision: str, threads: int, factor: float) -> Work:
@@ -85,16 +68,14 @@ def _training(precision: str, threads: int, factor: float) -> Work:
         f"training, {precision}, {'one thread' if threads == 1 else 'two threads'}",
         "pairs/cpu-s",
         rate(loop=f"ours, {precision}"),
-        before=_before(f"training, {precision}") if threads == 1 else None,
         peer=("published code, fp32", rate(loop="published, fp32")),
         limit=("matrix products alone", rate(loop=f"limit, {precision}")),
         to_reach=(factor, "limit"),
-        avx2=_without_avx512(f"training, {precision}") if threads == 1 else None,
     )
 
 
 def _extraction(precision: str, **further: Any) -> Work:
-    """Return the row of an extraction with folded batch norms; the limit is the network alone in fp32."""
+    """Return the row of an extraction with the preset's folded batch norms; the limit is the network alone in fp32."""
     of = partial(_extracted, precision=precision, folded=True)
     return Work(
         f"extraction, EfficientNet-Lite0, {precision}",
@@ -102,7 +83,6 @@ def _extraction(precision: str, **further: Any) -> Work:
         of("extract"),
         peer=("timm and a DataLoader", of("timm")),
         limit=("the network alone, fp32", _extracted("forward", "fp32", folded=False)),
-        avx2=_without_avx512("extraction" if precision == "fp32" else f"extraction, {precision}"),
         **further,
     )
 
@@ -117,7 +97,6 @@ WORKS = (
         "exact ranks, 5,000 x 25,000 x 1,024",
         "s",
         cell("ranks", "ours_cpu_s", **_SCORED),
-        before=_before("ranks"),
         peer=("FAISS, top 10 in both directions", cell("ranks", "faiss_top_10_cpu_s", **_SCORED)),
         limit=("matrix product", cell("ranks", "sgemm_cpu_s", **_SCORED)),
         to_reach=(1.5, "limit"),
@@ -126,16 +105,7 @@ WORKS = (
         "memory of exact ranks, 20,000 images",
         "MB",
         cell("ranks_memory", "own_mb", images=20_000),
-        before=cell("ranks_memory", "before_mb", images=20_000),
         limit=("500 images", cell("ranks_memory", "own_mb", images=500)),
-    ),
-    Work(
-        "`vse.evaluate`, 5,000 x 25,000 x 1,024",
-        "s",
-        cell("before", "now", work="evaluation"),
-        before=_before("evaluation"),
-        limit=("matrix product", cell("ranks", "sgemm_cpu_s", **_SCORED)),
-        to_reach=(3, "limit"),
     ),
     Work(
         "`vse-eval`, the same data",
@@ -147,14 +117,12 @@ WORKS = (
         "`--help`, the slowest command",
         "s",
         cell("startup", "cpu_s", **_HELP),
-        cell("startup", "before_s", **_HELP),
         to_reach=(0.5, ""),
     ),
     Work(
         "a usage error, the slowest command",
         "s",
         cell("startup", "cpu_s", **_ERROR),
-        cell("startup", "before_s", **_ERROR),
         to_reach=(0.5, ""),
     ),
     _start("vse-eval", "runs/demo_vsepp/seed-0/test.h5 --out results/demo_vsepp.json"),
@@ -164,7 +132,6 @@ WORKS = (
         "`vse-search` with an index, COCO's 5,000 test images",
         "s",
         cell("searching", "cpu_s", search="cold", **_SCORED),
-        before=cell("searching", "before_s", search="cold", **_SCORED),
         limit=("import torch", cell("searching", "cpu_s", search="import torch")),
         to_reach=(1.54, "limit"),
     ),
@@ -172,14 +139,12 @@ WORKS = (
         "a second query in the same process",
         "s",
         cell("searching", "cpu_s", search="in process", **_SCORED),
-        before=cell("searching", "before_s", search="in process", **_SCORED),
         to_reach=(0.05, ""),
     ),
     Work(
         "an exact query, 1,000,000 images x 512",
         "ms",
         cell("index_one_query", "ours_cpu_ms"),
-        before=_before("query"),
         peer=("FAISS", cell("index_one_query", "faiss_cpu_ms")),
         limit=("sum of all numbers", cell("index_one_query", "one_read_cpu_ms")),
         to_reach=(1.1, "peer"),
@@ -189,14 +154,12 @@ WORKS = (
         "training on an idle machine, two threads",
         "pairs/s",
         cell("waiting", "pairs_per_s", waiting="ours", **_FREE),
-        before=cell("waiting", "pairs_per_s", waiting="sleeping", **_FREE),
         peer=("OpenMP's default", cell("waiting", "pairs_per_s", waiting="default of OpenMP", **_FREE)),
     ),
     Work(
         "training next to one busy core, two threads",
         "pairs/s",
         cell("waiting", "pairs_per_s", waiting="ours", **_BUSY),
-        before=cell("waiting", "pairs_per_s", waiting="sleeping", **_BUSY),
         peer=("OpenMP's default", cell("waiting", "pairs_per_s", waiting="default of OpenMP", **_BUSY)),
         limit=("one thread", cell("waiting", "pairs_per_s", waiting="one thread", **_BUSY)),
     ),
@@ -208,13 +171,12 @@ WORKS = (
         limit=("a plain array", cell("reading", "ms_per_batch", **_MAPPED)),
         to_reach=(1.5, "limit"),
     ),
-    _extraction("fp32", before=_before("extraction"), to_reach=(1 / 1.2, "limit")),
+    _extraction("fp32", to_reach=(1 / 1.2, "limit")),
     _extraction("bf16"),
     Work(
         "EM of HGLMM, Gaussian mixture",
         "s",
         cell("hglmm_em", "cpu_s", what="ours, gaussian"),
-        before=_before("EM, gaussian"),
         peer=("scikit-learn", cell("hglmm_em", "cpu_s", what="scikit-learn, gaussian")),
         to_reach=(1.15, "peer"),
     ),
@@ -222,51 +184,56 @@ WORKS = (
         "EM of HGLMM, hybrid mixture",
         "s",
         cell("hglmm_em", "cpu_s", what="ours, hybrid"),
-        before=_before("EM, hybrid"),
         peer=("scikit-learn, Gaussian", cell("hglmm_em", "cpu_s", what="scikit-learn, gaussian")),
     ),
     Work(
         "tf-idf of 30,000 captions, float16",
         "s",
         cell("tfidf", "cpu_s", what="ours, float16"),
-        before=cell("tfidf", "cpu_s", what="dense in double precision, float16 by NumPy"),
         limit=("scikit-learn, sparse", cell("tfidf", "cpu_s", what="scikit-learn, sparse (limit)")),
         to_reach=(0.2, ""),
     ),
 )
 
 
-def newest(name: str) -> Path | None:
-    """Return the CSV of a benchmark: from the first machine of :data:`MACHINES` that has one, with the newest torch."""
+def newest(name: str, avx2: bool = False) -> Path | None:
+    """Return the CSV of a benchmark: from the first machine of :data:`MACHINES` that has one, with the newest torch.
+
+    avx2 : whether the benchmark ran as on a processor with AVX2 alone
+    """
     candidates, places = [], list(MACHINES)
     for path in RESULTS.glob(f"{name}_*.csv"):
-        if (match := re.fullmatch(rf"{name}_([a-z0-9-]+)_(\d+)-cores_torch-([\d.]+)\w*", path.stem)) is not None:
+        suffix = "_avx2" if avx2 else ""
+        if (match := re.fullmatch(rf"{name}_([a-z0-9-]+)_(\d+)-cores_torch-([\d.]+){suffix}", path.stem)) is not None:
             machine, cores, version = match.groups()
             place = places.index(machine) if machine in MACHINES else len(places)
             candidates.append((-place, tuple(map(int, version.split("."))), int(cores), path))
     return max(candidates)[-1] if candidates else None
 
 
-def machine_of(name: str) -> str:
-    """Return the processor, cores and torch version of a benchmark's CSV, in words."""
-    path = newest(name)
+def machine_of(name: str, avx2: bool = False) -> str:
+    """Return the processor, its instruction set, cores and torch version of a benchmark's CSV, in words."""
+    path = newest(name, avx2)
     if path is None:
         return ""
-    machine, cores, torch = path.stem.removeprefix(f"{name}_").split("_")
-    return ", ".join((MACHINES.get(machine, machine), cores.replace("-", " "), torch.replace("-", " ")))
+    machine, cores, torch = path.stem.removeprefix(f"{name}_").removesuffix("_avx2").split("_")
+    table = table_of(name, avx2)
+    known = "instructions" in table.columns and not table.empty
+    processor = MACHINES.get(machine, machine) + (f" with {table['instructions'].iloc[0]}" if known else "")
+    return ", ".join((processor, cores.replace("-", " "), torch.replace("-", " ")))
 
 
 @cache
-def table_of(name: str) -> pd.DataFrame:
-    path = newest(name)
+def table_of(name: str, avx2: bool = False) -> pd.DataFrame:
+    path = newest(name, avx2)
     return pd.DataFrame() if path is None else pd.read_csv(path)
 
 
-def value_of(asked: Cell | None) -> float:
+def value_of(asked: Cell | None, avx2: bool = False) -> float:
     """Return the number of a cell, NaN if it is not measured. Raises ``ValueError`` if several rows fit."""
     if asked is None:
         return np.nan
-    table = table_of(asked.csv)
+    table = table_of(asked.csv, avx2)
     if not {asked.column, *asked.where} <= set(table.columns):
         return np.nan
     for column, wanted in asked.where.items():
@@ -276,15 +243,16 @@ def value_of(asked: Cell | None) -> float:
     return np.nan if table.empty else float(table[asked.column].iloc[0])
 
 
-def measured(works: Iterable[Work] = WORKS) -> pd.DataFrame:
-    """Return the table of docs/performance.md: a row for each program, with its numbers, its target and its machine."""
+def measured(works: Iterable[Work] = WORKS, avx2: bool = False) -> pd.DataFrame:
+    """Return a table of docs/performance.md: a row for each program, with its numbers, its target and its machine.
+
+    avx2 : whether the programs ran as on a processor with AVX2 alone
+    """
     rows = []
     for work in works:
         peer_is, peer = work.peer or ("", None)
         limit_is, limit = work.limit or ("", None)
-        now = value_of(work.now)
-        before, avx2 = (_beside(work.unit, now, other) for other in (work.before, work.avx2))
-        numbers = {"before": before, "now": now, "avx2": avx2, "peer": value_of(peer), "limit": value_of(limit)}
+        numbers = {name: value_of(source, avx2) for name, source in (("now", work.now), ("peer", peer), ("limit", limit))}
         factor, of = work.to_reach or (np.nan, "")
         goal = _times(work.unit, numbers[of], factor) if of else factor
         rows.append(
@@ -297,16 +265,19 @@ def measured(works: Iterable[Work] = WORKS) -> pd.DataFrame:
                 "limit_is": limit_is,
                 "to_reach_is": f"{factor:.3g} x {'alternative' if of == 'peer' else of}" if of else "",
                 "times_limit": ratio(work.unit, numbers["now"], numbers["limit"]),
-                "machine": machine_of(work.now.csv),
+                "machine": machine_of(work.now.csv, avx2),
+                **_facts_of(work.now.csv, avx2),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _beside(unit: str, now: float, other: Cell | None) -> float:
-    """Return another number of a row, which may be stored as a multiple of ``now``."""
-    value = value_of(other)
-    return _times(unit, now, value) if other is not None and other.of_now else value
+def _facts_of(name: str, avx2: bool) -> dict[str, Any]:
+    """Return the highest load while a benchmark ran, and the other programs that it imported."""
+    table = table_of(name, avx2)
+    if "running_threads" not in table.columns:
+        return {"running_threads": np.nan, "peers": ""}
+    return {"running_threads": float(table["running_threads"].max()), "peers": str(table["peers"].fillna("").iloc[0])}
 
 
 def ratio(unit: str, one: float, other: float) -> float:
