@@ -36,7 +36,7 @@ def to_input_kind(row_kind: str) -> InputKind:
 
 
 def add_full_mask(vectors: Tensor) -> BatchVectors:
-    """Return sets (n, n_vectors, dim) of equal sizes together with their mask, which is True everywhere."""
+    """Return sets (n, n_vectors, dim) of equal sizes, and their mask, True everywhere."""
     return vectors, torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
 
 

@@ -19,7 +19,7 @@ NEW_CALLS_BY_FUNCTION = {
 
 
 def _map_arguments_to_options(function: str, options: str, names: str) -> dict[str, str]:
-    """Return the text of a call of ``function`` for each argument in ``names``, which are separated by blanks.
+    """Return the text of a call of ``function`` for each argument in ``names``, a text with a blank between names.
 
     The call passes the argument by ``options``, a format string such as ``options=vse.ExtractOptions({})``.
     """

@@ -22,7 +22,7 @@ _N_ROWS_HASHED_AT_ONCE = 4096  # rows that are hashed at once
 
 
 class ArrayHash:
-    """The hash of an array: its type, its shape, and the SHA-256 of all rows, which are added in their order."""
+    """The hash of an array: its type, its shape, and the SHA-256 of all rows. Rows are added in their order."""
 
     def __init__(self, dtype: Any, shape: Iterable[int]) -> None:
         self._description = f"{np.dtype(dtype).str} {' x '.join(map(str, shape))}"

@@ -204,7 +204,7 @@ def right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
     ``scores`` is (n_candidates,). ``right`` (n_right,) has the row of each right answer, or -1 for a right answer that is not
-    a candidate; at least one is a candidate. Of equal scores, wrong candidates come first. The position of row -1 is
+    a candidate; at least one is a candidate. If scores are equal, wrong candidates come first. The position of row -1 is
     ``n_candidates``.
     """
     present = right[right >= 0]

@@ -45,7 +45,7 @@ def compute_differences(
 ) -> dict[str, Any]:
     """Return the difference of two models in each metric, and whether the choice of test images may explain it.
 
-    A metric is the mean over the seeds of a model. Both models have the same queries and equally many seeds, which are paired
+    A metric is the mean over the seeds of a model. Both models have the same queries and equally many seeds. Seeds are paired
     in their order. For each metric the result is a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of
     the difference by a paired bootstrap; ``p``, the two-sided p-value of a randomisation test. In each sample, the test swaps
     the answers of both models to an image and its captions with probability 1/2. The p-value is the share of samples whose

@@ -43,7 +43,7 @@ class Candidate:
 class QueryResult:
     """The best candidates for ``query``, a row of the images or captions, and ``best_right``, the best right candidate.
 
-    Of equal scores, wrong candidates come first, as in the ranks.
+    If scores are equal, wrong candidates come first, as in the ranks.
     """
 
     query: int

@@ -235,7 +235,7 @@ def _read_photo(mention: Mention, dataset: Dataset) -> tuple[str | None, tuple[i
 def _draw_best_box(run: PhraseScores, row: int, number: int) -> list[PhraseBox]:
     """Return the drawing of the highest-scoring box of a phrase, in a list; empty if the phrase has no candidates.
 
-    Of several boxes with the highest score, the box with the lowest IoU is drawn, as ties count against the model.
+    If several boxes have the highest score, the box with the lowest IoU is drawn, as ties count against the model.
     """
     candidates = run.candidate_slice(row)
     scores, boxes = run.scores[candidates], run.boxes[candidates]

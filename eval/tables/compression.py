@@ -93,7 +93,7 @@ def _read_metrics(entry: Mapping[str, Any]) -> dict[str, float]:
 def _draw(axes: Axes, frame: pd.DataFrame) -> None:
     """Draw rsum against bytes: a filled point for each codec, and an open one for its re-ranking.
 
-    The points of several methods are side by side, and a codec has one label where the methods are alike.
+    The points of several methods are next to each other. If the methods have the same codecs, each codec has one label.
     """
     methods = list(frame.groupby("method", sort=False))
     labels: list[tuple[str, float]] = []

@@ -57,8 +57,8 @@ class AceSettings(ReinforceSettings):
     )
     refresh: Literal["visited", "epoch"] = Field(
         "visited",
-        description="update of the model's embeddings, which are all computed at the start: visited, when a batch has the "
-        "item; epoch, all at the start of every epoch",
+        description="when the model's embeddings are computed again after the start: visited, if a batch has the item; epoch, "
+        "all at the start of every epoch",
     )
     in_batch: float = Field(
         0.5,

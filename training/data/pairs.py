@@ -123,7 +123,7 @@ def encode_texts(
 
 
 class RaggedIndices:
-    """Lists of integers in one flat array, from which a batch of lists is padded without a loop. No list may be empty."""
+    """Lists of integers in one flat array, so that a batch of lists is padded without a loop. No list may be empty."""
 
     def __init__(self, lists: Iterable[Sequence[int]]) -> None:
         flat, lengths = array("i"), array("i")

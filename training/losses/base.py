@@ -192,7 +192,7 @@ class Loss(Settings, ABC):
 
     @property
     def has_query_scores(self) -> bool:
-        """True if the cost of a batch contains ``query_scores``, from which the hardest negatives can be listed."""
+        """True if the cost of a batch contains ``query_scores``; they are needed to list the hardest negatives."""
         return self.is_ranking
 
     def check_context(self, use: LossContext) -> None:

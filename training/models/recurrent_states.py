@@ -28,7 +28,7 @@ def compute_last_states(
 def unpack_states(packed: PackedSequence, longest: int | None = None) -> Float[Tensor, "n longest dim"]:
     """Return packed states as padded ones, in the order before packing.
 
-    torch's function also returns lengths in this order, for which a GPU would be waited for.
+    torch's function also returns lengths in this order. To read them, the processor would wait for a GPU.
     """
     in_order = packed._replace(sorted_indices=None, unsorted_indices=None)
     states, _ = pad_packed_sequence(in_order, batch_first=True, total_length=longest)

@@ -53,7 +53,7 @@ class SamplingSettings(PositiveRegionSettings):
     )
     candidates: PositiveInt | None = Field(
         None,
-        description="number of candidates of an image, drawn anew in each batch, from which negatives are sampled; none: all",
+        description="number of an image's candidates that may be negatives, sampled for each batch; none: all",
     )
 
 

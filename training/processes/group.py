@@ -171,7 +171,7 @@ class ProcessGroup:
 
     @contextmanager
     def explain_failed_exchange(self) -> Iterator[None]:
-        """If an exchange of data fails in this block, raise UserError with the number of the process that does not answer.
+        """Raise UserError with the number of the process that does not answer, if an exchange of data fails in this block.
 
         If a signal has stopped the processes, raise Interrupted.
         """

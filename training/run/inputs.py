@@ -167,7 +167,7 @@ def open_inputs(
     """Find, open and check all inputs of an experiment.
 
     ``cache``, ``dataset`` : training features, and their data set.
-    ``folder``, ``seed`` : run folder and seed, by which the run to start from is found.
+    ``folder``, ``seed`` : run folder and seed; they determine the run to start from.
     ``paths`` : paths that replace the usual paths of inputs.
     ``texts`` : kind of texts that the experiment matches with images.
     """

@@ -157,7 +157,7 @@ class WordAugmentation(nn.Module):
     ``replacement_words`` : indices of the words that can replace a selected word.
     ``mask_word`` : index of the mask.
     ``padding`` : index of the word that pads short captions.
-    ``continuation_pieces`` : indices of pieces that continue the previous piece. All pieces of a word are treated alike.
+    ``continuation_pieces`` : indices of pieces that continue the previous piece. The pieces of a word are treated as one.
     """
 
     special_word_mask: Tensor

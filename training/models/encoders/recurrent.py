@@ -24,8 +24,8 @@ class RecurrentSettings(WordReaderSettings):
     network_class: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     bidirectional: bool = Field(
         False,
-        description="whether the state at each word is the mean of the states of two networks, of which the second reads "
-        "captions from the end (SCAN); not with states=last",
+        description="whether the state at each word is the mean of the states of two networks, one of them reading captions "
+        "from the end (SCAN); not with states=last",
     )
 
     def build(self, spec: EncoderSpec) -> Encoder:

@@ -13,7 +13,7 @@ from vse.training.models.similarities.base import Similarity, SimilaritySettings
 
 
 class CosineSettings(SimilaritySettings):
-    """Inner products of embeddings, which are cosines if all embeddings have unit length (VSE++ paper, Eq. 3)."""
+    """Inner products of embeddings: cosines, if all embeddings have unit length (VSE++ paper, Eq. 3)."""
 
     name: Literal["cosine"] = "cosine"
     ranking_similarity: ClassVar = "cosine"
