@@ -48,7 +48,7 @@ from vse.pipeline.dataset.identity import N_PHOTOS_COMPARED, DataIdentity, descr
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5
-from vse.pipeline.files.images import BadImage
+from vse.pipeline.files.images import BadImage, image_exists
 from vse.pipeline.files.writing import lock_for_writing
 
 log = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ def verify_inputs(cache: FeatureCache) -> str:
     extractor = find_extractor(cache.provenance.get("config", {}).get("extractor"))
     raw = extractor is not None and extractor.reads_raw_text
     items = list_extractor_inputs(dataset, kind, raw, cache.text_unit)
-    if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
+    if kind == "image" and not any(item.path is not None and image_exists(item.path) for item in items):
         return f"not at hand (all images of {dataset.path} are missing)"
     changed = find_changed_input(items, cache.ids, read_input_hashes(cache), cache.text_unit)
     boxes = hash_boxes(collect_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None

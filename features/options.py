@@ -16,6 +16,7 @@ from vse.pipeline.option_types import (
     FileOrFolderPath,
     Flag,
     Force,
+    PathOrUrl,
     PositiveInteger,
     Seed,
     SettingChanges,
@@ -103,7 +104,7 @@ class ImportOptions(Options):
     """Rarely used options of an import."""
 
     format: Annotated[Text | None, CliOption(metavar="NAME")] = None
-    """Format of SOURCES: table, webdataset, clip-retrieval or hugging-face.  [default: detected]"""
+    """Format of SOURCES: table, webdataset, webdataset-in-place, clip-retrieval or hugging-face.  [default: detected]"""
     key_until: Annotated[Text | None, CliOption(metavar="DOT")] = None
     """Where the key ends in the name of a WebDataset member: first-dot or last-dot.  [default: first-dot]"""
     quoting: Annotated[Text | None, CliOption(metavar="HOW")] = None
@@ -121,7 +122,7 @@ class ImportOptions(Options):
 class ImportRequest(Options):
     """A request to import photos and captions, or vectors, as a data set."""
 
-    sources: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
+    sources: Annotated[tuple[PathOrUrl, ...], CliOption(is_argument=True)]
     out: FileOrFolderPath
     """Folder to write, e.g. data/birds."""
     name: Text | None = None

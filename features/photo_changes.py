@@ -2,7 +2,8 @@
 
 A photograph whose file is older than the shard is not opened. A newer file is hashed, and compared with the hash in the shard.
 The file ``photos-00000-of-00004.h5`` next to the shard keeps the result, with size and modification time. So a file that was
-only touched is hashed once.
+only touched is hashed once. Photographs in an archive have the size and times of the archive. A plan does not ask the server
+of an archive at a URL.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.outputs import read_first_bytes
+from vse.pipeline.files.photo_archives import find_archived_photo
 from vse.pipeline.files.writing import write_bytes
 
 _MAX_HEAD_BYTES = 2**20  # of dataset.json before its images
@@ -84,7 +86,9 @@ def _check_newer_photos(
     hash_by_id: dict[int, bytes] | None = None
     for identity, path in zip(ids, paths, strict=True):
         try:
-            status = os.stat(path)  # Path.stat would take twice as long for a million files
+            status = _stat_photo(path)
+            if status is None:
+                continue
             state = (status.st_size, status.st_mtime_ns)
             if status.st_ctime_ns < written_ns:
                 continue
@@ -105,6 +109,17 @@ def _check_newer_photos(
                 *state, known.sha256 if known else found, changed=known is not None and known.changed
             )
     return updated
+
+
+def _stat_photo(path: str) -> os.stat_result | None:
+    """Return the status of the file or local archive of a photograph; None if the archive is at a URL."""
+    try:
+        return os.stat(path)  # Path.stat would take twice as long for a million files
+    except OSError:
+        photo = find_archived_photo(Path(path))
+        if photo is None:
+            raise
+        return None if photo.archive.path is None else photo.archive.path.stat()
 
 
 def _hash_photo(path: str) -> bytes:

@@ -149,6 +149,8 @@ Flag = Annotated[bool, AllowedValues("True or False", is_flag, bool)]
 FileOrFolderPath = Annotated[
     Path, AllowedValues("a path", is_path, lambda value: Path(os.fspath(value)), True, click.Path(path_type=Path))
 ]
+# The text of a path or URL; a path object would replace s3:// with s3:/.
+PathOrUrl = Annotated[str, AllowedValues("a path or a URL", is_path, os.fspath, True)]
 Seed = Annotated[int, whole_number_from(0)._replace(click_type=SeedType())]
 SettingChanges = Annotated[tuple[Text, ...], CliOption(("--set",), metavar="KEY=VALUE")]
 

@@ -316,6 +316,13 @@ def as_paths(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
     return [as_path(path) for path in paths]
 
 
+def as_paths_or_urls(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return paths or URLs as texts, which keep the two slashes of a URL. Raises UserError as :func:`as_paths` does."""
+    texts = [value] if isinstance(value, str | os.PathLike) else list(value)
+    as_paths(texts)
+    return [os.fspath(text) for text in texts]
+
+
 def settings_as_texts(settings: Mapping[str, object] | Sequence[str] | None) -> list[str]:
     """Return settings in the form of the option ``--set``: a list of ``key=value``.
 

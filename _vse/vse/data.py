@@ -9,6 +9,7 @@ from vse.arguments import (
     StrPath,
     as_path,
     as_paths,
+    as_paths_or_urls,
     describe_arguments,
     public_api,
     settings_as_texts,
@@ -105,7 +106,7 @@ def import_data(
     """Create a data set from your own photos or vectors (``vse-data import``).
 
     Args:
-        sources: The folder of photos or of vectors, or archives.
+        sources: The folder of photos or of vectors, or archives, which may be URLs.
         columns: A mapping from a field (``file``, ``caption``, ``split`` or an id) to the name of a column of the captions
             table, or to several names.
 
@@ -122,7 +123,7 @@ def import_data(
 
     pairs = [(field, [names] if isinstance(names, str) else names) for field, names in (columns or {}).items()]
     request = ImportRequest(
-        sources=as_paths(sources),
+        sources=as_paths_or_urls(sources),
         out=out,
         name=name,
         captions=captions,

@@ -18,6 +18,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.photo_archives import find_archived_photo
 from vse.pipeline.files.writing import read_json
 from vse.pipeline.option_types import AllowedValues
 
@@ -134,11 +135,19 @@ class DatasetFile(PathWrapper):
 
     @check_arguments
     def photo(self, image_id: SingleId) -> Path:
-        """Return the path of an image file. Raises [`vse.UserError`][] if the data set has no such image."""
+        """Return the path of an image file.
+
+        Raises [`vse.UserError`][] if the data set has no such image, or if the image is in an archive and has no file.
+        """
         image = self._dataset.find_image(int(image_id))
         if image is None:
             raise UserError(f"{self.path}: has no image {image_id}")
-        return self._dataset.image_path(image)
+        path = self._dataset.image_path(image)
+        if (archived := find_archived_photo(path)) is not None and not path.is_file():
+            raise UserError(
+                f"{self.path}: image {image_id} has no file; it is member {archived.member!r} of {archived.archive.location}"
+            )
+        return path
 
     def __len__(self) -> int:
         return len(self._dataset.images)

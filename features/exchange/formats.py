@@ -12,10 +12,12 @@ from vse.features.exchange.clip_retrieval import import_clip, is_clip_folder
 from vse.features.options import ImportRequest
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files.remote import is_remote, to_path_or_url
+from vse.pipeline.imports.archive_sources import find_archives
 from vse.pipeline.imports.hugging_face import import_hugging_face, is_saved_dataset
 from vse.pipeline.imports.rows import ImportSettings, check_import_output, parse_columns
 from vse.pipeline.imports.tables import find_table, import_table
-from vse.pipeline.imports.webdataset import find_archives, import_webdataset
+from vse.pipeline.imports.webdataset import IN_PLACE, import_webdataset
 
 _HUB_NAME_PATTERN = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
@@ -37,7 +39,11 @@ class ImportFormat:
 def _require_single_source(request: ImportRequest) -> Path:
     if len(request.sources) > 1:
         raise UserError(f"{request.sources[1]}: this format allows only one source per import")
-    return request.sources[0]
+    return _first_path(request)
+
+
+def _first_path(request: ImportRequest) -> Path:
+    return Path(to_path_or_url(request.sources[0]))
 
 
 def _import_table(request: ImportRequest, settings: ImportSettings) -> Sequence[Path]:
@@ -49,26 +55,31 @@ def _import_table(request: ImportRequest, settings: ImportSettings) -> Sequence[
 
 
 IMPORT_FORMATS: Mapping[str, ImportFormat] = {
+    IN_PLACE: ImportFormat(
+        lambda request: any(map(is_remote, request.sources)),
+        lambda request, settings: [import_webdataset(request.sources, settings, request.options.key_until, in_place=True)],
+        option_names=("key_until",),
+    ),
     "table": ImportFormat(
-        lambda request: request.captions is not None or find_table(request.sources[0]) is not None,
+        lambda request: request.captions is not None or find_table(_first_path(request)) is not None,
         _import_table,
         option_names=("captions", "images", "quoting", "encoding"),
     ),
     "clip-retrieval": ImportFormat(
-        lambda request: is_clip_folder(request.sources[0]),
+        lambda request: is_clip_folder(_first_path(request)),
         lambda request, settings: import_clip(
             _require_single_source(request), settings, request.options.out_features, request.images
         ),
         option_names=("images", "quoting"),
     ),
     "hugging-face": ImportFormat(
-        lambda request: is_saved_dataset(request.sources[0]),
+        lambda request: is_saved_dataset(_first_path(request)),
         lambda request, settings: [import_hugging_face(_require_single_source(request), settings, request.images)],
         option_names=("images",),
     ),
     "webdataset": ImportFormat(
         lambda request: bool(find_archives(request.sources[0])),
-        lambda request, settings: [import_webdataset(request.sources, settings, request.options.key_until or "first-dot")],
+        lambda request, settings: [import_webdataset(request.sources, settings, request.options.key_until)],
         option_names=("key_until",),
     ),
 }
@@ -96,8 +107,8 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
     if options.format is not None and options.format not in IMPORT_FORMATS:
         raise UserError(f"--format {options.format}: unknown{did_you_mean(options.format, IMPORT_FORMATS)}")
     for source in request.sources:
-        if not source.exists() and options.format != "hugging-face":
-            hint = "; --format hugging-face loads a data set of that name" if _HUB_NAME_PATTERN.fullmatch(str(source)) else ""
+        if not is_remote(source) and not Path(to_path_or_url(source)).exists() and options.format != "hugging-face":
+            hint = "; --format hugging-face loads a data set of that name" if _HUB_NAME_PATTERN.fullmatch(source) else ""
             raise UserError(f"{source}: no such file or folder{hint}")
     name = options.format or next((name for name, entry in IMPORT_FORMATS.items() if entry.matches(request)), None)
     if name is None:

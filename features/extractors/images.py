@@ -18,7 +18,7 @@ from PIL import Image
 from vse.features.cache.rows import ExtractorInput, FeatureRows, Ids, sha256_bytes
 from vse.features.settings.base import Extractor, ImageSettings, NetworkSettings
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import BadImage, decode_image, read_image_bytes
+from vse.pipeline.files.images import BadImage, UnreadableArchive, decode_image, read_image_bytes
 from vse.pipeline.progress import progress_bar
 
 _Item = TypeVar("_Item")
@@ -128,6 +128,8 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
             image = decode_image(item.path, content)
             with _name_photographs([item.path]):
                 return item, self.prepare(image, item.id), sha256_bytes(content)
+        except UnreadableArchive:  # a fault of the disk or network, which --skip-bad must not turn into missing rows
+            raise
         except BadImage as error:
             return item, error, np.zeros(32, np.uint8)
         except UnsuitableImageSize as error:

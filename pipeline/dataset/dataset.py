@@ -50,7 +50,6 @@ __all__ = [
     "Dataset",
     "Image",
     "describe_splits",
-    "find_missing_image_files",
     "load_dataset_file",
 ]
 ALL_SPLITS = "all"  # stands for all splits where a command takes several
@@ -281,13 +280,6 @@ def describe_splits(dataset: Dataset) -> str:
             counted = ", ".join(f"{n} {language or 'without a language'}" for language, n in sorted(languages.items()))
             lines[-1] += f", {counted}"
     return "\n".join(lines)
-
-
-def find_missing_image_files(dataset: Dataset) -> list[Path]:
-    """Return the paths of missing image files; an empty list for a data set without image files."""
-    if not dataset.has_image_files:
-        return []
-    return [path for image in dataset.images if not (path := dataset.image_path(image)).is_file()]
 
 
 def _intern_tokens(content: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, find_missing_image_files, load_dataset_file
-from vse.pipeline.dataset.preparation import load_and_check_dataset
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, load_dataset_file
+from vse.pipeline.dataset.preparation import find_missing_image_files, load_and_check_dataset
 from vse.pipeline.dataset.similar_photos import compute_perceptual_hash, find_similar_hashes
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
-from vse.pipeline.files.images import read_image_bytes
+from vse.pipeline.files.images import image_file_size, read_image_bytes
 from vse.pipeline.files.inputs import is_valid_name
 from vse.pipeline.presets.presets import list_preset_names, load_dataset_preset
 from vse.pipeline.progress import progress_bar
@@ -117,7 +117,7 @@ def _hash_files_of_common_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[
     """Return, for each data set, the SHA-256 by ``imgid`` of the files whose size occurs in the other data set, too."""
     if not (dataset.has_image_files and other.has_image_files):
         return {}, {}
-    sizes = [{image.imgid: one.image_path(image).stat().st_size for image in one.images} for one in (dataset, other)]
+    sizes = [{image.imgid: image_file_size(one.image_path(image)) for image in one.images} for one in (dataset, other)]
     common = set(sizes[0].values()) & set(sizes[1].values())
     checksums: list[dict[int, bytes]] = []
     for one, its_sizes in zip((dataset, other), sizes, strict=True):

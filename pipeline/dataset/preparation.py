@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
-from vse.pipeline.dataset.dataset import Dataset, describe_splits, find_missing_image_files, load_dataset_file
+from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file
 from vse.pipeline.dataset.entities_dataset import (
     ENTITIES_SPLITS,
     MIN_CAPTION_SIMILARITY,
@@ -23,6 +23,7 @@ from vse.pipeline.dataset.entities_dataset import (
 from vse.pipeline.dataset.multilingual import build_multilingual_content
 from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.errors import UserError, import_extra
+from vse.pipeline.files.images import BadImage, check_image_exists
 from vse.pipeline.files.inputs import is_valid_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_json_object
 from vse.pipeline.files.writing import MACHINE_ID, lock_for_writing, open_atomic, read_json, remove_temporary_files
@@ -286,6 +287,20 @@ def load_and_check_dataset(path: Path) -> Dataset:
     if missing:
         raise UserError(f"{path}: {len(missing)} of {len(dataset.images)} image files are missing, the first is {missing[0]}")
     return dataset
+
+
+def find_missing_image_files(dataset: Dataset) -> list[BadImage]:
+    """Return an error for each image file that is missing, or whose archive is missing or has changed.
+
+    The list is empty for a data set without image files.
+    """
+    missing = []
+    for image in dataset.images if dataset.has_image_files else ():
+        try:
+            check_image_exists(dataset.image_path(image))
+        except BadImage as error:
+            missing.append(error)
+    return missing
 
 
 def link_images(link: Path, target: Path) -> None:

@@ -11,7 +11,7 @@ import PIL.Image
 from jaxtyping import Bool
 from PIL import ImageOps
 
-from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
+from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, UnreadableArchive, convert_to_rgb, read_image_bytes
 from vse.pipeline.progress import progress_bar
 
 N_HASH_BITS = 64
@@ -73,10 +73,13 @@ def group_similar_photos(paths: Sequence[Path]) -> list[list[int]]:
     from scipy.sparse.csgraph import connected_components
 
     hashes, readable = [], []
-    for index, path in enumerate(progress_bar(paths, desc="compare photos", unit="image")):
+    in_file_order = sorted(range(len(paths)), key=paths.__getitem__)  # archives are read from front to back
+    for index in progress_bar(in_file_order, desc="compare photos", unit="image"):
         try:
-            hashes.append(compute_perceptual_hash(path))
+            hashes.append(compute_perceptual_hash(paths[index]))
             readable.append(index)
+        except UnreadableArchive:
+            raise
         except BadImage:
             continue
     n = len(paths)

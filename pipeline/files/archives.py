@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -26,13 +27,18 @@ ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAErr
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A member of an archive. ``open`` returns a stream of the content, or None for a member without content."""
+    """A member of an archive.
+
+    open : a function that returns a stream of the content, or None for a member without content
+    offset : the position of the content in a tar archive without compression; None if the content is not one part of it
+    """
 
     name: str
     size: int
     is_file: bool
     is_folder: bool
     open: Callable[[], IO[bytes] | None]
+    offset: int | None = None
 
 
 def unpack_member(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
@@ -81,10 +87,20 @@ def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
         with zipfile.ZipFile(path) as archive:
             yield (_build_zip_member(archive, info) for info in archive.infolist())
     else:
-        with open_decoded_stream(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
-            yield (
-                ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info)) for info in tar
-            )
+        with open_decoded_stream(path) as stream, open_tar(stream) as members:
+            yield members
+
+
+@contextmanager
+def open_tar(stream: BufferedReader) -> Iterator[Iterator[ArchiveMember]]:
+    """Read a tar archive without compression from a stream, and yield an iterator over its members."""
+    with tarfile.open(fileobj=stream, mode="r:") as tar:
+        yield (_build_tar_member(tar, info) for info in tar)
+
+
+def _build_tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo) -> ArchiveMember:
+    offset = None if info.issparse() else info.offset_data
+    return ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info), offset)
 
 
 def _build_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMember:

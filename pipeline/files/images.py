@@ -1,4 +1,7 @@
-"""Decode untrusted image files to upright RGB, and reject files that lack a part of their pixels.
+"""Read and decode untrusted image files to upright RGB, and reject files that lack a part of their pixels.
+
+All commands read photographs with :func:`read_image_bytes`. The bytes of an image file may lie in a tar archive
+(:mod:`vse.pipeline.files.photo_archives`); no caller needs to know.
 
 Pillow decodes incomplete files without an error. Missing rows of a PNG file stay black, and Pillow does not check the
 checksums of the pixels (:func:`_is_png_incomplete` does). Missing blocks of a JPEG file become grey if an end marker
@@ -21,6 +24,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.photo_archives import ArchivedPhoto, find_archived_photo
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
 QUERY_IMAGE_FORMATS = (*IMAGE_FORMATS, "GIF", "BMP")  # formats of a photo that is only a query
@@ -179,14 +183,63 @@ class BadImage(UserError):
     """Raised for an image file that is missing or cannot be decoded."""
 
 
+class UnreadableArchive(BadImage):
+    """Raised if the archive of an image is missing, unreachable or changed, so that no image of it can be read."""
+
+
 def read_image_bytes(path: Path) -> bytes:
-    """Return the bytes of an image file. Raises BadImage if the file is missing or is not a plain file."""
+    """Return the bytes of an image file, or of the member of an archive that stands for it.
+
+    Raises BadImage if there is neither a plain file nor a member, and UnreadableArchive if the archive cannot be read.
+    """
     try:
-        if not path.is_file():
-            raise BadImage(f"{path}: no such image file")
-        return path.read_bytes()
+        if path.is_file():
+            return path.read_bytes()
     except OSError as error:
         raise BadImage(f"{path}: {error.strerror}") from None
+    with _wrap_archive_errors(path):
+        return _require_archived_photo(path).read()
+
+
+def image_file_size(path: Path) -> int:
+    """Return the number of bytes of an image file or member. Raises BadImage as :func:`read_image_bytes` does."""
+    if path.is_file():
+        return path.stat().st_size
+    with _wrap_archive_errors(path):
+        return _require_archived_photo(path).size
+
+
+def image_exists(path: Path) -> bool:
+    """Return whether there is an image file or a member for it, as :func:`check_image_exists` does."""
+    try:
+        check_image_exists(path)
+    except BadImage:
+        return False
+    return True
+
+
+def check_image_exists(path: Path) -> None:
+    """Raise BadImage if an image file is missing, or if its archive is missing or has changed. No archive is opened."""
+    if not path.is_file():
+        with _wrap_archive_errors(path):
+            _require_archived_photo(path).archive.check_unchanged()
+
+
+def _require_archived_photo(path: Path) -> ArchivedPhoto:
+    photo = find_archived_photo(path)
+    if photo is None:
+        raise BadImage(f"{path}: no such image file")
+    return photo
+
+
+@contextmanager
+def _wrap_archive_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BadImage:
+        raise
+    except UserError as error:
+        raise UnreadableArchive(f"{path}: {error}") from None
 
 
 def decode_image(
@@ -222,7 +275,7 @@ def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]
     Raises BadImage if the file is missing, is not a JPEG, PNG or WebP file, or has more than ``MAX_PIXELS``.
     """
     if content is None and not path.is_file():
-        raise BadImage(f"{path}: no such image file")
+        content = read_image_bytes(path)
     source = path if content is None else BytesIO(content)
     with _wrap_decode_errors(path), Image.open(source, formats=IMAGE_FORMATS) as image:
         width, height = image.size

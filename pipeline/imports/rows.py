@@ -21,7 +21,7 @@ from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
-from vse.pipeline.files.writing import remove_temporary_files, write_bytes, write_text
+from vse.pipeline.files.writing import write_text
 from vse.pipeline.imports.sampled_splits import sample_splits
 
 _SPLIT_BY_ALIAS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
@@ -153,6 +153,15 @@ class RowCollector:
         except BadRow as reason:
             self.bad_rows.add(row.row_location, reason)
             return None
+
+    def add_photo(self, row: ImportedRow, content: bytes) -> str | None:
+        """Add a row as :meth:`add` does; ``content`` holds the bytes of the photo. The row of an unreadable photo is bad."""
+        try:
+            read_image_size(Path(row.file), content)
+        except BadImage as fault:
+            self.add_bad_row(row.row_location, fault)
+            return None
+        return self.add(row)
 
     def add_bad_row(self, place: str, reason: object) -> None:
         """Count a row that could not be converted to an :class:`ImportedRow` as bad."""
@@ -335,7 +344,6 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
     return written
 
 
-MAX_PHOTO_BYTES = 100_000_000
 _URL_START_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
 _IMAGES_HINT = "--images FOLDER allows another folder"
 
@@ -361,38 +369,3 @@ class ImageFolders:
             folders = " or ".join(map(str, self._folders))
             raise BadRow(f"the image {name[:200]!r} is outside {folders}; {_IMAGES_HINT}")
         return next((target for target in inside if target.is_file()), inside[0])
-
-
-class PhotoWriter:
-    """A writer that adds rows to a collector, and writes the photos to the folder ``images``.
-
-    Photos that an interrupted import has written are kept.
-    """
-
-    def __init__(self, out: Path, collector: RowCollector) -> None:
-        self.images_folder = out / "images"
-        if self.images_folder.is_symlink():
-            raise UserError(f"{self.images_folder} is a link to another folder of images; give another --out")
-        remove_temporary_files(self.images_folder, recursive=True)
-        self._collector = collector
-
-    def add(self, row: ImportedRow, content: bytes) -> None:
-        """Add a row, and write ``content``, the bytes of the photo.
-
-        The row of an unreadable photo counts as bad. Once the import cannot succeed, no further photo is written.
-        """
-        try:
-            read_image_size(Path(row.file), content)
-        except BadImage as fault:
-            self._collector.add_bad_row(row.row_location, fault)
-            return
-        file = self._collector.add(row)
-        if file is None or not self._collector.can_succeed:
-            return
-        path = self.images_folder / file
-        if not (path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content):
-            if path.exists():
-                raise UserError(
-                    f"{path} already exists and is another photo; move {self.images_folder} away, or give another --out"
-                )
-            write_bytes(path, content, sync=False)

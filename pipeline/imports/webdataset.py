@@ -1,4 +1,7 @@
-"""Import WebDataset archives: tar files with photos ``<key>.jpg`` and captions ``<key>.txt`` or ``<key>.json``."""
+"""Import WebDataset archives: tar files with photos ``<key>.jpg`` and captions ``<key>.txt`` or ``<key>.json``.
+
+The photos are unpacked, or they stay in the archives and get an index (:mod:`vse.pipeline.files.photo_archives`).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,17 @@ from typing import Any
 
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
-from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_member_fault, open_archive
-from vse.pipeline.files.inputs import check_input, error_reason
+from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_member_fault
+from vse.pipeline.files.inputs import error_reason
+from vse.pipeline.files.photo_archives import MAX_PHOTO_BYTES
+from vse.pipeline.files.remote import is_remote
 from vse.pipeline.files.writing import lock_for_writing, parse_json
+from vse.pipeline.imports.archive_sources import ARCHIVE_SUFFIXES, Archive, find_archives
+from vse.pipeline.imports.photo_writers import PhotoIndexer, PhotoWriter
 from vse.pipeline.imports.rows import (
-    MAX_PHOTO_BYTES,
     BadRow,
     ImportedRow,
     ImportSettings,
-    PhotoWriter,
     RowCollector,
     flatten_captions,
     log,
@@ -28,6 +33,7 @@ from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
 PHOTO_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+IN_PLACE = "webdataset-in-place"  # the format whose photos stay in the archives
 KEY_END_RULES = ("first-dot", "last-dot")
 _CAPTION_EXTENSIONS = ("txt", "json")
 _USED_EXTENSIONS = (*PHOTO_EXTENSIONS, *_CAPTION_EXTENSIONS)
@@ -39,21 +45,22 @@ _MAX_LOGGED_KINDS = 5  # kinds of unread members in the log
 class Sample:
     """A sample: consecutive members (files) of an archive whose names begin with the same key.
 
-    bytes_by_extension, name_by_extension : the bytes and the name of each member that was read
+    bytes_by_extension, member_by_extension : the bytes and the place of each member that was read
     unread_paths : the paths of unread members with a known extension after a second dot, such as ``a.b.jpg`` for the key ``a``
     fault : a message about the first member that cannot be used; None without such a member
     """
 
     key: str
     bytes_by_extension: dict[str, bytes] = field(default_factory=dict)
-    name_by_extension: dict[str, str] = field(default_factory=dict)
+    member_by_extension: dict[str, ArchiveMember] = field(default_factory=dict)
     unread_paths: list[PurePosixPath] = field(default_factory=list)
     fault: str | None = None
 
     @property
     def first_member_name(self) -> str:
         """The name of the first member, or the key if no member was read."""
-        return next(iter(self.name_by_extension.values()), str(next(iter(self.unread_paths), self.key)))
+        names = (member.name for member in self.member_by_extension.values())
+        return next(names, str(next(iter(self.unread_paths), self.key)))
 
     @property
     def photo_extension(self) -> str:
@@ -83,7 +90,7 @@ class Sample:
             return
         first = next(str(path) for path in self.unread_paths if path.with_suffix("") == pair)
         others = [path for path in self.unread_paths if path.with_suffix("") != pair]
-        other = next(map(str, [*others, *self.name_by_extension.values()]), None)
+        other = next(map(str, [*others, *(member.name for member in self.member_by_extension.values())]), None)
         both = f"member {first!r} has" if other is None else f"members {first!r} and {other!r} have"
         raise BadRow(f"{both} the key {self.key}, which ends at the first dot; --key-until last-dot ends it at the last one")
 
@@ -142,8 +149,8 @@ class SampleReader:
         max_bytes = MAX_PHOTO_BYTES if extension in PHOTO_EXTENSIONS else _MAX_TEXT_BYTES
         if fault is None and member.size > max_bytes:
             fault = f"has {member.size} bytes, more than {max_bytes}"
-        if fault is None and extension in sample.name_by_extension:
-            before = sample.name_by_extension[extension]
+        if fault is None and extension in sample.member_by_extension:
+            before = sample.member_by_extension[extension].name
             fault = "occurs twice" if before == member.name else f"has the same key and extension as member {before!r}"
         if fault is not None:
             sample.fault = sample.fault or f"member {member.name!r} {fault}"
@@ -151,105 +158,103 @@ class SampleReader:
         stream = member.open()
         assert stream is not None, "a plain file can be read"
         with stream:
-            sample.bytes_by_extension[extension], sample.name_by_extension[extension] = stream.read(max_bytes), member.name
+            sample.bytes_by_extension[extension], sample.member_by_extension[extension] = stream.read(max_bytes), member
 
 
-ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 _SPLIT_PREFIXES = ("train", "val", "valid", "validation", "dev", "test")
-_TAR_BLOCK_BYTES = 512
 
 
-def find_archives(source: Path) -> list[Path]:
-    """Return the archives in a folder and all subfolders, sorted by name. If ``source`` is a file, return this file."""
-    paths = source.rglob("*") if source.is_dir() else [source]
-    return sorted(path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file())
-
-
-def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_until: str = "first-dot") -> Path:
+def import_webdataset(
+    sources: Sequence[str], settings: ImportSettings, key_until: str | None = None, in_place: bool = False
+) -> Path:
     """Import WebDataset archives: write ``dataset.json`` and the photos, and return the path of ``dataset.json``.
+
+    ``sources`` are paths or URLs of archives or folders. With ``in_place``, which URLs need, an index of the photos in the
+    archives is written instead of the photos; ``dataset.json`` is the same.
 
     A sample has a photo and captions: the lines of a ``.txt``, or a list or object in a ``.json``. The object may also have
     the split and ids. Otherwise the name of the archive or of a folder may begin with the split (``train-0001.tar``,
     ``test/0.tar``). An interrupted import continues.
 
     As in WebDataset itself, a key ends at the first dot of a file name: ``a.b.jpg`` is the field ``b.jpg`` of the sample
-    ``a``. With ``key_until="last-dot"`` a key ends at the last dot. A second sample with the same key, and a sample with a
-    member whose path leads out of the archive, are bad rows. Unread members are counted.
+    ``a``. This is ``key_until="first-dot"``, the default. With ``last-dot`` a key ends at the last dot. A second sample with
+    the same key, and a sample with a member whose path leads out of the archive, are bad rows. Unread members are counted.
     """
     check_dataset_name(settings.name)
+    key_until = key_until or KEY_END_RULES[0]
     if key_until not in KEY_END_RULES:
         raise UserError(f"--key-until {key_until}: unknown{did_you_mean(key_until, KEY_END_RULES)}")
-    archives = [(source, path) for source in sources for path in find_archives(source)]
+    url = next(filter(is_remote, sources), None)
+    if url is not None and not in_place:
+        raise UserError(
+            f"{url}: photos at a URL are read in place (--format {IN_PLACE}); to unpack them, download the archives"
+        )
+    archives = [archive for source in sources for archive in find_archives(source)]
     if not archives:
         raise UserError(f"{sources[0]}: has no archive with a name in {', '.join(ARCHIVE_SUFFIXES)}")
-    folders = [_photo_folder(source, path) for source, path in archives]
-    for folder, count in Counter(folders).items():
+    if in_place and (compressed := next((archive for archive in archives if archive.is_compressed), None)):
+        raise UserError(
+            f"{compressed}: compressed, and photos can be read in place from .tar archives only; decompress it, or unpack the "
+            "photos with --format webdataset"
+        )
+    for folder, count in Counter(archive.folder for archive in archives).items():
         if count > 1:
-            same = " and ".join(str(path) for at, (_, path) in zip(folders, archives, strict=True) if at == folder)
+            same = " and ".join(str(archive) for archive in archives if archive.folder == folder)
             raise UserError(f"{same}: two archives have the same name; give a folder that contains all of them, or rename one")
     collector = RowCollector(settings)
-    sizes = [check_input(path).stat().st_size for _, path in archives]
+    sizes = [archive.size for archive in archives]
     with lock_for_writing(settings.out, folder=True), progress_bar(
-        desc="unpack photos", total=sum(sizes), unit="B", unit_scale=True
+        desc="index photos" if in_place else "unpack photos", total=sum(sizes), unit="B", unit_scale=True
     ) as bar:  # fmt: skip
-        photos = PhotoWriter(settings.out, collector)
+        photos = PhotoIndexer(settings.out, collector) if in_place else PhotoWriter(settings.out, collector)
         reader = SampleReader(key_until)
         seen: dict[str, str] = {}
-        for (_, archive), folder, size in zip(archives, folders, sizes, strict=True):
-            _add_archive(archive, folder, reader, seen, collector, photos, settings)
+        for archive, size in zip(archives, sizes, strict=True):
+            _add_archive(archive, reader, seen, collector, photos, settings)
             bar.update(size)
         if reader.n_unread_members:
             log.warning("%d members are not read: %s", reader.n_unread_members, reader.describe_unread_members())
         unread = {"members_not_read": reader.n_unread_members} if reader.n_unread_members else {}
+        if isinstance(photos, PhotoIndexer) and collector.can_succeed:
+            photos.write()
         content = collector.build_dataset_content(
-            photos.images_folder, format="webdataset", files=[path.name for _, path in archives], **unread
+            photos.images_folder, format="webdataset", files=[archive.name for archive in archives], **unread
         )
-        return write_imported_data(content, settings, None, [path for _, path in archives])
-
-
-def _photo_folder(source: Path, archive: Path) -> str:
-    """Return the folder for the photos of an archive: the path of the archive in ``source``, without the suffix."""
-    relative = archive.relative_to(source) if source.is_dir() else Path(archive.name)
-    ending = max((ending for ending in ARCHIVE_SUFFIXES if relative.name.lower().endswith(ending)), key=len)
-    return relative.with_name(relative.name[: -len(ending)] or relative.name).as_posix()
+        local = [archive.file for archive in archives if isinstance(archive.file, Path)]
+        return write_imported_data(content, settings, None, local)
 
 
 def _add_archive(
-    archive: Path,
-    folder: str,
+    archive: Archive,
     reader: SampleReader,
     seen: dict[str, str],
     collector: RowCollector,
-    photos: PhotoWriter,
+    photos: PhotoWriter | PhotoIndexer,
     settings: ImportSettings,
 ) -> None:
-    split = _find_split(folder)
+    split = _find_split(archive.folder)
     try:
-        with open_archive(archive) as members:
+        with archive.open(in_place=isinstance(photos, PhotoIndexer)) as members:
             for sample in reader.read_samples(members):
-                place, file = f"{archive}: {sample.key}", f"{folder}/{sample.key}"
+                place, file = f"{archive}: {sample.key}", f"{archive.folder}/{sample.key}"
                 try:
                     sample.check_members()
                     if file in seen:
                         both = f"members {seen[file]!r} and {sample.first_member_name!r}"
                         raise BadRow(f"an earlier sample also has the key {sample.key} ({both})")
                     seen[file] = sample.first_member_name
-                    photos.add(*_build_photo_row(place, file, sample, split, settings.columns))
+                    row, extension = _build_photo_row(place, file, sample, split, settings.columns)
+                    content, member = sample.bytes_by_extension[extension], sample.member_by_extension[extension]
+                    if isinstance(photos, PhotoIndexer):
+                        photos.add(row, content, archive, member)
+                    else:
+                        photos.add(row, content)
                 except BadRow as reason:
                     collector.add_bad_row(place, reason)
-        if not _has_tar_end(archive):
+        if not archive.has_end():
             collector.add_bad_row(str(archive), "a damaged archive: its end is missing")
     except (*ARCHIVE_ERRORS, OSError) as error:
         collector.add_bad_row(str(archive), f"a damaged archive, or not one ({error_reason(error)})")
-
-
-def _has_tar_end(archive: Path) -> bool:
-    """Return whether a tar file ends with zeros, as all complete tar files do. Readers do not report a missing end."""
-    if archive.suffix != ".tar":
-        return True  # decompression fails if a compressed file is cut
-    with archive.open("rb") as stream:
-        stream.seek(-min(_TAR_BLOCK_BYTES, archive.stat().st_size), 2)
-        return not any(stream.read(_TAR_BLOCK_BYTES))
 
 
 def _find_split(archive_path: str) -> str | None:
@@ -264,7 +269,8 @@ def _find_split(archive_path: str) -> str | None:
 
 def _build_photo_row(
     place: str, file: str, sample: Sample, split: str | None, columns: Mapping[str, tuple[str, ...]]
-) -> tuple[ImportedRow, bytes]:
+) -> tuple[ImportedRow, str]:
+    """Return the row of a sample, and the extension of its photo."""
     extension, parts = sample.photo_extension, sample.bytes_by_extension
     values: dict[str, list[Any]] = {}
     if "json" in parts:
@@ -282,4 +288,4 @@ def _build_photo_row(
             raise BadRow("its text is not UTF-8") from None
     if not flatten_captions(values.get("caption", [])):
         raise BadRow(f"no caption (txt, json){sample.unread_hint()}")
-    return build_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), parts[extension]
+    return build_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), extension

@@ -27,7 +27,7 @@ from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import BadImage, decode_image
+from vse.pipeline.files.images import BadImage, UnreadableArchive, decode_image
 from vse.pipeline.progress import progress_bar
 from vse.training.kinds import BatchVectors, InputKind, add_full_mask, to_input_kind
 from vse.training.settings import ImagesConfig
@@ -297,6 +297,8 @@ class PhotoFeatures:
     def _load_crops(self, index: int) -> Tensor:
         try:
             photo = decode_image(self._paths[index])
+        except UnreadableArchive:
+            raise
         except BadImage as error:
             log.warning("%s; it counts as a black photo", error)
             photo = PhotoImage.new("RGB", (_BLACK_PHOTO_SIDE, _BLACK_PHOTO_SIDE))

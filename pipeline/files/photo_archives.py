@@ -1,0 +1,244 @@
+"""Read photographs from the tar archives that hold them, without unpacking.
+
+The index ``images/archives.sqlite`` states, for the file of an image such as ``train-0001/a.jpg``, the archive (a path or URL)
+and the member with its offset and size. The file itself does not exist: :func:`vse.pipeline.files.images.read_image_bytes`
+reads the bytes from the archive instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tarfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from urllib.parse import quote
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import FileState, InputFile, error_reason, read_file_state
+from vse.pipeline.files.remote import BLOCK_BYTES, RemoteFile, is_remote, open_remote_file
+from vse.pipeline.files.writing import write_bytes
+
+INDEX_NAME = "archives.sqlite"
+MAX_PHOTO_BYTES = 100_000_000
+_IMAGES_FOLDER_NAME = "images"
+_INDEX_VERSION = 1
+_MAX_OPEN_ARCHIVES = 16
+_MAX_GAP_BYTES = 2**20  # between two reads of a remote archive that follow each other
+_MAX_PLAIN_NAME_LENGTH = 99  # a longer name of a member is not in its own header
+_SCHEMA = f"""
+CREATE TABLE archives (id INTEGER PRIMARY KEY, location TEXT NOT NULL, size INTEGER NOT NULL, version TEXT NOT NULL);
+CREATE TABLE photos (
+    file TEXT PRIMARY KEY, archive INTEGER NOT NULL, member TEXT NOT NULL, offset INTEGER NOT NULL, size INTEGER NOT NULL
+) WITHOUT ROWID;
+PRAGMA user_version = {_INDEX_VERSION};
+"""
+_FIND_PHOTO = """
+SELECT location, archives.size, version, member, offset, photos.size
+FROM photos JOIN archives ON archives.id = photos.archive WHERE file = ?
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PhotoArchive:
+    """A tar archive with photographs: its path or URL, and its size and version when it was imported.
+
+    ``version`` is that of :class:`~vse.pipeline.files.remote.RemoteFile`; it is blank for a local file.
+    """
+
+    location: str
+    size: int
+    version: str
+
+    @property
+    def path(self) -> Path | None:
+        """The path of a local archive; None for a URL."""
+        return None if is_remote(self.location) else Path(self.location)
+
+    def check_unchanged(self) -> FileState | RemoteFile:
+        """Return the state of a local archive, or the remote archive. A local archive is not opened.
+
+        Raises UserError if the archive is missing, or has another size or version than at the import.
+        """
+        path = self.path
+        if path is None:
+            remote = open_remote_file(self.location)
+            if (remote.size, remote.version) != (self.size, self.version):
+                raise self.changed_error("another size, entity tag or time")
+            return remote
+        state = read_file_state(path)
+        if state is None:
+            raise UserError(f"{path}: no such archive; {INDEX_NAME} states where the archives of a data set are")
+        if state.size != self.size:
+            raise self.changed_error(f"{state.size} bytes instead of {self.size}")
+        return state
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes from ``start`` to ``stop``. Raises UserError as :meth:`check_unchanged` does."""
+        found = self.check_unchanged()
+        if isinstance(found, RemoteFile):
+            return _open_remote_reader(found).read(start, stop)
+        return _open_local_reader(Path(self.location), found).read(start, stop)
+
+    def changed_error(self, how: str) -> UserError:
+        """Return the error for an archive whose content is not that of the import; ``how`` describes the change."""
+        return UserError(f"{self.location}: has changed since the import ({how}); import the archives again")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedPhoto:
+    """A photograph in an archive. ``offset`` is the position of the first byte of the photograph in the archive."""
+
+    archive: PhotoArchive
+    member: str
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return the bytes of the photograph.
+
+        Raises UserError if the archive is missing or has changed, or if the member is not at its place.
+        """
+        start = self.offset - tarfile.BLOCKSIZE
+        if not (start >= 0 and 0 <= self.size <= MAX_PHOTO_BYTES and self.offset + self.size <= self.archive.size):
+            raise UserError(f"{self.archive.location}: the index places member {self.member!r} outside the archive")
+        block = self.archive.read(start, self.offset + self.size)
+        if not self._matches(block[: tarfile.BLOCKSIZE]) or len(block) != tarfile.BLOCKSIZE + self.size:
+            raise self.archive.changed_error(f"member {self.member!r} is not at byte {self.offset}")
+        return block[tarfile.BLOCKSIZE :]
+
+    def _matches(self, header: bytes) -> bool:
+        """Return whether the header of a member is that of this photograph."""
+        try:
+            found = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            return False
+        is_plain = self.member.isascii() and len(self.member) <= _MAX_PLAIN_NAME_LENGTH
+        return found.isreg() and found.size == self.size and (found.name == self.member or not is_plain)
+
+
+def find_archived_photo(path: Path) -> ArchivedPhoto | None:
+    """Return the place of an image file, such as ``data/pairs/images/train-0001/a.jpg``, in its archive.
+
+    Returns None if no folder ``images`` of the path has an index with this file. Raises UserError if an index is damaged.
+    """
+    for folder in path.parents:
+        if folder.name == _IMAGES_FOLDER_NAME and (state := read_file_state(folder / INDEX_NAME)) is not None:
+            index = _open_index(folder / INDEX_NAME, state, os.getpid())  # a connection does not survive a fork
+            if (photo := index.find_photo(path.relative_to(folder).as_posix())) is not None:
+                return photo
+    return None
+
+
+class _PhotoIndex:
+    """An index, opened for reading. It may come from a stranger, so that its content is checked."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, Lock()
+        with self._wrap_errors():
+            uri = f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"  # no locks, which shared disks may lack
+            connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            weakref.finalize(self, connection.close)
+            connection.execute("PRAGMA trusted_schema = OFF")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != _INDEX_VERSION:
+                raise UserError(f"{path}: an index of version {version}, and this program reads {_INDEX_VERSION}")
+            if connection.execute("SELECT 1 FROM sqlite_master WHERE type <> 'table'").fetchone():
+                raise UserError(f"{path}: not an index of photographs; it has views or triggers")
+        self._connection = connection
+
+    def find_photo(self, file: str) -> ArchivedPhoto | None:
+        with self._wrap_errors(), self._lock:
+            row = self._connection.execute(_FIND_PHOTO, (file,)).fetchone()
+        if row is None:
+            return None
+        if list(map(type, row)) != [str, int, str, str, int, int]:
+            raise UserError(f"{self._path}: the place of {file} is damaged; import the archives again")
+        return ArchivedPhoto(PhotoArchive(*row[:3]), *row[3:])
+
+    @contextmanager
+    def _wrap_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise UserError(
+                f"{self._path}: not a readable index of photographs ({error_reason(error)}); import the archives again"
+            ) from None
+
+
+@lru_cache(maxsize=_MAX_OPEN_ARCHIVES)
+def _open_index(path: Path, state: FileState, process: int) -> _PhotoIndex:
+    return _PhotoIndex(path)
+
+
+class PhotoIndexWriter:
+    """A new index in memory."""
+
+    def __init__(self) -> None:
+        self._connection = sqlite3.connect(":memory:")
+        weakref.finalize(self, self._connection.close)
+        self._connection.executescript(_SCHEMA)
+
+    def add_archive(self, archive: PhotoArchive) -> int:
+        """Add an archive, and return its id for :meth:`add_photo`."""
+        values = (archive.location, archive.size, archive.version)
+        number = self._connection.execute("INSERT INTO archives (location, size, version) VALUES (?, ?, ?)", values).lastrowid
+        assert number is not None
+        return number
+
+    def add_photo(self, file: str, archive: int, member: str, offset: int, size: int) -> None:
+        """Add the place of a photograph. ``file`` is the path of the image in the folder ``images``."""
+        self._connection.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?)", (file, archive, member, offset, size))
+
+    def write(self, images_folder: Path) -> Path:
+        """Write the index to the folder ``images`` of a data set, and return its path."""
+        self._connection.commit()
+        return write_bytes(images_folder / INDEX_NAME, self._connection.serialize())
+
+
+class _LocalReader:
+    """A reader of ranges of a local file, which several threads may use."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._lock = InputFile(path), Lock()
+
+    def read(self, start: int, stop: int) -> bytes:
+        with self._lock:
+            self._file.stream.seek(start)
+            return self._file.stream.read(stop - start)
+
+
+class _RemoteReader:
+    """A reader of ranges of a remote file. A range that follows the last one is read with the next 8 MiB.
+
+    The photographs of a data set follow each other in an archive; a request for each of them would wait for the network.
+    """
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file, self._lock, self._start, self._block = file, Lock(), 0, b""
+
+    def read(self, start: int, stop: int) -> bytes:
+        with self._lock:
+            end = self._start + len(self._block)
+            if not self._start <= start <= stop <= end:
+                follows = self._block != b"" and self._start <= start <= end + _MAX_GAP_BYTES
+                content = self._file.read(start, min(max(stop, start + BLOCK_BYTES), self._file.size) if follows else stop)
+                if 0 < self._start - start <= _MAX_GAP_BYTES:
+                    return content  # another thread was faster with the next photograph
+                self._start, self._block = start, content
+            return self._block[start - self._start : stop - self._start]
+
+
+@lru_cache(maxsize=_MAX_OPEN_ARCHIVES)
+def _open_local_reader(path: Path, state: FileState) -> _LocalReader:
+    return _LocalReader(path)
+
+
+@lru_cache(maxsize=_MAX_OPEN_ARCHIVES)
+def _open_remote_reader(remote: RemoteFile) -> _RemoteReader:
+    return _RemoteReader(remote)
