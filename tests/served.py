@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -44,20 +45,23 @@ class Server:
             return request.send_error(404 if content is None else code)
         if lie := self.lies.pop(0) if self.lies else None:
             return lie(self, request, content)
-        start, headers = 0, {}
+        start, stop, headers = 0, len(content), {"ETag": f'"{zlib.crc32(content)}"'}
         if wanted and self.ranges:
-            start = int(wanted.removeprefix("bytes=").rstrip("-")) + self.shift
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            start, stop = int(first) + self.shift, min(int(last) + 1, stop) if last else stop
             if start >= len(content):
                 return request.send_error(416)
-            code, headers["Content-Range"] = 206, f"bytes {start}-{len(content) - 1}/{len(content)}"
+            code, headers["Content-Range"] = 206, f"bytes {start}-{stop - 1}/{len(content)}"
         request.send_response(code)
         if self.length:
-            headers["Content-Length"] = str(len(content) - start)
+            headers["Content-Length"] = str(stop - start)
         for key, value in headers.items():
             request.send_header(key, value)
         request.end_headers()
+        if request.command == "HEAD":
+            return None
         cut = self.cuts.pop(0) if self.cuts else None
-        body = content[start:][:cut]
+        body = content[start:stop][:cut]
         self.sent += len(body)  # before the client has received everything
         request.wfile.write(body)
         if cut is not None:
@@ -76,6 +80,8 @@ def served(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Iterator
         def do_GET(self) -> None:
             with contextlib.suppress(OSError):  # the client has closed the connection
                 state.answer(self)
+
+        do_HEAD = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             pass

@@ -180,7 +180,7 @@ class PhotoIndexWriter:
     """A new index in memory."""
 
     def __init__(self) -> None:
-        self._connection = sqlite3.connect(":memory:")
+        self._connection = sqlite3.connect(":memory:", check_same_thread=False)  # may be closed by any thread
         weakref.finalize(self, self._connection.close)
         self._connection.executescript(_SCHEMA)
 

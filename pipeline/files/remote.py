@@ -92,10 +92,11 @@ def _open_remote_file(url: str, process: int) -> RemoteFile:
 
 
 def list_remote_files(url: str) -> list[str]:
-    """Return the URLs of all files in the folder ``url`` and its subfolders, sorted. Raises UserError on any failure."""
+    """Return the paths of all files in the folder ``url``, relative to the folder, sorted. Raises UserError on any failure."""
     with _wrap_errors(url):
         system, path = _open_file_system(url)
-        return sorted(system.unstrip_protocol(name) for name in system.find(path))
+        root = f"{path.rstrip('/')}/"
+        return sorted(name.removeprefix(root) for name in system.find(path) if name.startswith(root))
 
 
 def _open_file_system(url: str) -> tuple[Any, str]:

@@ -85,9 +85,8 @@ def find_archives(source: str) -> list[Archive]:
         return [Archive(path, _photo_folder(path.relative_to(start) if start.is_dir() else Path(path.name))) for path in found]
     if start.partition("?")[0].lower().endswith(ARCHIVE_SUFFIXES):
         return [Archive(open_remote_file(start), _photo_folder(PurePosixPath(PurePosixPath(start.partition("?")[0]).name)))]
-    root = f"{start.rstrip('/')}/"
-    urls = [url for url in list_remote_files(start) if url.lower().endswith(ARCHIVE_SUFFIXES)]
-    return [Archive(open_remote_file(url), _photo_folder(PurePosixPath(url.removeprefix(root)))) for url in urls]
+    names = [name for name in list_remote_files(start) if name.lower().endswith(ARCHIVE_SUFFIXES)]
+    return [Archive(open_remote_file(f"{start.rstrip('/')}/{name}"), _photo_folder(PurePosixPath(name))) for name in names]
 
 
 def _photo_folder(path: PurePath) -> str:
