@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_zip, open_decoded_stream
@@ -25,12 +25,19 @@ _CHUNK_BYTES = 1 << 20
 ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
 
+class MemberPlace(NamedTuple):
+    """The position of the content of a member in a tar archive, and the CRC-32 of the header in front of it."""
+
+    offset: int
+    header_crc32: int
+
+
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
     """A member of an archive.
 
     open : a function that returns a stream of the content, or None for a member without content
-    offset : the position of the content in a tar archive without compression; None if the content is not one part of it
+    place : where the content lies in a tar archive, if :func:`open_tar` was called with ``in_place``; None for a sparse file
     """
 
     name: str
@@ -38,7 +45,7 @@ class ArchiveMember:
     is_file: bool
     is_folder: bool
     open: Callable[[], IO[bytes] | None]
-    offset: int | None = None
+    place: MemberPlace | None = None
 
 
 def unpack_member(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
@@ -92,15 +99,24 @@ def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
 
 
 @contextmanager
-def open_tar(stream: BufferedReader) -> Iterator[Iterator[ArchiveMember]]:
-    """Read a tar archive without compression from a stream, and yield an iterator over its members."""
+def open_tar(stream: BufferedReader, in_place: bool = False) -> Iterator[Iterator[ArchiveMember]]:
+    """Read a tar archive without compression from a stream, and yield an iterator over its members.
+
+    With ``in_place``, the members have a ``place``.
+    """
     with tarfile.open(fileobj=stream, mode="r:") as tar:
-        yield (_build_tar_member(tar, info) for info in tar)
+        yield (_build_tar_member(tar, info, _find_place(stream, info) if in_place else None) for info in tar)
 
 
-def _build_tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo) -> ArchiveMember:
-    offset = None if info.issparse() else info.offset_data
-    return ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info), offset)
+def _build_tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo, place: MemberPlace | None) -> ArchiveMember:
+    return ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info), place)
+
+
+def _find_place(stream: BufferedReader, info: tarfile.TarInfo) -> MemberPlace | None:
+    if info.issparse():
+        return None
+    stream.seek(info.offset_data - tarfile.BLOCKSIZE)
+    return MemberPlace(info.offset_data, zlib.crc32(stream.read(tarfile.BLOCKSIZE)))
 
 
 def _build_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMember:

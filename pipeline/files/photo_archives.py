@@ -11,6 +11,7 @@ import os
 import sqlite3
 import tarfile
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,26 +21,27 @@ from threading import Lock
 from urllib.parse import quote
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.archives import MemberPlace
 from vse.pipeline.files.inputs import FileState, InputFile, error_reason, read_file_state
 from vse.pipeline.files.remote import BLOCK_BYTES, RemoteFile, is_remote, open_remote_file
 from vse.pipeline.files.writing import write_bytes
 
 INDEX_NAME = "archives.sqlite"
 MAX_PHOTO_BYTES = 100_000_000
-_IMAGES_FOLDER_NAME = "images"
+_IMAGES_FOLDER = "/images/"
 _INDEX_VERSION = 1
 _MAX_OPEN_ARCHIVES = 16
 _MAX_GAP_BYTES = 2**20  # between two reads of a remote archive that follow each other
-_MAX_PLAIN_NAME_LENGTH = 99  # a longer name of a member is not in its own header
 _SCHEMA = f"""
 CREATE TABLE archives (id INTEGER PRIMARY KEY, location TEXT NOT NULL, size INTEGER NOT NULL, version TEXT NOT NULL);
 CREATE TABLE photos (
-    file TEXT PRIMARY KEY, archive INTEGER NOT NULL, member TEXT NOT NULL, offset INTEGER NOT NULL, size INTEGER NOT NULL
+    file TEXT PRIMARY KEY, archive INTEGER NOT NULL, member TEXT NOT NULL, size INTEGER NOT NULL, offset INTEGER NOT NULL,
+    header_crc32 INTEGER NOT NULL
 ) WITHOUT ROWID;
 PRAGMA user_version = {_INDEX_VERSION};
 """
 _FIND_PHOTO = """
-SELECT location, archives.size, version, member, offset, photos.size
+SELECT location, archives.size, version, member, photos.size, offset, header_crc32
 FROM photos JOIN archives ON archives.id = photos.archive WHERE file = ?
 """
 
@@ -58,7 +60,7 @@ class PhotoArchive:
     @property
     def path(self) -> Path | None:
         """The path of a local archive; None for a URL."""
-        return None if is_remote(self.location) else Path(self.location)
+        return _find_path(self.location)
 
     def check_unchanged(self) -> FileState | RemoteFile:
         """Return the state of a local archive, or the remote archive. A local archive is not opened.
@@ -83,21 +85,27 @@ class PhotoArchive:
         found = self.check_unchanged()
         if isinstance(found, RemoteFile):
             return _open_remote_reader(found).read(start, stop)
-        return _open_local_reader(Path(self.location), found).read(start, stop)
+        return _open_local_reader(self.location, found).read(start, stop)
 
     def changed_error(self, how: str) -> UserError:
         """Return the error for an archive whose content is not that of the import; ``how`` describes the change."""
         return UserError(f"{self.location}: has changed since the import ({how}); import the archives again")
 
 
+@lru_cache(maxsize=_MAX_OPEN_ARCHIVES)
+def _find_path(location: str) -> Path | None:
+    return None if is_remote(location) else Path(location)
+
+
 @dataclass(frozen=True, slots=True)
 class ArchivedPhoto:
-    """A photograph in an archive. ``offset`` is the position of the first byte of the photograph in the archive."""
+    """A photograph in an archive. ``offset`` is the position of the photograph, after the header of the member."""
 
     archive: PhotoArchive
     member: str
-    offset: int
     size: int
+    offset: int
+    header_crc32: int
 
     def read(self) -> bytes:
         """Return the bytes of the photograph.
@@ -108,18 +116,9 @@ class ArchivedPhoto:
         if not (start >= 0 and 0 <= self.size <= MAX_PHOTO_BYTES and self.offset + self.size <= self.archive.size):
             raise UserError(f"{self.archive.location}: the index places member {self.member!r} outside the archive")
         block = self.archive.read(start, self.offset + self.size)
-        if not self._matches(block[: tarfile.BLOCKSIZE]) or len(block) != tarfile.BLOCKSIZE + self.size:
+        if zlib.crc32(block[: tarfile.BLOCKSIZE]) != self.header_crc32 or len(block) != tarfile.BLOCKSIZE + self.size:
             raise self.archive.changed_error(f"member {self.member!r} is not at byte {self.offset}")
         return block[tarfile.BLOCKSIZE :]
-
-    def _matches(self, header: bytes) -> bool:
-        """Return whether the header of a member is that of this photograph."""
-        try:
-            found = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-        except tarfile.HeaderError:
-            return False
-        is_plain = self.member.isascii() and len(self.member) <= _MAX_PLAIN_NAME_LENGTH
-        return found.isreg() and found.size == self.size and (found.name == self.member or not is_plain)
 
 
 def find_archived_photo(path: Path) -> ArchivedPhoto | None:
@@ -127,11 +126,17 @@ def find_archived_photo(path: Path) -> ArchivedPhoto | None:
 
     Returns None if no folder ``images`` of the path has an index with this file. Raises UserError if an index is damaged.
     """
-    for folder in path.parents:
-        if folder.name == _IMAGES_FOLDER_NAME and (state := read_file_state(folder / INDEX_NAME)) is not None:
-            index = _open_index(folder / INDEX_NAME, state, os.getpid())  # a connection does not survive a fork
-            if (photo := index.find_photo(path.relative_to(folder).as_posix())) is not None:
+    folder, separator, file = path.as_posix().rpartition(
+        _IMAGES_FOLDER
+    )  # texts, because paths would take longer than the read
+    while separator:
+        index_file = Path(folder + separator + INDEX_NAME)
+        if (state := read_file_state(index_file)) is not None:
+            index = _open_index(index_file, state, os.getpid())  # a connection does not survive a fork
+            if (photo := index.find_photo(file)) is not None:
                 return photo
+        folder, separator, below = folder.rpartition(_IMAGES_FOLDER)
+        file = f"{below}{_IMAGES_FOLDER}{file}"
     return None
 
 
@@ -157,7 +162,7 @@ class _PhotoIndex:
             row = self._connection.execute(_FIND_PHOTO, (file,)).fetchone()
         if row is None:
             return None
-        if list(map(type, row)) != [str, int, str, str, int, int]:
+        if list(map(type, row)) != [str, int, str, str, int, int, int]:
             raise UserError(f"{self._path}: the place of {file} is damaged; import the archives again")
         return ArchivedPhoto(PhotoArchive(*row[:3]), *row[3:])
 
@@ -191,9 +196,9 @@ class PhotoIndexWriter:
         assert number is not None
         return number
 
-    def add_photo(self, file: str, archive: int, member: str, offset: int, size: int) -> None:
-        """Add the place of a photograph. ``file`` is the path of the image in the folder ``images``."""
-        self._connection.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?)", (file, archive, member, offset, size))
+    def add_photo(self, file: str, archive: int, member: str, size: int, place: MemberPlace) -> None:
+        """Add a photograph of ``size`` bytes. ``file`` is the path of the image in the folder ``images``."""
+        self._connection.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?, ?)", (file, archive, member, size, *place))
 
     def write(self, images_folder: Path) -> Path:
         """Write the index to the folder ``images`` of a data set, and return its path."""
@@ -235,8 +240,8 @@ class _RemoteReader:
 
 
 @lru_cache(maxsize=_MAX_OPEN_ARCHIVES)
-def _open_local_reader(path: Path, state: FileState) -> _LocalReader:
-    return _LocalReader(path)
+def _open_local_reader(location: str, state: FileState) -> _LocalReader:
+    return _LocalReader(Path(location))
 
 
 @lru_cache(maxsize=_MAX_OPEN_ARCHIVES)

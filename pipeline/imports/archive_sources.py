@@ -55,9 +55,9 @@ class Archive:
         """Yield an iterator over the members; ``in_place`` if their positions in the archive are needed."""
         with ExitStack() as stack:
             if isinstance(self.file, RemoteFile):
-                yield stack.enter_context(open_tar(stack.enter_context(self.file.open())))
+                yield stack.enter_context(open_tar(stack.enter_context(self.file.open()), in_place))
             elif in_place:
-                yield stack.enter_context(open_tar(stack.enter_context(self.file.open("rb"))))
+                yield stack.enter_context(open_tar(stack.enter_context(self.file.open("rb")), in_place))
             else:
                 yield stack.enter_context(open_archive(self.file))
 

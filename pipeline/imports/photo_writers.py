@@ -55,7 +55,7 @@ class PhotoIndexer:
 
     def add(self, row: ImportedRow, content: bytes, archive: Archive, member: ArchiveMember) -> None:
         """Add a row, and record the place of the photo. ``content`` holds its bytes. Raises BadRow for a sparse member."""
-        if member.offset is None:
+        if member.place is None:
             raise BadRow(f"member {member.name!r} is sparse, so that its bytes do not lie in one place")
         if archive not in self._number_by_archive:
             unpacked = self.images_folder / archive.folder
@@ -66,7 +66,7 @@ class PhotoIndexer:
             self._number_by_archive[archive] = self._index.add_archive(archive.location)
         file = self._collector.add_photo(row, content)
         if file is not None:
-            self._index.add_photo(file, self._number_by_archive[archive], member.name, member.offset, member.size)
+            self._index.add_photo(file, self._number_by_archive[archive], member.name, member.size, member.place)
 
     def write(self) -> Path:
         """Write the index to the folder of images, and return its path."""
