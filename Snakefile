@@ -5,6 +5,7 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
+include: "pipeline/rules/storage.smk"
 include: "pipeline/rules/common.smk"
 include: "pipeline/rules/data.smk"
 include: "pipeline/rules/features.smk"

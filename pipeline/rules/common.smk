@@ -26,8 +26,9 @@ except UserError as error:  # print one line; Snakemake prints a WorkflowError w
 
 # The rules pass the output of their commands through tee, to a log and to the terminal. If the logger plugin of the profile
 # prints a line for each step (pipeline/step_logger.py), the output goes to the log alone.
-if "vse" in workflow.output_settings.log_handler_settings and not workflow.output_settings.verbose:
-    shell.prefix("set -euo pipefail; exec >/dev/null; ")
+QUIET = "vse" in workflow.output_settings.log_handler_settings and not workflow.output_settings.verbose
+if QUIET or STORAGE:
+    shell.prefix(f"set -euo pipefail; {ENTER_LOCAL_COPIES}{'exec >/dev/null; ' if QUIET else ''}")
 
 
 def gpu_resources(rule):
@@ -107,7 +108,7 @@ def feature_settings(wildcards):
 def changed_photos(wildcards):
     """Return a checksum of the photographs of a shard that changed, so that its job runs again; empty for captions."""
     feature = feature_preset(wildcards)
-    if feature.kind != "image":
+    if feature.kind != "image" or STORAGE:  # in a storage, the folder of photographs is an input of its own
         return ""
     cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
     dataset = Path("data", wildcards.dataset, "dataset.json")
@@ -119,7 +120,12 @@ def changed_photos(wildcards):
 def word_file(wildcards):
     """Return the file of pretrained word vectors that a caption feature needs, if any."""
     file = feature_preset(wildcards).find_word_file(os.environ["VSE_WORDS"])
-    return [str(file)] if file else []
+    return [local(str(file))] if file else []
+
+
+def input_files(wildcards):
+    """Return the files of this machine that the extraction of a feature reads, such as weights."""
+    return [local(str(file)) for file in feature_preset(wildcards).list_input_files()]
 
 
 def encoder_file(wildcards):
@@ -146,7 +152,7 @@ def experiment_settings(wildcards):
 def require_published_files(wildcards):
     """Return no inputs. End the workflow with instructions if the published files of a data set are missing."""
     config = load_cached_preset(presets.load_dataset_preset, wildcards.dataset)
-    if os.environ.get(PLANNING_VARIABLE) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
+    if os.environ.get(PLANNING_VARIABLE) != "1" and not is_available(f"data/{wildcards.dataset}/dataset.json"):
         load_or_stop(preparation.find_source_files, config, preparation.source_folder(wildcards.dataset))
     return []
 
@@ -157,7 +163,7 @@ IMPORTED_FEATURES = "|".join(list_imported_features()) or "(?!)"
 def require_imported_cache(wildcards):
     """Return no inputs. End the workflow with instructions if the cache of an imported feature is missing."""
     cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
-    if os.environ.get(PLANNING_VARIABLE) != "1" and not cache.exists():
+    if os.environ.get(PLANNING_VARIABLE) != "1" and not is_available(cache):
         dataset = Path("data", wildcards.dataset, "dataset.json")
         raise WorkflowError(feature_preset(wildcards).describe_import(dataset, cache))
     return []
@@ -209,7 +215,8 @@ def evaluation_options(wildcards):
 def base_run(wildcards):
     """Return the run with the same seed that an experiment starts from, if any."""
     base = experiment_preset(wildcards).start_from
-    return [f"runs/{wildcards.dataset}_{base}/seed-{wildcards.seed}/run.json"] if base else []
+    folder = f"runs/{wildcards.dataset}_{base}/seed-{wildcards.seed}"
+    return [*run_files(folder), *transformer_files(folder)] if base else []
 
 
 def test_embeddings(wildcards):

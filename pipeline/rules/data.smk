@@ -4,6 +4,7 @@
 rule demo:
     output:
         "data/demo/dataset.json",
+        *map(directory, stored("data/demo/images")),
     log:
         "logs/data_demo.log",
     params:
@@ -18,6 +19,7 @@ rule prepare:
         require_published_files,
     output:
         "data/{dataset}/dataset.json",
+        *map(directory, stored("data/{dataset}/images")),
     log:
         "logs/data_{dataset}.log",
     wildcard_constraints:

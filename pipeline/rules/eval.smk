@@ -46,6 +46,7 @@ rule report:
     input:
         result="results/{dataset}_{experiment}.json",
         embeddings=test_embeddings,
+        parts=report_files,
     output:
         report(
             "results/{dataset}_{experiment}.html",

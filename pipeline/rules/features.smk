@@ -8,6 +8,7 @@ rule fit:
         words=word_file,
     output:
         "features/{dataset}_{feature}.encoder.safetensors",
+        *stored("features/{dataset}_{feature}.encoder.json"),
     log:
         "logs/fit_{dataset}_{feature}.log",
     threads: SETTINGS.threads
@@ -25,7 +26,8 @@ rule extract:
     input:
         dataset="data/{dataset}/dataset.json",
         encoder=encoder_file,
-        files=lambda wildcards: feature_preset(wildcards).list_input_files(),
+        files=input_files,
+        photos=photo_folder,
     output:
         shard="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.h5",
         record="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.json",
@@ -51,6 +53,7 @@ rule merge:
     input:
         dataset="data/{dataset}/dataset.json",
         shards=feature_shards,
+        durations=fit_duration,
     output:
         cache="features/{dataset}_{feature}.h5",
         manifest="features/{dataset}_{feature}.shards/manifest.json",
@@ -70,6 +73,7 @@ rule imported:
         require_imported_cache,
     output:
         "features/{dataset}_{feature}.h5",
+        *map(directory, stored("features/{dataset}_{feature}.shards")),
     log:
         "logs/imported_{dataset}_{feature}.log",
     wildcard_constraints:

@@ -8,10 +8,12 @@ rule train:
         truth_features=truth_cache,
         dataset=dataset_file,
         base=base_run,
-    # Only the record is declared as an output. Snakemake deletes the outputs of a job before it starts and when it fails, but
-    # the checkpoint must survive both. At the end vse-train writes "finished" into the record.
+        parts=cache_parts(training_caches, caption_cache, truth_cache),
+    # Without a storage, only the record is declared as an output. Snakemake deletes the outputs of a job before it starts and
+    # when it fails, but the checkpoint must survive both. At the end vse-train writes "finished" into the record.
     output:
-        "runs/{dataset}_{experiment}/seed-{seed}/run.json",
+        *run_files("runs/{dataset}_{experiment}/seed-{seed}"),
+        *map(touch, transformer_files("runs/{dataset}_{experiment}/seed-{seed}")),
     log:
         "logs/train_{dataset}_{experiment}_seed-{seed}.log",
     threads: SETTINGS.threads
@@ -32,6 +34,7 @@ rule embed:
         caption_features=caption_cache,
         dataset=dataset_file,
         record=rules.train.output,
+        parts=cache_parts(evaluation_cache, caption_cache),
     output:
         "runs/{dataset}_{experiment}/seed-{seed}/{split}.h5",
     log:
@@ -56,6 +59,7 @@ rule embed_sentences:
         caption_features=caption_cache,
         dataset=dataset_file,
         record=rules.train.output,
+        parts=cache_parts(evaluation_cache, caption_cache),
     output:
         "runs/{dataset}_{experiment}/seed-{seed}/{split}_sentences.h5",
     log:
@@ -79,9 +83,15 @@ rule embed_as_features:
         caption_features=caption_cache,
         dataset=dataset_file,
         record=rules.train.output,
+        parts=cache_parts(evaluation_cache, caption_cache),
     output:
         images="features/{dataset}_{experiment}-{seed}_images.h5",
         captions="features/{dataset}_{experiment}-{seed}_captions.h5",
+        shards=[
+            directory(folder)
+            for name in ("images", "captions")
+            for folder in stored(f"features/{{dataset}}_{{experiment}}-{{seed}}_{name}.shards")
+        ],
     log:
         "logs/embed_{dataset}_{experiment}_seed-{seed}_as_features.log",
     threads: SETTINGS.threads
