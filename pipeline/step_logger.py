@@ -140,7 +140,8 @@ class LogHandler(LogHandlerBase):
             Thread(target=self._refresh_bar, daemon=True).start()
 
     def _start_step(self, record: Any) -> None:
-        outputs, logs = ([Path(name) for name in names] for names in (record.output, record.log))
+        names = (record.output, record.log)
+        outputs, logs = ([Path(name.removesuffix(" (send to storage)")) for name in files] for files in names)
         step = _Step(record.rule_name, steps.name_step(record.rule_name, record.wildcards), outputs, logs, record.created)
         self._running[record.jobid] = step
         self._failed.pop(record.jobid, None)  # the step is repeated
@@ -195,6 +196,7 @@ class LogHandler(LogHandlerBase):
         reports = [path for rule, path in files if rule == "report"]
         results = [path for rule, path in files if rule == "evaluate"]
         results += [path.with_suffix(".json") for path in reports if path.with_suffix(".json") not in results]
+        results = [path for path in results if path.is_file()]  # a result in a bucket is no local file
         if len(results) <= _MAX_TABLES:
             for result in results:
                 self._print("\n".join(["", *steps.format_metrics(result)]))

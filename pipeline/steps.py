@@ -44,7 +44,7 @@ def describe_result(rule: str, output: Path) -> str:
             return _describe_rsum(protocol) or f"R@1 {_mean(protocol['phrase']['r1']):.1f}"
     except (UserError, KeyError, TypeError, ValueError):
         pass  # a metric that the file does not have, such as the rsum of a run without validation
-    return str(output)
+    return re.sub("^s3:/", "s3://", str(output))  # a path has single slashes
 
 
 def format_metrics(result: Path) -> Iterator[str]:
