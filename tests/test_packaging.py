@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from configparser import ConfigParser
 from email import message_from_string
 from pathlib import Path
 
@@ -147,3 +149,13 @@ def test_no_module_unpickles() -> None:
         text = path.read_text()
         assert "import pickle" not in text
         assert "weights_only=False" not in text
+
+
+def test_the_image_of_jobs_leaves_out_what_the_workflow_makes_and_its_extras_exist() -> None:
+    """Without this, an image would hold data sets and caches, and pip would only warn about an unknown extra."""
+    made = (ROOT / ".gitignore").read_text().partition("# python")[0].splitlines()[1:]
+    assert {line.strip("/") for line in made} <= set((ROOT / ".dockerignore").read_text().splitlines())
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    (extras,) = re.findall(r"^ARG EXTRAS=(\S+)$", (ROOT / "Containerfile").read_text(), re.M)
+    assert set(extras.split(",")) <= set(setup["options.extras_require"])
