@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tests.docs.pages import blocks
 
 PAGE = "docs/storage.md"
+PAGE_COMMAND = ["snakemake", "--cores", "8", "results/demo_vsepp.json"]
 
 
 class Store(Protocol):
@@ -62,7 +63,7 @@ class Bucket:
 
 
 def read_page_options(provider: str, prefix: str) -> list[str]:
-    """Return the arguments of the page's ``snakemake`` command for a provider, with another prefix."""
+    """Return the options of the page's ``snakemake`` command for a provider, with another prefix."""
     commands = [shlex.split(line) for block in blocks(PAGE) if block.language == "sh" for line in block.commands]
-    (words,) = (words for words in commands if words[0] == "snakemake" and provider in words)
-    return [*words[1:-1], prefix]
+    (words,) = (words for words in commands if words[:4] == PAGE_COMMAND and provider in words)
+    return [*words[4:-1], prefix]

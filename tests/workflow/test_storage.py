@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,19 +18,18 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from tests.workflow.pods import Pods
-from tests.workflow.stores import Bucket, FolderStore, Store
+from tests.workflow.stores import Bucket, FolderStore, Store, read_page_options
 from tests.workflow.test_workflow import DEMO, ROOT, Work
 from vse.features.cache.feature_cache import verify_cache
 from vse.pipeline.files.writing import parse_json
 
-pytestmark = pytest.mark.nightly
 RESULT, CACHE = "results/demo_vsepp.json", "features/demo_fc7.h5"
 SHARDS = [f"features/demo_fc7.shards/shard-{k:05d}-of-00002.h5" for k in range(2)]
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """The address of an S3 server, which the environment of commands names as docs/storage.md does."""
+    """Start an S3 server, yield its address, and set the variables of docs/storage.md for commands."""
     server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
     thread = Thread(target=server.serve_forever)
     thread.start()
@@ -71,13 +71,13 @@ class Machine(Work):
         self._options = store.options
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return super().run(*arguments, *(option for option in self._options if option != RESULT))
+        return super().run(*arguments, *self._options)
 
 
+@pytest.mark.nightly
 def test_a_result_in_a_storage_is_that_of_a_working_folder_and_any_machine_continues(
     store: Store, commands: Path, tmp_path: Path
 ) -> None:
-    assert RESULT in store.options
     (tmp_path / "local").mkdir()
     local = Work(tmp_path / "local", commands)
     local.make(RESULT)
@@ -100,6 +100,7 @@ def test_a_result_in_a_storage_is_that_of_a_working_folder_and_any_machine_conti
     assert "no training curves" not in store.read("logs/report_demo_vsepp.log").decode()
 
 
+@pytest.mark.nightly
 def test_a_failed_job_stores_its_log_alone(store: Store, commands: Path, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "one", commands, store)
     machine.make("data/demo/dataset.json")
@@ -113,8 +114,9 @@ def test_a_failed_job_stores_its_log_alone(store: Store, commands: Path, tmp_pat
     machine.make_twice(SHARDS[0])
 
 
+@pytest.mark.nightly
 def test_machines_that_write_the_same_shard_write_the_same_bytes(store: Store, commands: Path, tmp_path: Path) -> None:
-    """Each shard is extracted twice, at the same time as the other one."""
+    """Extract each shard on both machines, always at the same time as the other shard."""
     one, two, other = (Machine(tmp_path / name, commands, store) for name in ("one", "two", "other"))
     one.make("data/demo/dataset.json")
     written = []
@@ -138,8 +140,9 @@ def test_machines_that_write_the_same_shard_write_the_same_bytes(store: Store, c
     assert CACHE not in store.names()
 
 
+@pytest.mark.nightly
 def test_jobs_on_kubernetes_need_the_storage_and_an_image_alone(bucket: Bucket, commands: Path, tmp_path: Path) -> None:
-    """The pods are processes in empty folders. Their commands, secrets and requests come from Snakemake's executor."""
+    """Replace pods by processes in empty folders. Their commands, secrets and requests come from Snakemake's executor."""
     clone, binaries = tmp_path / "clone", tmp_path / "bin"
     shutil.copytree(ROOT / "pipeline" / "rules", clone / "pipeline" / "rules")
     shutil.copytree(ROOT / "profiles" / "kubernetes", clone / "profiles" / "kubernetes")
@@ -172,3 +175,16 @@ def test_jobs_on_kubernetes_need_the_storage_and_an_image_alone(bucket: Bucket, 
     gpus = [job["resources"]["limits"].get("nvidia.com/gpu", "0") for job in pods.jobs]
     assert gpus == ["1", "1", "1", "1", "0"], "two shards, training and embedding, but not the evaluation"
     assert RESULT in bucket.names()
+
+
+def test_the_profile_of_kubernetes_plans_jobs_that_use_the_storage_alone(commands: Path, tmp_path: Path) -> None:
+    """Call a dry run, which reads the settings of the executor. A folder replaces the bucket."""
+    work = Work(tmp_path, commands)
+    profile = ["--workflow-profile", str(ROOT / "profiles" / "kubernetes")]
+    text = work.plan("--verbose", *profile, *read_page_options("fs", "store"), "--", RESULT)
+    jobs = {job.split(":")[0]: job for job in text.split("\nrule ")[1:]}
+    assert jobs.keys() == {"demo", "extract", "merge", "train", "embed", "evaluate"}
+    assert {name for name, job in jobs.items() if "gpu=1" in job} == {"extract", "train", "embed"}
+    lists = [line for job in jobs.values() for line in re.findall(r"^    (?:input|output|log): (.+)", job, re.M)]
+    files = [file for line in lists for file in re.split(r"(?<=\)), ", line)]
+    assert all(re.fullmatch(r"store/\S+ \((retrieve from|send to) storage.*\)", file) for file in files)
