@@ -34,7 +34,8 @@ from vse.training.kinds import InputKind, PackedEmbeddings
 from vse.training.losses.base import Batch
 from vse.training.losses.hinges import MaxOfHinges
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
-from vse.training.models.similarities.todnet import ConditionalFlow, TodNetSettings, TodNetSimilarity
+from vse.training.models.deformations import ConditionalFlow
+from vse.training.models.similarities.todnet import TodNetSettings, TodNetSimilarity
 from vse.training.solvers.encode import MAX_TILE_CAPTIONS, MAX_TILE_IMAGES, PairScores, compute_ranks
 
 DIM, EACH, LAYERS = 1024, 5, 3

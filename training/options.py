@@ -127,6 +127,9 @@ class EmbedRequest(Options):
     bank_images: Annotated[PositiveInteger | None, CliOption(metavar="N")] = None
     """For a model that scores each pair, such as SCAN: also store the scores with N random images of the training split and
     with their captions. vse-eval --correct needs them."""
+    shortlist: Flag = False
+    """For TOD-Net: score only the pairs that can change a rank, in a fraction of the time. The scores of the backbone choose
+    them. OUT is then RUN/SPLIT_shortlist.h5."""
     sentences: Flag = False
     """For a run that localises phrases: write the scores of all captions with all images, for the ensembles of vse-eval."""
     allow_code: AllowCode = False

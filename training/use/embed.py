@@ -40,6 +40,7 @@ from vse.training.data.pairs import CaptionsLoadedAtFirstRead, TokenIndices, sel
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import PairScores, build_vector_fields, encode, pool_sets, score_bank
+from vse.training.solvers.shortlist import require_shortlist_similarity, score_shortlist
 from vse.training.use.leaks import count_leaked_images
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
@@ -62,13 +63,15 @@ def embed_split(
     last_epoch: bool = False,
     pool_regions: int | None = None,
     bank_images: int | None = None,
+    shortlist: bool = False,
 ) -> Path:
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
     With ``last_epoch``, the weights are those of the last epoch, and ``_last`` follows the split in the name of the file. With
     ``pool_regions``, similar regions of an image are replaced by their means
     (:func:`vse.training.solvers.encode.pool_sets`). With ``bank_images``, the file also has the scores with as many images of
-    the training split, and with their captions.
+    the training split, and with their captions. With ``shortlist``, TOD-Net scores only the pairs that can change a rank
+    (:func:`vse.training.solvers.shortlist.score_shortlist`), and ``_shortlist`` follows the split in the name of the file.
     By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
     UserError if the run was trained on images of the split, unless ``allow_leak`` is set. For ``files`` and
     ``allow_unfinished`` see :func:`vse.training.use.model.load_run`.
@@ -81,6 +84,7 @@ def embed_split(
     opened = open_run(run, files, device, allow_unfinished)
     if out is None:
         suffixes = {"_sentences": sentences, "_last": last_epoch, f"_pooled_{pool_regions}": pool_regions is not None}
+        suffixes |= {"_shortlist": shortlist}
         name = f"{split}{''.join(suffix for suffix, is_given in suffixes.items() if is_given)}.h5"
         out = run / name if opened.training_data_name is None else _path_for_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
@@ -92,7 +96,11 @@ def embed_split(
     overlap = {"images_trained_on": {"images": n_seen, "of": n_images}} if n_seen else {}
     if last_epoch and (localises or not opened.experiment.solver.uses_loss):
         raise UserError(f"{run}: --last-epoch is for runs on captions with epochs of gradient steps; leave it out")
-    for option, value in {"--pool-regions": pool_regions, "--bank-images": bank_images}.items():
+    for option, value in {
+        "--pool-regions": pool_regions,
+        "--bank-images": bank_images,
+        "--shortlist": shortlist or None,
+    }.items():
         if value is not None and localises:
             raise UserError(f"{run}: {option} is for runs on captions; leave it out")
     if localises:
@@ -109,6 +117,7 @@ def embed_split(
         if images.lengths is None:
             raise UserError(f"{run}: has one vector for each image, so there are no regions to pool; leave --pool-regions out")
         images = pool_sets(images, pool_regions)
+    shortlisted = require_shortlist_similarity(run, trained.model.similarity) if shortlist else None
     bank_scores: dict[str, Any] = {}
     if bank_images is not None:
         if not trained.model.scores_every_pair:
@@ -129,6 +138,8 @@ def embed_split(
         provenance["regions"] = {"per_image": vectors_per_image, "bytes_per_image": 4 * vectors_per_image * trained.model.dim}
     if pool_regions is not None:
         _add_change(provenance, "pool_regions", "none", str(pool_regions))
+    if shortlist:
+        _add_change(provenance, "pairs", "all", "shortlist")
     inputs = trained.split.caption_inputs
     inputs = inputs.inputs if isinstance(inputs, CaptionsLoadedAtFirstRead) else inputs
     if isinstance(inputs, TokenIndices):
@@ -163,8 +174,12 @@ def embed_split(
     )
     if not trained.model.scores_every_pair:
         return write_embeddings(out, embeddings)
-    i2t, t2i = PairScores(trained.model, images, captions).score_blocks(torch.from_numpy(pairs.image_indices))
-    return write_scores(out, embeddings, i2t, t2i, provenance_json)
+    image_of_caption = torch.from_numpy(pairs.image_indices)
+    if shortlisted is not None:
+        blocks, provenance["shortlist"] = score_shortlist(shortlisted, images.vectors, captions.vectors, image_of_caption)
+    else:
+        blocks = PairScores(trained.model, images, captions).score_blocks(image_of_caption)
+    return write_scores(out, embeddings, *blocks, provenance_json)
 
 
 def _add_change(provenance: dict[str, Any], option: str, default: str, value: str) -> None:
@@ -354,8 +369,10 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
         raise UserError("--correct is for searches by the best weights; leave it out, or --as-features and --last-epoch")
     if as_features is not None and request.last_epoch:
         raise UserError("--as-features writes the embeddings by the best weights; leave --last-epoch out")
-    if as_features is not None and (request.pool_regions is not None or request.bank_images is not None):
-        raise UserError("--pool-regions and --bank-images are for files of embeddings; leave them out, or --as-features")
+    if as_features is not None and (request.pool_regions is not None or request.bank_images is not None or request.shortlist):
+        raise UserError(
+            "--pool-regions, --bank-images and --shortlist are for files of embeddings; leave them or --as-features out"
+        )
     if as_features is not None and request.sentences:
         raise UserError("--sentences writes scores instead of features; leave it out, or --as-features")
     if request.correct is not None:
@@ -363,7 +380,7 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         if as_features is None:
             split, allow_leak = request.split or "test", request.allow_leak
-            which = request.sentences, request.last_epoch, request.pool_regions, request.bank_images
+            which = request.sentences, request.last_epoch, request.pool_regions, request.bank_images, request.shortlist
             written = [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *which)]
             if request.correct is not None:
                 bank = [

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
-from torch.nn.functional import linear, logsigmoid
 from torch.utils.checkpoint import checkpoint
 
 from vse.pipeline.errors import UserError
 from vse.training.kinds import BatchVectors
-from vse.training.models.encoders.base import l2_normalize, xavier_linear
+from vse.training.models.deformations import ConditionalFlow, ConditionalMlp
+from vse.training.models.encoders.base import l2_normalize
 from vse.training.models.similarities.base import Scores, Similarity, SimilaritySettings
+
+# Scores of the images at ``rows`` with the captions at the same positions in ``columns``.
+PairScorer = Callable[[Int[Tensor, " k"], Int[Tensor, " k"]], Float[Tensor, " k"]]
 
 _EPS = 1e-8  # the smallest denominator of a cosine
 _PAIRS_PER_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # number of pairs that are deformed at a time
@@ -27,136 +30,6 @@ _CONDITION_SIDES = {  # the side of the condition, in the directions i2t and t2i
     "image": ("images", "images"),
     "none": (None, None),
 }
-
-# The scale as a function of a network's output s, and the value of s for which the scale is (nearly) 1.
-SCALES_WITH_IDENTITY_INPUT: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
-    "exp": (torch.exp, 0.0),
-    "exp_tanh": (lambda s: s.tanh().exp(), 0.0),
-    "sigmoid": (lambda s: logsigmoid(s + 2).exp(), 0.0),  # starts as 0.88, not 1
-    "product": (lambda s: s, 1.0),
-}
-
-
-class ConditionalNetwork(nn.Module):
-    """An MLP with ReLU on the concatenation of a vector and its condition.
-
-    Leading axes of vectors and conditions broadcast. Vectors (1, n, dim) and conditions (k, 1, dim) cost n + k passes through
-    the first layer, which is linear, and k n passes through the other layers. With ``zero``, the weights of the last layer
-    start as 0.
-    """
-
-    def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, zero: bool) -> None:
-        super().__init__()
-        self.dim = dim
-        inputs = [dim + condition_dim, *widths]
-        self.linears = nn.ModuleList(xavier_linear(n_in, n) for n_in, n in zip(inputs, [*widths, n_out], strict=True))
-        if zero:
-            nn.init.zeros_(self.last_layer.weight)
-
-    @property
-    def last_layer(self) -> nn.Linear:
-        last = self.linears[-1]
-        assert isinstance(last, nn.Linear)
-        return last
-
-    def forward(self, x: Float[Tensor, "... dim"], condition: Float[Tensor, "... condition_dim"] | None) -> Tensor:
-        first, *rest = self.linears
-        assert isinstance(first, nn.Linear)
-        hidden = linear(x, first.weight[:, : self.dim], first.bias)
-        if condition is not None:
-            hidden = hidden + linear(condition, first.weight[:, self.dim :])
-        for layer in rest:
-            hidden = layer(hidden.relu())
-        return hidden
-
-
-class ConditionalMlp(nn.Module):
-    """The deformation T(x; v) of a vector x under a condition v, as an MLP (TOD-Net paper, section V-C).
-
-    With ``identity``, T(x; v) is x plus the output of the MLP, which starts as 0. Otherwise T(x; v) is the output of the MLP.
-    """
-
-    def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], identity: bool) -> None:
-        super().__init__()
-        self.network = ConditionalNetwork(dim, condition_dim, widths, dim, identity)
-        self.adds_input = identity
-
-    def deformed_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """Return the deformed vectors T(x; v) in a list, as a flow returns its two halves."""
-        out = self.network(x, condition).to(x.dtype)
-        return [x + out if self.adds_input else out]
-
-    def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return self.deformed_parts(x, condition)[0]
-
-
-class ConditionalFlow(nn.Module):
-    """The deformation T(x; v) of a vector x under a condition v, as a conditional Real-NVP of coupling layers.
-
-    See the TOD-Net paper, section III-C, and Dinh et al., ICLR 2017. A layer keeps one half x_k of the vector, and changes the
-    other half x_m:
-
-        (s, t) = network(x_k, v),  y_m = x_m * scale(s) + t
-
-    The next layer keeps the other half. The inverse is x_m = (y_m - t) / scale(s), layer by layer from the last layer.
-
-    ``dim`` : length of a vector, an even number.
-    ``condition_dim`` : length of a condition; 0: no condition.
-    ``layers`` : number of coupling layers.
-    ``widths`` : widths of the hidden layers of each network.
-    ``scale`` : a key of :data:`SCALES_WITH_IDENTITY_INPUT`.
-    ``identity`` : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0.
-    ``kept`` : the half that the first layer keeps, 0 or 1.
-    """
-
-    def __init__(
-        self, dim: int, condition_dim: int, layers: int, widths: Sequence[int], scale: str, identity: bool, kept: int
-    ) -> None:
-        super().__init__()
-        if dim % 2:
-            raise ValueError(f"vectors of the odd length {dim} have no halves")
-        self.networks = nn.ModuleList(
-            ConditionalNetwork(dim // 2, condition_dim, widths, dim, identity) for _ in range(layers)
-        )
-        self._scale, at_identity = SCALES_WITH_IDENTITY_INPUT[scale]
-        self._first_kept_half = kept
-        if identity:
-            for network in self.networks:
-                assert isinstance(network, ConditionalNetwork)
-                nn.init.constant_(network.last_layer.bias[: dim // 2], at_identity)
-
-    def deformed_parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """Return both halves of the deformed vectors T(x; v). The half that a single layer keeps is not broadcast."""
-        halves = list(x.chunk(2, -1))
-        for k, network in enumerate(self.networks):
-            kept = (self._first_kept_half + k) % 2
-            scale, shift = self._scale_and_shift(network, halves[kept], condition)
-            halves[1 - kept] = torch.addcmul(shift, halves[1 - kept], scale)
-        return halves
-
-    def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return _concatenate_halves(self.deformed_parts(x, condition))
-
-    def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """Return the vectors x whose deformation T(x; v) is y."""
-        halves = list(y.chunk(2, -1))
-        for k, network in reversed(list(enumerate(self.networks))):
-            kept = (self._first_kept_half + k) % 2
-            scale, shift = self._scale_and_shift(network, halves[kept], condition)
-            halves[1 - kept] = (halves[1 - kept] - shift) / scale
-        return _concatenate_halves(halves)
-
-    def _scale_and_shift(self, network: nn.Module, kept: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        s, t = network(kept, condition).to(kept.dtype).chunk(2, -1)
-        return self._scale(s), t
-
-
-def _concatenate_halves(halves: Sequence[Tensor]) -> Tensor:
-    first, second = halves
-    total = first + second  # has the broadcast shape
-    return torch.cat([first.expand_as(total), second.expand_as(total)], -1)
 
 
 class TodNetSettings(SimilaritySettings):
@@ -238,13 +111,26 @@ class TodNetSimilarity(Similarity):
         return ConditionalFlow(dim, condition_dim, settings.layers, widths, settings.scale, settings.identity, kept)
 
     def forward(self, images: BatchVectors, captions: BatchVectors) -> Scores:
-        vectors = {"images": images[0], "captions": captions[0]}
-        if self.settings.normalize_before:
-            vectors = {side: l2_normalize(values) for side, values in vectors.items()}
+        vectors = self._select_inputs(images, captions)
         i2t = self._direction_scores(self.maps[0], self._condition_sides[0], vectors)
-        if len(self.maps) == 1 and self._condition_sides[0] == self._condition_sides[1]:
+        if not self.has_directions:
             return i2t
         return i2t, self._direction_scores(self.maps[-1], self._condition_sides[1], vectors)
+
+    @property
+    def has_condition(self) -> bool:
+        """Whether a deformation depends on another vector, so that each pair needs a pass."""
+        return self._condition_sides[0] is not None
+
+    @property
+    def has_directions(self) -> bool:
+        """Whether the score of a pair depends on the direction."""
+        return len(self.maps) == 2 or self._condition_sides[0] != self._condition_sides[1]
+
+    def _select_inputs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, Tensor]:
+        """Return the vectors of both sides as T reads them."""
+        vectors = {"images": images[0], "captions": captions[0]}
+        return {side: l2_normalize(values) for side, values in vectors.items()} if self.settings.normalize_before else vectors
 
     def measure_pairs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, float]:
         """Return ``deformation``, the mean distance between a vector x and its deformation T(x; v).
@@ -252,9 +138,7 @@ class TodNetSimilarity(Similarity):
         The mean is over both vectors of each pair and both directions. If scores are cosines, both x and T(x; v) are scaled to
         unit length, so the distance is 0 if T keeps the direction of every vector, and 2 at most.
         """
-        vectors = {"images": images[0], "captions": captions[0]}
-        if self.settings.normalize_before:
-            vectors = {side: l2_normalize(values) for side, values in vectors.items()}
+        vectors = self._select_inputs(images, captions)
         distances = []
         for deform, side in zip((self.maps[0], self.maps[-1]), self._condition_sides, strict=True):
             for x in vectors.values():
@@ -303,6 +187,68 @@ class TodNetSimilarity(Similarity):
                 return products
             lengths = [_sum_tensors([part.square().sum(2) for part in side]) for side in (first, second)]
             return products * torch.maximum(lengths[0][:, :, None] * lengths[1][:, None], products.new_tensor(_EPS**2)).rsqrt()
+
+    def score_undeformed(
+        self, images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]
+    ) -> Float[Tensor, "n_images n_captions"]:
+        """Return the scores of all pairs if T changes nothing: those of the backbone."""
+        normalize = self.settings.normalize_before or self.settings.normalize_after
+        sides = [l2_normalize(side) if normalize else side for side in (images, captions)]
+        return sides[0] @ sides[1].T
+
+    def build_pair_scorer(self, direction: int, images: BatchVectors, captions: BatchVectors) -> PairScorer:
+        """Return a function that scores listed pairs in the direction 0 (i2t) or 1 (t2i). T must have a condition."""
+        side, deform = self._condition_sides[direction], self.maps[0 if direction == 0 else -1]
+        assert isinstance(deform, ConditionalFlow | ConditionalMlp)
+        assert side is not None
+        vectors = self._select_inputs(images, captions)
+        other = vectors["captions" if side == "images" else "images"]
+        scorer = _ListedPairs(deform, vectors[side], other, self.settings.normalize_after)
+        return scorer if side == "images" else lambda rows, columns: scorer(columns, rows)
+
+
+class _ListedPairs:
+    """Scores of listed pairs of a condition and a vector of the other side.
+
+    The terms that depend on the condition alone are computed once for each condition. All passes have one shape, so that the
+    arithmetic of a pair does not depend on the other pairs.
+    """
+
+    def __init__(
+        self,
+        deform: ConditionalFlow | ConditionalMlp,
+        conditions: Float[Tensor, "k dim"],
+        others: Float[Tensor, "n dim"],
+        normalize: bool,
+    ) -> None:
+        self._deform, self._others, self._normalize = deform, others, normalize
+        self._pairs_per_block = _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15)
+        self._own, *self._projections = self._map_blocks(
+            lambda rows: [torch.cat(deform.deformed_parts(rows, rows), 1), *deform.project_condition(rows)], conditions
+        )
+
+    def __call__(self, conditions: Int[Tensor, " p"], others: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
+        """Return the score of each condition at ``conditions`` with the vector at the same position in ``others``."""
+        if not len(conditions):
+            return self._own.new_empty(0)
+        return self._map_blocks(self._score_block, torch.stack([conditions, others], 1))[0]
+
+    def _score_block(self, pairs: Int[Tensor, "p 2"]) -> list[Tensor]:
+        own, projections = self._own[pairs[:, 0]], [one[pairs[:, 0]] for one in self._projections]
+        deformed = torch.cat(self._deform.deformed_parts(self._others[pairs[:, 1]], None, projections), 1)
+        products = (own * deformed).sum(1)
+        if not self._normalize:
+            return [products]
+        lengths = own.square().sum(1) * deformed.square().sum(1)
+        return [products * lengths.clamp(min=_EPS**2).rsqrt()]
+
+    def _map_blocks(self, function: Callable[[Tensor], list[Tensor]], rows: Tensor) -> list[Tensor]:
+        """Return the results of a function of rows. Each call gets the same number of rows; copies of the first fill it up."""
+        parts = []
+        for part in torch.split(rows, self._pairs_per_block):
+            padding = part[:1].expand(self._pairs_per_block - len(part), -1)
+            parts.append([result[: len(part)] for result in function(torch.cat([part, padding]))])
+        return [torch.cat(results) for results in zip(*parts, strict=True)]
 
 
 def _sum_tensors(parts: list[Tensor]) -> Tensor:

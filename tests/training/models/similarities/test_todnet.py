@@ -11,15 +11,15 @@ from torch.nn.functional import normalize
 
 from tests.training.conftest import Patch
 from vse.pipeline.errors import UserError
-from vse.training.models.similarities import todnet
-from vse.training.models.similarities.base import Scores
-from vse.training.models.similarities.todnet import (
+from vse.training.models.deformations import (
+    SCALES_WITH_IDENTITY_INPUT,
     ConditionalFlow,
     ConditionalMlp,
     ConditionalNetwork,
-    TodNetSettings,
-    TodNetSimilarity,
 )
+from vse.training.models.similarities import todnet
+from vse.training.models.similarities.base import Scores
+from vse.training.models.similarities.todnet import TodNetSettings, TodNetSimilarity
 
 DIM = 6
 CONDITIONS = ["target", "query", "caption", "image", "none"]
@@ -225,7 +225,7 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("scale", todnet.SCALES_WITH_IDENTITY_INPUT)
+@pytest.mark.parametrize("scale", SCALES_WITH_IDENTITY_INPUT)
 @pytest.mark.parametrize(("layers", "kept"), [(1, 0), (2, 1), (3, 0), (3, 1)])
 def test_a_flow_follows_its_equations(scale: str, layers: int, kept: int) -> None:
     made, x, c = flow(scale, layers, kept), normal(4, DIM), normal(4, OF_CONDITION, seed=2)
