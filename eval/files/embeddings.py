@@ -201,6 +201,15 @@ def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
     return record if isinstance(record, dict) else {"note": record}
 
 
+def require_complete_scores(path: Path, metadata: FileMetadata, option: str) -> None:
+    """Raise UserError if a file has the model's scores only for a shortlist of pairs; ``option`` needs all scores."""
+    if "shortlist" in parse_provenance(metadata):
+        raise UserError(
+            f"{path}: the model scored only the pairs that can change a rank, and {option} needs all scores; leave it out, or "
+            "run vse-embed without --shortlist"
+        )
+
+
 def check_same_split(
     first_path: Path, first: Embeddings, path: Path, embeddings: Embeddings, attributes: Sequence[str] = ()
 ) -> None:

@@ -26,6 +26,7 @@ from vse.eval.files.embeddings import (
     experiment_name,
     parse_provenance,
     read_embeddings,
+    require_complete_scores,
     write_embeddings,
     write_scores,
 )
@@ -142,6 +143,7 @@ def build_ensemble(
 def _check_members(members: list[MemberFile], compares_captions: bool) -> None:
     (first_path, first), *_ = members
     for path, member in members:
+        require_complete_scores(path, member, "--ensemble")
         check_same_split(first_path, first, path, member, attributes=("similarity",))
         if (member.vectors is None) != (first.vectors is None):
             raise UserError(f"{first_path} and {path} cannot be averaged: one holds scores, the other embeddings")

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, FOLDED_PROTOCOLS, JUDGED_PREFIX, TREC_DEPTH
-from vse.eval.files.embeddings import Embeddings, experiment_name
+from vse.eval.files.embeddings import Embeddings, experiment_name, require_complete_scores
 from vse.eval.files.judgements import Judgements, read_judgement_files
 from vse.eval.files.query_files import (
     FoldAnswers,
@@ -182,6 +182,10 @@ def _evaluate_model(
     inputs = [run for _, run in model.input_members]
     seeds = select_languages_of_seeds(model.seed_files, model.seed_embeddings, options.language)
     model = model._replace(seed_embeddings=seeds)
+    option = options.model_copy(update={"k": ()}).first_embeddings_option
+    if option is not None:
+        for path, run in model.input_members:
+            require_complete_scores(path, run, option)
     languages = seeds[0].languages
     if languages is not None and "," in languages and not options.pairs:
         log.warning("captions in %s are evaluated together; --language evaluates one language", languages.replace(",", ", "))

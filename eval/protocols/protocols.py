@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.defaults import COCO_PROTOCOLS, DEFAULT_KS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
-from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, read_embeddings
+from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
 from vse.eval.files.hdf5_fields import check_same_attributes
 from vse.eval.files.judgements import Judgements
 from vse.eval.files.languages import select_language
@@ -341,7 +341,9 @@ def _rank_pairs(
     embeddings: Embeddings, max_compared: int | None, ks: Sequence[int], find_answers: bool
 ) -> tuple[QueriesByDirection, Agreement | None]:
     image_of_caption = embeddings.image_of_caption()
-    ranks = ranks_from_blocks(*embeddings.score_blocks(), caption_ranks=True)
+    # A shortlist has the scores that decide the rank of an image's best caption, and not the ranks of its other captions.
+    is_complete = "shortlist" not in parse_provenance(embeddings)
+    ranks = ranks_from_blocks(*embeddings.score_blocks(), caption_ranks=is_complete)
     fold, vectors = build_fold(ranks, image_of_caption, ks), embeddings.vectors
     if find_answers:
         best = find_best_answers(*embeddings.score_blocks(), ranks)

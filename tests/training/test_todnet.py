@@ -22,6 +22,8 @@ from tests.training.conftest import (
     train_with_stops,
 )
 from vse.eval.cli import eval_main
+from vse.eval.files.embeddings import read_embeddings
+from vse.eval.ranking.ranks import ranks_from_blocks
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.cli import embed_main, search_main, train_main
 from vse.training.experiment import ExperimentConfig, load_experiment
@@ -91,6 +93,32 @@ def test_each_direction_has_the_scores_of_its_condition(trained: Path, run: Path
                 assert found[i, c] == pytest.approx(torch.cosine_similarity(*mapped, dim=0).item(), abs=1e-5)
     i2t, t2i = scores_of(trained / "test.h5")
     assert np.abs(i2t - t2i).max() > 1e-3
+
+
+def test_a_shortlist_has_the_ranks_of_all_pairs_and_its_result_says_so(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    done(embed_main, trained, "--shortlist", "--out", tmp_path / "shortlist.h5")
+    complete, shortlist = (
+        ranks_from_blocks(*read_embeddings(file).score_blocks()) for file in (trained / "test.h5", tmp_path / "shortlist.h5")
+    )
+    np.testing.assert_array_equal(shortlist.i2t, complete.i2t)
+    np.testing.assert_array_equal(shortlist.t2i, complete.t2i)
+    done(eval_main, tmp_path / "shortlist.h5", "--out", tmp_path / "result.json")
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["provenance"]["shortlist"] == {"i2t": 1.0, "t2i": 1.0}  # a small set is scored completely
+    assert result["provenance"]["changed_settings"][-1] == "pairs: all -> shortlist"
+    assert "map" not in result["protocols"]["full"]["i2t"]
+
+
+@pytest.mark.parametrize("option", [("--rerank", "5"), ("--correct", "mean"), ("--trec", "trec")])
+def test_an_option_that_needs_all_scores_refuses_a_shortlist(
+    option: tuple[str, str], trained: Path, tmp_path: Path, fails: Fails
+) -> None:
+    done(embed_main, trained, "--shortlist", "--out", tmp_path / "shortlist.h5")
+    assert f"{option[0]} needs all scores" in fails(eval_main, tmp_path / "shortlist.h5", *option)
+
+
+def test_models_without_slow_pairs_have_no_shortlist(run: Path, fails: Fails) -> None:
+    assert "--shortlist is for a TOD-Net" in fails(embed_main, run, "--shortlist")
 
 
 def test_a_text_or_a_photo_goes_through_the_backbone_first(trained: Path, demo: Path, capsys: Capture) -> None:

@@ -44,9 +44,9 @@ def score_shortlist(
 ) -> tuple[tuple[ScoreBlocks, ScoreBlocks | None], dict[str, float]]:
     """Return scores i2t and t2i with the ranks of a complete scoring, and the share of the pairs that the model scored.
 
-    All other pairs have the score of the backbone. The second scores are None if both directions have the same. A round has a
-    twentieth of all pairs, and at least ``min_round`` pairs, so small sets are scored completely. The similarity must have a
-    condition.
+    All other pairs are ranked behind these, in the order of the backbone's scores. The second scores are None if both
+    directions have the same. A round has a twentieth of all pairs, and at least ``min_round`` pairs, so small sets are scored
+    completely. The similarity must have a condition.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))
@@ -78,6 +78,8 @@ def _score_rounds(
 ) -> float:
     """Replace the backbone's ``scores`` that may reach ``thresholds`` by the model's, and return the share of scored pairs.
 
+    All other scores are lowered by one number, below the lowest score of the model.
+
     ``own_pairs`` has the image of each caption, and the model's score of this pair.
     """
     n_images, n_captions = scores.shape
@@ -90,7 +92,6 @@ def _score_rounds(
     scores[own_pairs[0], columns], is_scored[own_pairs[0], columns] = own_pairs[1], True
     margin, n_reached = gaps.new_zeros(()), 1
     while n_reached and margin < torch.inf:
-        # At least 0, so that the backbone's score of each pair that is left is lower than its threshold.
         position = int(torch.searchsorted(gaps, margin)) + round(share * len(gaps))
         margin = gaps[position] if position < len(gaps) else gaps.new_tensor(torch.inf)
         n_reached = 0
@@ -102,4 +103,6 @@ def _score_rounds(
             scores[images, captions], is_scored[images, captions] = found, True
         scored = float(is_scored.float().mean())
         log.info("%s: %.0f%% of the pairs are scored; the last round had %d that change a rank", name, 100 * scored, n_reached)
+    if not is_scored.all():
+        scores[~is_scored] += scores[is_scored].min() - scores[~is_scored].max() - 1
     return round(scored, 4)

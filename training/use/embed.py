@@ -166,7 +166,9 @@ def embed_split(
         provenance=provenance_json(),
         trained_on=trained.training_data_name,
         fold=trained.dataset.fold or None,
-        coco_ids=pairs.coco_ids,
+        coco_ids=None
+        if shortlist
+        else pairs.coco_ids,  # the protocols of COCO have further right answers, which need all scores
         **encode_languages(pairs.caption_languages),
         **build_vector_fields(trained.model, images, captions),
         **bank_scores,

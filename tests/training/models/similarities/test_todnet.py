@@ -282,3 +282,18 @@ def test_the_measured_distance_is_zero_before_training() -> None:
     torch.manual_seed(0)
     made = TodNetSettings(width=5).build(DIM).double()
     assert made.measure_pairs((IMAGES,), (CAPTIONS[:4],))["deformation"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("log_block", [0, 3, 11])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
+def test_listed_pairs_have_the_scores_of_the_loop(form: dict[str, Any], log_block: int, monkeypatch: Patch) -> None:
+    made, images = built(**form), 1.7 * IMAGES
+    if not made.has_condition:
+        return
+    monkeypatch.setattr(todnet, "_PAIRS_PER_BLOCK", {"cpu": 2**log_block})
+    rows, columns = torch.tensor([3, 0, 0, 2, 1, 3, 3, 0, 1]), torch.tensor([6, 0, 1, 1, 5, 6, 2, 4, 0])
+    for direction, slow in enumerate(slow_scores(made, images, CAPTIONS)):
+        scorer = made.build_pair_scorer(direction, (images,), (CAPTIONS,))
+        for some in (slice(None), slice(4, 5), slice(0, 0)):
+            expected = slow[rows[some], columns[some]]
+            torch.testing.assert_close(scorer(rows[some], columns[some]), expected, rtol=1e-8, atol=1e-9)
