@@ -80,13 +80,15 @@ def _find_step_starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " 
 class _StepProducts:
     """A buffer ``rows`` for the ``n`` rows of all steps, and the products of the rows with ``weight``, step by step.
 
-    The caller writes the rows of a step before the multiplication of the step. Zeros pad the buffer to a rounded length.
+    The caller writes the rows of a step before the multiplication of the step. Zeros pad the buffer to a rounded length. The
+    rows of later steps have any values until then; a product may read them, but not for the rows that it returns.
 
     ``max_step_rows`` : largest number of rows of a step.
     """
 
     def __init__(self, n: int, max_step_rows: int, weight: Float[Tensor, "n_in n_out"]) -> None:
-        self.rows = weight.new_zeros(_round_up(n, _TOTAL_ROW_MULTIPLE) + _STEP_ROW_MULTIPLE, len(weight))
+        self.rows = weight.new_empty(_round_up(n, _TOTAL_ROW_MULTIPLE) + _STEP_ROW_MULTIPLE, len(weight))
+        self.rows[n:] = 0
         self._weight, self._product = weight, weight.new_empty(_round_up(max_step_rows, _STEP_ROW_MULTIPLE), weight.shape[1])
 
     def multiply(self, step: slice) -> Float[Tensor, "size n_out"]:
