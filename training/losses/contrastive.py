@@ -221,6 +221,14 @@ class InfoNceLoss(ContrastiveLoss):
     def min_temperature(self) -> float:
         return self.least_temperature
 
+    def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
+        if self.same_image == "positive":
+            return super().direction_cost(query_scores, scale)
+        scores, positives, negatives = query_scores  # a single positive needs no mask, which saves passes over the scores
+        left_out = ~negatives.scatter(1, positives[:, None], True)
+        logs = self.logits(scores, scale).masked_fill(left_out, -torch.inf).log_softmax(1)
+        return -logs.gather(1, positives[:, None])[:, 0].sum()
+
     def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
         logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
         return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
