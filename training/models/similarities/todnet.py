@@ -119,12 +119,12 @@ class TodNetSimilarity(Similarity):
 
     @property
     def has_condition(self) -> bool:
-        """Whether a deformation depends on another vector, so that each pair needs a pass."""
+        """True if a deformation depends on another vector, so that each pair needs a pass."""
         return self._condition_sides[0] is not None
 
     @property
     def has_directions(self) -> bool:
-        """Whether the score of a pair depends on the direction."""
+        """True if the score of a pair depends on the direction."""
         return len(self.maps) == 2 or self._condition_sides[0] != self._condition_sides[1]
 
     def _select_inputs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, Tensor]:
