@@ -19,7 +19,7 @@ from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Corpus, Vectors, read_bloc
 from vse.pipeline.errors import UserError
 
 N_RESCORED_CANDIDATES = 200  # candidates of a query that are scored exactly
-_MAX_DIM_ROUNDED_DIFFERENTLY = (
+MAX_DIM_ROUNDED_DIFFERENTLY = (
     12  # up to this many, FAISS rounds the scores of a single query differently from those of several
 )
 
@@ -110,12 +110,19 @@ def search(
     block : the number of rows that are read at a time
     """
     find_similarity(similarity)
-    queries = _check_queries(corpus, queries)
+    queries = check_queries(corpus, queries)
     if similarity == "cosine":
         return exact_search(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
     _check_direction(similarity, direction)
     near = search(corpus, queries, max(k, candidates), index=index, block=block).rows
-    return _merge_results(k, TopK(compute_exact_scores(corpus, queries, near, similarity, direction), near))
+    return sort_by_exact_scores(corpus, queries, near, k, similarity, direction)
+
+
+def sort_by_exact_scores(
+    corpus: Corpus, queries: Vectors, rows: RowIndices, k: int, similarity: str, direction: str | None
+) -> TopK:
+    """Return the ``k`` best of the candidate ``rows`` (m, n_candidates) of each query (m, dim), by their exact scores."""
+    return _merge_results(k, TopK(compute_exact_scores(corpus, queries, rows, similarity, direction), rows))
 
 
 def search_index(index: Any, queries: Vectors, k: int) -> TopK:
@@ -142,27 +149,47 @@ def exact_search(
     UserError if a row is not finite.
     """
     scorer = find_similarity(similarity)
-    queries = _check_queries(corpus, queries)
+    queries = check_queries(corpus, queries)
     if similarity != "cosine":
         _check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
-    single = (
-        similarity == "cosine"
-        and len(queries) == 1
-        and queries.shape[1] > _MAX_DIM_ROUNDED_DIFFERENTLY
-        and current_gpu() is None
-    )
-    for start, rows in read_blocks(corpus, block, checked=not single):
+    is_wide = queries.shape[1] > MAX_DIM_ROUNDED_DIFFERENTLY
+    if similarity == "cosine" and len(queries) == 1 and is_wide and current_gpu() is None:
+        return exact_search_single(corpus, queries, k, block)
+    for start, rows in read_blocks(corpus, block):
         n_best = min(k, len(rows))
-        if single:
-            least = float(best.scores[0, -1]) if best.scores.shape[1] >= k else -np.inf
-            near = _search_single(queries, rows, n_best, least, start)
-        elif similarity == "cosine":
+        if similarity == "cosine":
             near = _search_faiss(queries, rows, n_best)
         else:
             near = _search_tiles(scorer, queries, rows, n_best, direction)
         best = _merge_results(k, best, TopK(near.scores, near.rows + start))
     return best
+
+
+def exact_search_single(corpus: Corpus, query: Vectors, k: int, block: int = N_ROWS_PER_BLOCK) -> TopK:
+    """Return the ``k`` rows of ``corpus`` (n, dim) with the highest inner products with one query (1, dim), on the CPU.
+
+    Rows with the same score are in ascending order, and the first of them are found. Raises UserError if a row is not finite.
+    """
+    best = TopK(np.empty((1, 0), np.float32), np.empty((1, 0), np.int64))
+    for start, rows in read_blocks(corpus, block, checked=False):
+        least = float(best.scores[0, -1]) if best.scores.shape[1] >= k else -np.inf
+        near = _search_single(query, rows, min(k, len(rows)), least, start)
+        best = _merge_results(k, best, TopK(near.scores, near.rows + start))
+    return best
+
+
+def compute_inner_products(query: Vectors, rows: Vectors) -> Scores:
+    """Return the inner products (n,) of one query (1, dim) with ``rows`` (n, dim).
+
+    They are bit for bit those of :func:`faiss.knn` for a single query. With more than ``MAX_DIM_ROUNDED_DIFFERENTLY``
+    dimensions, the score of a row does not depend on the other rows.
+    """
+    scores = np.empty(len(rows), np.float32)
+    faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]
+        faiss.swig_ptr(scores), faiss.swig_ptr(query), faiss.swig_ptr(rows), rows.shape[1], len(rows)
+    )
+    return scores
 
 
 def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, similarity: str, direction: str | None) -> Scores:
@@ -185,7 +212,7 @@ def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, sim
     return scores
 
 
-def _check_queries(corpus: Corpus, queries: Vectors) -> Vectors:
+def check_queries(corpus: Corpus, queries: Vectors) -> Vectors:
     """Return queries as FAISS needs them. Raises UserError if their shape does not fit, or if a row is not finite."""
     if len(corpus.shape) != 2 or queries.ndim != 2 or queries.shape[1] != corpus.shape[1]:
         raise UserError(f"queries of shape {queries.shape} do not fit a corpus of shape {corpus.shape}")
@@ -210,13 +237,9 @@ def _merge_results(k: int, *parts: TopK) -> TopK:
 def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
     """Return the ``k`` highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` for ties.
 
-    ``start`` is the index of ``rows[0]`` in the corpus, for error messages. Raises UserError if a row is not finite. The
-    scores are bit for bit those of :func:`faiss.knn` for a single query.
+    ``start`` is the index of ``rows[0]`` in the corpus, for error messages. Raises UserError if a row is not finite.
     """
-    scores = np.empty(len(rows), np.float32)
-    faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]
-        faiss.swig_ptr(scores), faiss.swig_ptr(query), faiss.swig_ptr(rows), rows.shape[1], len(rows)
-    )
+    scores = compute_inner_products(query, rows)
     with np.errstate(over="ignore", invalid="ignore"):  # a row that is not finite has a score that is not finite
         finite = np.isfinite(scores.sum())
     if not finite:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-_STEP_ROW_MULTIPLE, _TOTAL_ROW_MULTIPLE = 16, 256  # multiples for the number of rows of one step, and of all steps
+STEP_ROW_MULTIPLE, TOTAL_ROW_MULTIPLE = 16, 256  # multiples for the number of rows of one step, and of all steps
 
 
 def compute_last_states(
@@ -61,7 +61,7 @@ def compute_packed_states(
         mirror = starts[lengths[caption] - 1 - step] + caption
         data = data[mirror]
     distinct, which = torch.unique(data, return_inverse=True)
-    distinct = nn.functional.pad(distinct, (0, -len(distinct) % _TOTAL_ROW_MULTIPLE))
+    distinct = nn.functional.pad(distinct, (0, -len(distinct) % TOTAL_ROW_MULTIPLE))
     input_weight, state_weight, input_bias, state_bias = network.all_weights[int(backwards)]
     projected = nn.functional.linear(table[distinct], input_weight, input_bias)
     inputs = nn.functional.embedding(which, projected)
@@ -87,14 +87,14 @@ class _StepProducts:
     """
 
     def __init__(self, n: int, max_step_rows: int, weight: Float[Tensor, "n_in n_out"]) -> None:
-        self.rows = weight.new_empty(_round_up(n, _TOTAL_ROW_MULTIPLE) + _STEP_ROW_MULTIPLE, len(weight))
+        self.rows = weight.new_empty(_round_up(n, TOTAL_ROW_MULTIPLE) + STEP_ROW_MULTIPLE, len(weight))
         self.rows[n:] = 0
-        self._weight, self._product = weight, weight.new_empty(_round_up(max_step_rows, _STEP_ROW_MULTIPLE), weight.shape[1])
+        self._weight, self._product = weight, weight.new_empty(_round_up(max_step_rows, STEP_ROW_MULTIPLE), weight.shape[1])
 
     def multiply(self, step: slice) -> Float[Tensor, "size n_out"]:
         """Return the product of the rows of a step and the weight. The next call overwrites the result."""
         size = step.stop - step.start
-        rows = _round_up(size, _STEP_ROW_MULTIPLE)
+        rows = _round_up(size, STEP_ROW_MULTIPLE)
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
     def add_product(self, step: slice, bias: Tensor, out: Float[Tensor, "size n_out"]) -> Float[Tensor, "size n_out"]:
@@ -128,7 +128,7 @@ class _GruRecurrence(torch.autograd.Function):
             candidate = torch.mul(reset, recurrent, out=candidates[step])
             candidate.add_(inputs[step, 2 * dim :]).tanh_()
             state = torch.lerp(candidate, state, update, out=after[step])
-        ctx.save_for_backward(low_weight, gates, candidates, states_before.rows[: _round_up(n, _TOTAL_ROW_MULTIPLE)])
+        ctx.save_for_backward(low_weight, gates, candidates, states_before.rows[: _round_up(n, TOTAL_ROW_MULTIPLE)])
         ctx.batch_sizes, ctx.inputs_dtype = batch_sizes, inputs.dtype
         return after
 
@@ -192,7 +192,7 @@ class _LstmRecurrence(torch.autograd.Function):
             cells[step] = cell
             cell.mul_(forget).addcmul_(entering, candidate)
             state = torch.mul(out, torch.tanh(cell, out=squashed[step]), out=after[step])
-        ctx.save_for_backward(low_weight, gates, cells, squashed, states_before.rows[: _round_up(n, _TOTAL_ROW_MULTIPLE)])
+        ctx.save_for_backward(low_weight, gates, cells, squashed, states_before.rows[: _round_up(n, TOTAL_ROW_MULTIPLE)])
         ctx.batch_sizes, ctx.inputs_dtype = batch_sizes, inputs.dtype
         return after
 

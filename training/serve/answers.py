@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
-from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,14 +20,15 @@ from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, count_pixels, read_image_bytes
 from vse.training.options import RunFileOptions
+from vse.training.serve.batches import QueryBatches
 from vse.training.serve.page_request import ItemKind
 from vse.training.serve.photos import SMALL_PHOTO_SIDE, read_photo
 from vse.training.serve.run_answer import RunAnswer, SplitImage
 from vse.training.use.corpus import describe_searched_images, find_default_split
 from vse.training.use.model import TrainedRun
 from vse.training.use.open_run import training_dataset_file
-from vse.training.use.queries import Query
-from vse.training.use.searcher import SearchAnswer, Searcher, SearchOptions, load_run_for_search
+from vse.training.use.queries import EncodedQuery, Query
+from vse.training.use.searcher import SearchAnswer, Searcher, SearchOptions, SearchQuery, load_run_for_search
 
 log = logging.getLogger(__name__)
 _LARGE_PHOTO_SIDE = 1600  # longer side of a photo that is displayed alone
@@ -40,16 +41,31 @@ class UnknownId(UserError):
     """The run, image or caption that a request names does not exist."""
 
 
+class _RunQuery(NamedTuple):
+    """A query that asks a run for ``k`` items after the best ``start``."""
+
+    query: Query | SplitImage
+    k: int
+    start: int
+    finds: ItemKind
+
+
+_AnswerWithRemark = tuple[SearchAnswer, str]  # the remark is about words that are unknown to the run
+
+
 @dataclass(frozen=True)
 class ServedRun:
-    """A loaded run, and the kinds of queries that the run reads. ``attends`` is True if attention can be displayed."""
+    """A loaded run, and the kinds of queries that the run reads. ``attends`` is True if attention can be displayed.
+
+    ``batches`` : the thread that uses the model.
+    """
 
     name: str
     searcher: Searcher
     reads_texts: bool
     reads_photos: bool
     attends: bool
-    lock: Lock = field(default_factory=Lock)  # a model answers one query at a time
+    batches: QueryBatches[_RunQuery, _AnswerWithRemark]
 
     def reads(self, query: Query | SplitImage) -> bool:
         return isinstance(query, SplitImage) or (self.reads_texts if isinstance(query, str) else self.reads_photos)
@@ -155,8 +171,8 @@ class ServedRuns:
             raise UnknownId(f"the split {self.split!r} has no {'caption' if by_photo else 'image'} {hit_id}")
         if not (run.attends and run.reads(query)):
             raise UserError(f"{run.name} cannot show where it looked")
-        with run.lock:
-            (attention,) = run.searcher.attention(query, run.searcher.encode(query), [int(rows.argmax())])
+        row, searcher = int(rows.argmax()), run.searcher
+        (attention,) = run.batches.run(lambda: searcher.attention(query, searcher.encode(query), [row]))
         if attention is None:
             raise UserError("its photo cannot be read, or it is not known where on it the regions are")
         return attention
@@ -203,7 +219,8 @@ def _load_runs(
         for what, error in (("texts", texts), ("photos", photos)):
             if error:
                 log.warning("%s reads no %s: %s", name, what, error)
-        served.append(ServedRun(name, searcher, not texts, not photos, _can_attend(searcher)))
+        batches = QueryBatches(partial(_search_all, searcher))
+        served.append(ServedRun(name, searcher, not texts, not photos, _can_attend(searcher), batches))
         log.info("%s: searches %s, %d captions", name, describe_searched_images(trained, searched), len(trained.split.pairs))
     return served
 
@@ -239,8 +256,7 @@ def _answer_query(run: ServedRun, query: Query | SplitImage, k: int, start: int,
         return RunAnswer(run.name, 0.0, n_searched, error=f"It reads no {what} here; the terminal of vse-serve says why.")
     started = time.perf_counter()
     try:
-        with run.lock:
-            answer, remark = _search(run.searcher, query, k, start, finds)
+        answer, remark = run.batches.ask(_RunQuery(query, k, start, finds))
     except UserError as error:
         return RunAnswer(run.name, time.perf_counter() - started, n_searched, error=str(error))
     return RunAnswer(
@@ -256,15 +272,38 @@ def _answer_query(run: ServedRun, query: Query | SplitImage, k: int, start: int,
     )
 
 
-def _search(searcher: Searcher, query: Query | SplitImage, k: int, start: int, finds: ItemKind) -> tuple[SearchAnswer, str]:
-    """Return the answer of a run, and a remark about words that are unknown to the run."""
-    if isinstance(query, SplitImage):
-        rows = np.flatnonzero(searcher.trained.split.pairs.image_ids == query.image_id)
+def _search_all(searcher: Searcher, queries: Sequence[_RunQuery]) -> list[_AnswerWithRemark | Exception]:
+    """Return the answer of a run to each query, or the error. All texts are answered together."""
+    answers: dict[int, _AnswerWithRemark | Exception] = {}
+    texts = {place: query.query for place, query in enumerate(queries) if isinstance(query.query, str)}
+    known: dict[int, EncodedQuery] = {}
+    for place, encoded in zip(texts, searcher.encode_all(list(texts.values())), strict=True):
+        if isinstance(encoded, UserError):
+            answers[place] = encoded
+        else:
+            known[place] = encoded
+    if known:
+        requests = [SearchQuery(encoded, queries[place].k, queries[place].start) for place, encoded in known.items()]
+        for (place, encoded), answer in zip(known.items(), searcher.answer_all(False, requests), strict=True):
+            answers[place] = answer, encoded.remark
+    for place, query in enumerate(queries):
+        if place not in texts:
+            try:
+                answers[place] = _search_photo(searcher, query), ""
+            except UserError as error:
+                answers[place] = error
+    return [answers[place] for place in range(len(queries))]
+
+
+def _search_photo(searcher: Searcher, query: _RunQuery) -> SearchAnswer:
+    """Return the answer of a run to a photo, or to an image of the split."""
+    if isinstance(query.query, SplitImage):
+        rows = np.flatnonzero(searcher.trained.split.pairs.image_ids == query.query.image_id)
         if not len(rows):
-            raise UserError(f"It has no features of image {query.image_id}.")
+            raise UserError(f"It has no features of image {query.query.image_id}.")
         row = int(rows[0])
-        return searcher.find_similar_images(searcher.encode_image_of_split(row), k, start, row), ""
-    encoded = searcher.encode(query)
-    if finds == "images" and not isinstance(query, str):
-        return searcher.find_similar_images(encoded, k, start), ""
-    return searcher.answer(not isinstance(query, str), encoded, k, start), encoded.remark
+        return searcher.find_similar_images(searcher.encode_image_of_split(row), query.k, query.start, row)
+    encoded = searcher.encode(query.query)
+    if query.finds == "images":
+        return searcher.find_similar_images(encoded, query.k, query.start)
+    return searcher.answer(True, encoded, query.k, query.start)

@@ -26,7 +26,7 @@ from vse.training.serve.page_request import (
     read_number,
     read_page_request,
 )
-from vse.training.serve.photos import TooManyLargePhotos, UploadedPhotos, read_upload
+from vse.training.serve.photos import PHOTO_SLOTS, TooManyLargePhotos, UploadedPhotos, read_upload
 from vse.training.serve.run_answer import SplitImage, build_answer_json, build_attention_json
 from vse.training.serve.server import REFUSAL_KEY
 from vse.training.use.queries import Query
@@ -182,18 +182,16 @@ class _Page:
         With ``run`` and ``hit``, return the attention of a hit.
         """
         request = self._read_request()
-        query: Query | SplitImage
         if request.kind == "photo":
-            query = read_upload(self._uploads.find(request.value), self._settings.max_pixels)
-        else:
-            query = SplitImage(int(request.value)) if request.kind == "like" else request.value
+            return self._answer_photo(request, self._uploads.find(request.value))
+        query = SplitImage(int(request.value)) if request.kind == "like" else request.value
         return self._answer(request, query)
 
     def answer_upload(self) -> flask.Response | str:
         """Answer a photo with JSON, or keep the photo and lead to the page of its results."""
         content = _read_uploaded_file(self._settings)
         if _answer_format() == "json":
-            return self._answer(self._read_request(""), read_upload(content, self._settings.max_pixels))
+            return self._answer_photo(self._read_request(""), content)
         address = self._read_request(self._uploads.keep(content)).build_address()
         return flask.Response(status=303, headers={"Location": address})
 
@@ -222,6 +220,10 @@ class _Page:
         arguments = {**flask.request.args.to_dict(), **flask.request.form.to_dict()}
         default_finds: ItemKind = "captions" if self._served.has_captions else "images"
         return read_page_request(arguments, self._settings.n_results, default_finds, photo_key)
+
+    def _answer_photo(self, request: PageRequest, content: bytes) -> flask.Response | str:
+        with PHOTO_SLOTS:
+            return self._answer(request, read_upload(content, self._settings.max_pixels))
 
     def _answer(self, request: PageRequest, query: Query | SplitImage) -> flask.Response | str:
         arguments, served, form = flask.request.args, self._served, _answer_format()

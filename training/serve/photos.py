@@ -22,6 +22,7 @@ from vse.pipeline.files.images import (
 SMALL_PHOTO_SIDE = 480  # longer side of a photo among the results, in pixels
 LARGE_PHOTO_PIXELS = 10_000_000  # photos with more pixels are decoded one at a time
 LARGE_PHOTO_LOCK = Lock()
+PHOTO_SLOTS = BoundedSemaphore(4)  # photos in memory at once, because a decoded photo takes up to 75 MB by default
 _large_photo_slots = BoundedSemaphore(2)  # one large upload is decoded and one waits, so that some threads stay free
 _UPLOAD_NAME = Path("the photograph")  # the name of an upload in messages
 _MAX_KEPT_BYTES = 64 * 2**20
@@ -61,9 +62,10 @@ class UploadedPhotos:
 
 def read_photo(path: Path) -> Image.Image:
     """Return the decoded photo of a file. Large photos are decoded one at a time. Raises BadImage if the file is invalid."""
-    content = read_image_bytes(path)
-    with LARGE_PHOTO_LOCK if LARGE_PHOTO_PIXELS < count_pixels(path, content) <= MAX_PIXELS else nullcontext():
-        return decode_image(path, content)
+    with PHOTO_SLOTS:
+        content = read_image_bytes(path)
+        with LARGE_PHOTO_LOCK if LARGE_PHOTO_PIXELS < count_pixels(path, content) <= MAX_PIXELS else nullcontext():
+            return decode_image(path, content)
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:

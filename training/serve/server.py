@@ -32,6 +32,7 @@ from vse.pipeline.errors import UserError
 logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a page with many photos fills the queue for a moment
 REFUSAL_KEY = "vse.refused"  # key in a request's environment, for the status and the message of a refusal
 _TOO_MANY_CONNECTIONS_MESSAGE = "The server has too many connections; try again in a moment."
+_TOO_MANY_REQUESTS_MESSAGE = "The server has too many requests; try again in a moment."
 _TOO_MANY_BYTES_MESSAGE = "The server reads other photographs already; try again in a moment."
 _STOPPING_MESSAGE = "The server is stopping."
 _STOPPING_RESPONSE = (
@@ -41,7 +42,7 @@ _STOPPING_RESPONSE = (
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _EXTRA_BODY_BYTES = 2**20  # a slightly too large photo still arrives, so that the application can state its limit
 _N_OWN_DESCRIPTORS = 8  # file descriptors that are not connections: listening sockets and pipes
-_N_THREADS = 4
+_N_THREADS = 32  # most of them wait for the thread that uses the model, which answers waiting queries together
 _THREAD_END_TIMEOUT_S = 0.25
 
 
@@ -52,6 +53,7 @@ class ConnectionLimits:
     The server closes a connection after ``idle_timeout_s``, ``request_timeout_s`` or ``refused_timeout_s``.
 
     ``max_connections`` : number of connections that are served at once. The same number of further connections get a 503.
+    ``max_requests`` : number of requests that are answered or wait; a single connection can send several at once.
     ``idle_timeout_s`` : seconds without a byte in either direction, and seconds to send a request header.
     ``request_timeout_s`` : seconds to send a request, and seconds to read a response.
     ``refused_timeout_s`` : seconds to send a request header on one of the further connections.
@@ -60,6 +62,7 @@ class ConnectionLimits:
     """
 
     max_connections: int = 100
+    max_requests: int = 100
     idle_timeout_s: float = 15
     request_timeout_s: float = 60
     refused_timeout_s: float = 2
@@ -133,6 +136,8 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         """Return the reason to refuse a request with this header, or None to accept the request."""
         if self.server.is_stopping or self.is_over_limit:
             return _BusyError(_STOPPING_MESSAGE if self.server.is_stopping else _TOO_MANY_CONNECTIONS_MESSAGE)
+        if self.server.count_requests() >= self.server.limits.max_requests:
+            return _BusyError(_TOO_MANY_REQUESTS_MESSAGE)
         largest = self.adj.max_request_body_size
         size = largest if request.chunked else request.content_length
         if size and self.server.count_held_bytes() + size > self.server.limits.max_bodies * largest:
@@ -230,6 +235,10 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
     def add_task(self, channel: Channel) -> None:
         """Let a thread answer the next request of a connection. Refusals have a thread of their own."""
         (self._refusal_dispatcher if channel.requests[0].error else self.task_dispatcher).add_task(channel)
+
+    def count_requests(self) -> int:
+        """Return the number of requests that are answered or wait."""
+        return sum(len(channel.requests) for channel in list(self.active_channels.values()))
 
     def count_held_bytes(self) -> int:
         """Return the number of bytes of all request bodies that arrive or wait."""

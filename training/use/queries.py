@@ -19,8 +19,12 @@ from vse.pipeline.errors import UserError
 from vse.training.data.images import compute_photo_inputs
 from vse.training.data.pairs import RaggedIndices, TokenIndices, encode_texts
 from vse.training.kinds import BatchVectors
+from vse.training.models.encoders.recurrent import RecurrentSettings
+from vse.training.models.recurrent_states import STEP_ROW_MULTIPLE, TOTAL_ROW_MULTIPLE
 from vse.training.use.model import TrainedRun, load_backbone_run
 
+_VECTORISED_NUMBERS = 32  # torch rounds the last numbers of a row differently if its length is no multiple of this
+_MAX_GROUP_WORDS = TOTAL_ROW_MULTIPLE - 2  # without <start> and <end>
 _MAX_QUOTED_LENGTH = 80  # characters of a query in an error message
 Query = str | Image.Image
 """A text, or a photo in RGB."""
@@ -62,6 +66,66 @@ class QueryEncoder:
         if self._photo_backbone_encoder is None:
             return self._encode_photo(query)
         return self._embed_features(self._photo_backbone_encoder.encode(query), self._trained.model.embed_images)
+
+    def encode_all(self, queries: Sequence[Query]) -> list[EncodedQuery | UserError]:
+        """Return the embedding of each query, or the error that :meth:`encode` raises for the query.
+
+        A recurrent encoder reads several texts at once, if their embeddings are, bit for bit, those of each text alone.
+        """
+        encoded: dict[int, EncodedQuery | UserError] = {}
+        group: list[int] = []
+        n_words = 0
+        for place, query in enumerate(queries):
+            try:
+                if isinstance(query, str) and len(queries) > 1 and self.encodes_texts_together:
+                    self._check_has_known_word(query)
+                    self._check_has_word(query)
+                    words = len(self._trained.split_into_words(query))
+                    if group and (len(group) == STEP_ROW_MULTIPLE or n_words + words > _MAX_GROUP_WORDS):
+                        encoded |= self._encode_group(queries, group)
+                        group, n_words = [], 0
+                    group.append(place)
+                    n_words += words
+                else:
+                    encoded[place] = self.encode(query)
+            except UserError as error:
+                encoded[place] = error
+        encoded |= self._encode_group(queries, group)
+        return [encoded[place] for place in range(len(queries))]
+
+    @cached_property
+    def encodes_texts_together(self) -> bool:
+        """True if several texts are encoded at once, with the same bits.
+
+        The matrix products of a GRU or LSTM have the same shape for 1 and for 16 texts, see
+        :mod:`vse.training.models.recurrent_states`, but a processor may round their rows differently. Therefore some texts are
+        encoded in both ways.
+        """
+        trained, settings = self._trained, self._trained.experiment.model.caption_encoder
+        if (
+            not isinstance(settings, RecurrentSettings)
+            or trained.caption_cache is not None
+            or (settings.states, settings.head) != ("last", None)
+            or trained.device.type != "cpu"
+            or trained.model.dim % _VECTORISED_NUMBERS
+            or len(trained.vocabulary.words) < STEP_ROW_MULTIPLE
+        ):
+            return False
+        words = trained.vocabulary.words[-STEP_ROW_MULTIPLE:]
+        texts = [" ".join(words[: place + 1]) for place in range(len(words))]
+        alone = torch.cat([self._encode_texts([text], allow_unknown=True).vectors[0] for text in texts])
+        return torch.equal(self._encode_texts(texts, allow_unknown=True).vectors[0], alone)
+
+    def _encode_group(self, queries: Sequence[Query], places: Sequence[int]) -> dict[int, EncodedQuery | UserError]:
+        """Return the embeddings of the texts at ``places``, which are encoded at once."""
+        texts = [str(queries[place]) for place in places]
+        if not texts:
+            return {}
+        (vectors,) = self._encode_texts(texts, allow_unknown=False).vectors
+        return {
+            place: EncodedQuery((vectors[row : row + 1],), self._describe_unknown_words([text]))
+            for row, (place, text) in enumerate(zip(places, texts, strict=True))
+        }
 
     def encode_texts(self, texts: Sequence[str], allow_unknown: bool = False) -> EncodedQuery:
         """Return the embeddings of texts.
@@ -114,6 +178,17 @@ class QueryEncoder:
         if words and "".join(self._list_unknown_words(text)) == "".join(words):
             raise UserError(f"{_quote(text)}: none of its words is {self._describe_known_words()}")
 
+    def _check_has_word(self, text: str) -> None:
+        trained, reader = self._trained, self._caption_encoder
+        as_written = trained.transformer is not None or (reader is not None and reader.reads_raw_text)
+        if not (text.strip() if as_written else trained.list_written_words(text)):
+            raise UserError(f"{_quote(text)}: no word to search for")
+
+    def _describe_unknown_words(self, texts: Sequence[str]) -> str:
+        """Return a message about words that the model does not know, or an empty string."""
+        unknown = ", ".join(dict.fromkeys(word for text in texts for word in self._list_unknown_words(text)))
+        return f"not {self._describe_known_words()}: {unknown}" if unknown else ""
+
     def _list_unknown_words(self, text: str) -> list[str]:
         """Return the words that the model does not know, as they are written; none if it reads a feature of captions."""
         trained = self._trained
@@ -128,14 +203,11 @@ class QueryEncoder:
         return "a word of the training captions" if transformer is None else f"known to the tokenizer of {transformer.name}"
 
     def _encode_texts(self, texts: Sequence[str], allow_unknown: bool) -> EncodedQuery:
-        trained, reader, remark = self._trained, self._caption_encoder, ""
+        trained, reader = self._trained, self._caption_encoder
         tokens = [trained.split_into_words(text) for text in texts]
-        as_written = trained.transformer is not None or (reader is not None and reader.reads_raw_text)
         for text in texts:
-            if not (text.strip() if as_written else trained.list_written_words(text)):
-                raise UserError(f"{_quote(text)}: no word to search for")
-        if unknown := ", ".join(dict.fromkeys(word for text in texts for word in self._list_unknown_words(text))):
-            remark = f"not {self._describe_known_words()}: {unknown}"
+            self._check_has_word(text)
+        remark = self._describe_unknown_words(texts)
         inputs: BatchVectors
         if trained.transformer is not None:
             inputs = TokenIndices(texts, trained.transformer, trained.device).read(np.arange(len(texts)))

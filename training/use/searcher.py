@@ -10,13 +10,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import torch
 from PIL import Image as PhotoImage
 
 from vse.eval.search.gpu import choose_faiss_device
 from vse.eval.search.index import IndexVectors, set_search_parameters
-from vse.eval.search.top_k import N_RESCORED_CANDIDATES, Attention, RowIndices, Scores, SearchHit, search
+from vse.eval.search.matrix import VectorMatrix
+from vse.eval.search.top_k import (
+    N_RESCORED_CANDIDATES,
+    Attention,
+    RowIndices,
+    Scores,
+    SearchHit,
+    TopK,
+    search,
+    sort_by_exact_scores,
+)
 from vse.eval.search.vectors import Corpus, Vectors
 from vse.pipeline.errors import UserError
 from vse.training.kinds import BatchVectors, PackedEmbeddings, pack_embeddings
@@ -81,13 +92,34 @@ class SearchAnswer:
 
 
 @dataclass(frozen=True)
+class SearchQuery:
+    """An encoded query, for ``k`` results after the best ``start``."""
+
+    encoded: EncodedQuery
+    k: int
+    start: int = 0
+
+
+@dataclass(frozen=True)
 class _Gallery:
-    """The images or captions to search, with their vectors, an index of the vectors, or their sets of vectors."""
+    """The images or captions to search, with their vectors or their sets of vectors.
+
+    ``matrix`` or ``index`` searches the vectors for many queries; without both, each query reads the vectors.
+    """
 
     target: SearchTarget
     vectors: Corpus | None = None
     index: Any = None
+    matrix: VectorMatrix | None = None
     packed_sets: PackedEmbeddings | None = None
+
+    def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
+        """Return the ``ks[i]`` vectors with the highest inner products with each query (m, dim)."""
+        if self.matrix is not None:
+            return self.matrix.search(queries, ks)
+        assert self.vectors is not None
+        # An index rounds the scores of a query differently if it searches several queries at once.
+        return [search(self.vectors, query[None], k, index=self.index) for query, k in zip(queries, ks, strict=True)]
 
 
 class Searcher:
@@ -117,6 +149,8 @@ class Searcher:
         Without captions, a photo has no items to search, but :meth:`find_similar_images` can search images.
         """
         self._query_encoder.load(by_photo)
+        if self._options.expects_many_queries and not by_photo:
+            log.debug("texts are encoded together: %s", self._query_encoder.encodes_texts_together)
         query: Query = PhotoImage.new("RGB", _BLANK_PHOTO_SIZE) if by_photo else self.choose_sample_text()
         encoded = self.encode(query)
         if not by_photo or self.count_items(by_photo):
@@ -126,27 +160,45 @@ class Searcher:
         """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
         return self._query_encoder.encode(query)
 
+    def encode_all(self, queries: Sequence[Query]) -> list[EncodedQuery | UserError]:
+        """Return the embedding of each query, or the error that :meth:`encode` raises for the query."""
+        return self._query_encoder.encode_all(queries)
+
     def answer(self, by_photo: bool, encoded: EncodedQuery, k: int, start: int = 0) -> SearchAnswer:
         """Return ``k`` captions for a photo, or images for a text, after the best ``start``.
 
         ``encoded`` is the embedding of the query.
         """
+        return self.answer_all(by_photo, [SearchQuery(encoded, k, start)])[0]
+
+    def answer_all(self, by_photo: bool, queries: Sequence[SearchQuery]) -> list[SearchAnswer]:
+        """Return the captions for each photo, or the images for each text, as :meth:`answer` does for each alone."""
         if by_photo and self._options.corpus_file is None:
             check_has_captions(self.trained, self.split)
-        side = self._open_gallery(by_photo, encoded.vectors[0].shape[-1])
-        scored, n_items = None, len(side.target.item_ids)
-        n_candidates = min(n_items, max(k, self._options.n_reranked or N_RESCORED_CANDIDATES))
+        side = self._open_gallery(by_photo, queries[0].encoded.vectors[0].shape[-1])
+        n_items, is_cosine = len(side.target.item_ids), vector_similarity_name(self.trained) == "cosine"
+        n_candidates = [min(n_items, max(query.k, self._options.n_reranked or N_RESCORED_CANDIDATES)) for query in queries]
         if self.trained.model.scores_every_pair:
-            among = None
+            among: list[RowIndices | None] = [None] * len(queries)
             if side.vectors is not None:
-                among = self._find_nearest(side, _pool_query(encoded), n_candidates, by_photo)[1]
-            n_ranked = scored = n_items if among is None else len(among)
-            scores, rows = self._find_best_pairs(side, encoded.vectors, start + k, by_photo, among)
+                pooled = np.concatenate([_pool_query(query.encoded) for query in queries])
+                among = [rows for _, rows in self._find_nearest(side, pooled, n_candidates, by_photo)]
+            n_ranked = [n_items if rows is None else len(rows) for rows in among]
+            found = [
+                self._find_best_pairs(side, query.encoded.vectors, query.start + query.k, by_photo, rows)
+                for query, rows in zip(queries, among, strict=True)
+            ]
         else:
-            n_ranked = n_items if vector_similarity_name(self.trained) == "cosine" else n_candidates
-            scores, rows = self._find_nearest(side, encoded.vectors[0].numpy(), min(start + k, n_ranked), by_photo)
-        scores, rows = scores[start:], rows[start:]
-        return SearchAnswer(self._to_hits(side.target, scores, rows, by_photo), rows, n_ranked, scored)
+            n_ranked = [n_items] * len(queries) if is_cosine else n_candidates
+            vectors = np.concatenate([query.encoded.vectors[0].numpy() for query in queries])
+            n_found = [min(query.start + query.k, most) for query, most in zip(queries, n_ranked, strict=True)]
+            found = self._find_nearest(side, vectors, n_found, by_photo)
+        answers = []
+        for query, (scores, rows), most in zip(queries, found, n_ranked, strict=True):
+            hits = self._to_hits(side.target, scores[query.start :], rows[query.start :], by_photo)
+            n_scored = most if self.trained.model.scores_every_pair else None
+            answers.append(SearchAnswer(hits, rows[query.start :], most, n_scored))
+        return answers
 
     def find_similar_images(
         self, encoded: EncodedQuery, k: int, start: int = 0, excluded_row: int | None = None
@@ -164,7 +216,7 @@ class Searcher:
         query = _pool_query(encoded)
         if self._correction is not None:
             query = extend_queries(query, corrected=False)
-        found = search(side.vectors, query, n_found, index=side.index)
+        (found,) = side.search(query, [n_found])
         scores, rows = (values[0][(found.rows[0] >= 0) & (found.rows[0] != excluded_row)] for values in found)
         scores, rows = scores[start:end], rows[start:end]
         return SearchAnswer(self._to_hits(side.target, scores, rows, by_photo=False), rows, n_ranked)
@@ -238,33 +290,39 @@ class Searcher:
                 vectors, packed_sets = pool_side(trained, by_photo, options.max_held_bytes)
             else:
                 vectors = target.compute_vectors()
+            if options.index_type in (None, "Flat"):
+                matrix = VectorMatrix(np.asarray(vectors))
+                set_search_parameters(faiss.IndexFlatIP(dim), options.index_parameters)  # refuses parameters
+                return _Gallery(target, matrix.vectors, matrix=matrix, packed_sets=packed_sets)
             index = build_checked_index(vectors, target.item_type, similarity, options.index_type).index
         else:
             return _Gallery(target, target.compute_vectors())
         set_search_parameters(index, options.index_parameters)
-        return _Gallery(target, IndexVectors(index), index, packed_sets)
+        return _Gallery(target, IndexVectors(index), index, packed_sets=packed_sets)
 
-    def _find_nearest(self, side: _Gallery, encoded_query: Vectors, k: int, by_photo: bool) -> tuple[Scores, RowIndices]:
-        """Return scores and rows of the ``k`` vectors nearest to the query. An approximate index may find fewer vectors."""
+    def _find_nearest(
+        self, side: _Gallery, queries: Vectors, ks: Sequence[int], by_photo: bool
+    ) -> list[tuple[Scores, RowIndices]]:
+        """Return scores and rows of the ``ks[i]`` vectors nearest to each query. An approximate index may find fewer."""
         assert side.vectors is not None
+        similarity, direction = vector_similarity_name(self.trained), "i2t" if by_photo else "t2i"
         if self._correction is not None:
-            encoded_query = extend_queries(encoded_query)
-        scores, rows = (
-            values[0]
-            for values in search(
-                side.vectors,
-                encoded_query,
-                k,
-                vector_similarity_name(self.trained),
-                direction="i2t" if by_photo else "t2i",
-                candidates=max(k, self._options.n_reranked or N_RESCORED_CANDIDATES),
-                index=side.index,
-            )
-        )
-        there = rows >= 0
-        if not there.all():
-            log.warning("the index found %d of %d; a higher nprobe or efSearch finds more", there.sum(), len(rows))
-        return scores[there], rows[there]
+            queries = extend_queries(queries)
+        if similarity == "cosine":
+            found = side.search(queries, ks)
+        else:
+            n_candidates = [max(k, self._options.n_reranked or N_RESCORED_CANDIDATES) for k in ks]
+            found = [
+                sort_by_exact_scores(side.vectors, query[None], near.rows, k, similarity, direction)
+                for query, near, k in zip(queries, side.search(queries, n_candidates), ks, strict=True)
+            ]
+        nearest = []
+        for (scores,), (rows,) in found:
+            there = rows >= 0
+            if not there.all():
+                log.warning("the index found %d of %d; a higher nprobe or efSearch finds more", there.sum(), len(rows))
+            nearest.append((scores[there], rows[there]))
+        return nearest
 
     def _find_best_pairs(
         self, side: _Gallery, encoded_query: BatchVectors, k: int, by_photo: bool, among: RowIndices | None

@@ -121,6 +121,19 @@ def test_photographs_that_arrive_at_once_take_bounded_memory(app: flask.Flask) -
         assert answer_of(second) == (503, {"error": "The server reads other photographs already; try again in a moment."})
 
 
+def test_one_connection_cannot_let_many_requests_wait() -> None:
+    slow = Slow()
+    with running(slow, limits=ConnectionLimits(max_requests=3)) as url, connect(url) as client:  # type: ignore[arg-type]
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 9)
+        slow.begun.wait()
+        slow.end.set()
+        received = b""
+        while part := client.recv(10_000):
+            received += part
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200"] * 3 + [b"503"]
+    assert received.endswith(b"The server has too many requests; try again in a moment.")
+
+
 class Slow:
     """An application whose response waits for an event."""
 

@@ -1,0 +1,61 @@
+"""Answer queries in one thread; all queries that wait are answered together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+Query = TypeVar("Query")
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+
+
+class QueryBatches(Generic[Query, Answer]):
+    """A thread that answers the queries of other threads.
+
+    Queries that arrive while the thread computes are its next batch, so that a query waits for no timer.
+
+    ``answer_all`` : function that returns the answer to each query of a batch, or the exception for the thread that asked.
+    """
+
+    def __init__(self, answer_all: Callable[[Sequence[Query]], Sequence[Answer | Exception]]) -> None:
+        self._answer_all = answer_all
+        self._waiting: SimpleQueue[tuple[Query, Future[Answer]]] = SimpleQueue()
+        self._executor = ThreadPoolExecutor(1)
+
+    @property
+    def n_waiting(self) -> int:
+        """The number of queries that wait for the next batch."""
+        return self._waiting.qsize()
+
+    def ask(self, query: Query) -> Answer:
+        """Return the answer to a query, or raise its exception."""
+        future: Future[Answer] = Future()
+        self._waiting.put((query, future))
+        self._executor.submit(self._answer_waiting)  # finds nothing if an earlier call has answered the query
+        return future.result()
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Return the result of other work in the thread."""
+        return self._executor.submit(work).result()
+
+    def _answer_waiting(self) -> None:
+        batch: list[tuple[Query, Future[Answer]]] = []
+        try:
+            while True:
+                batch.append(self._waiting.get_nowait())
+        except Empty:
+            pass
+        if not batch:
+            return
+        try:
+            answers = self._answer_all([query for query, _ in batch])
+        except Exception as error:  # for each thread that waits
+            answers = [error] * len(batch)
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
