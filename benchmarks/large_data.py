@@ -2,7 +2,9 @@
 
 The data are in the layout of clip-retrieval: vectors of 512 numbers in float16 for images and captions, and tables of texts,
 200,000 images with five captions each at the largest size. Each step is a command with one thread, run once. ``cpu_s`` is the
-processor time of the command, ``peak_gb`` its largest resident memory, which includes mapped files.
+processor time of the command. ``peak_gb`` is its largest resident memory, which includes mapped files. ``own_gb`` is the
+largest anonymous memory, which does not: the system can drop the pages of a mapped file at any time, and processes share
+them. It is read every 20 milliseconds.
 
     python benchmarks/large_data.py
     python benchmarks/large_data.py --pairs 10000  # a quick look
@@ -27,11 +29,16 @@ ROOT = Path(__file__).parents[1]
 DIM, EACH, PART, NAME = 512, 5, 250_000, "made_up"
 MAX_HELD_OUT = 1000  # images of val and of test
 METER = """
-import resource, subprocess, sys  # a small program: a command's peak begins with the memory of the program that starts it
-code = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
+import resource, subprocess, sys, time  # a small program: a command's peak begins with the memory of its parent
+command, own = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL), 0
+while command.poll() is None:
+    with open(f"/proc/{command.pid}/status") as status:
+        sizes = dict(line.split(":") for line in status)
+    own = max(own, sum(int(sizes.get(name, "0").split()[0]) for name in ("RssAnon", "RssShmem")))
+    time.sleep(0.02)
 usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9)
-sys.exit(code)
+print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e9, own * 1024 / 1e9)
+sys.exit(command.returncode)
 """
 TRAIN = ("--set", "train.epochs=1", "--set", "train.validate_images=1000", "--set", "train.on_collapse=warn", "--threads", "1")
 
@@ -93,13 +100,13 @@ def steps(folder: Path) -> list[tuple[str, list[str]]]:
     ]
 
 
-def measure(command: list[str], folder: Path) -> tuple[float, float]:
-    """Run a command. Return its processor seconds and its peak memory in GB."""
+def measure(command: list[str], folder: Path) -> dict[str, float]:
+    """Run a command. Return its processor seconds, and the peaks of its memory and of its own memory in GB."""
     done = subprocess.run([sys.executable, "-c", METER, *command], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    seconds, peak = done.stdout.split()[-2:]
-    return float(seconds), float(peak)
+    seconds, peak, own = map(float, done.stdout.split()[-3:])
+    return {"cpu_s": round(seconds, 2), "peak_gb": round(peak, 3), "own_gb": round(own, 3)}
 
 
 def main() -> None:
@@ -114,8 +121,7 @@ def main() -> None:
             folder = Path(name)
             make_folder(folder / "source", n_pairs)
             for step, command in steps(folder):
-                seconds, peak = measure(command, folder)
-                rows.append({"step": step, "pairs": n_pairs, "cpu_s": round(seconds, 2), "peak_gb": round(peak, 3)})
+                rows.append({"step": step, "pairs": n_pairs, **measure(command, folder)})
                 print(rows[-1], flush=True)
             shutil.rmtree(folder / "source")
     report("large_data", rows, arguments.out)
