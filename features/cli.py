@@ -82,13 +82,13 @@ def merge_command(request: MergeRequest) -> None:
     """Merge finished shards to a cache."""
     from vse.features import extraction
     from vse.features.cache.shards import replaceable_cache_kind
-    from vse.features.feature_job import default_shard_count
+    from vse.features.feature_job import choose_shard_count
     from vse.pipeline.dataset.dataset import load_dataset_file
     from vse.pipeline.files.outputs import check_output
 
     dataset, out = load_dataset_file(request.dataset), request.out
     check_output(out, replaceable_cache_kind(out), [request.dataset])
-    click.echo(extraction.merge_feature(request.dataset, out, request.shards or default_shard_count(dataset)))
+    click.echo(extraction.merge_feature(request.dataset, out, request.shards or choose_shard_count(dataset, out)))
 
 
 @command("verify", group=extract)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_input_hashes
 from vse.features.cache.rows import Ids, find_text_unit, list_extractor_inputs
-from vse.features.cache.shards import shards_folder
+from vse.features.cache.shards import ShardRecord, shards_folder
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import find_extractor
@@ -57,7 +57,7 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
             f"{dataset.path}: the data set has changed since {cache.path} was made: {'; '.join(differences)}. Give the data "
             "set of the cache, or run the same vse-extract again, which keeps unchanged rows"
         )
-    if dataset.fold and _is_fitted(cache) and not _is_from_file(cache, dataset):
+    if dataset.fold and _is_fitted(cache) and not is_from_file(cache, dataset):
         raise UserError(
             f"{cache.path}: its encoder was fitted to other training captions than those of fold {dataset.fold}, and they may "
             f"contain test captions of this fold; extract {cache.feature} from {dataset.path}, to a file of its own"
@@ -85,7 +85,7 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
 
 def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return the differences between a data set and the data set of a cache; see :func:`check_belongs_to_dataset`."""
-    recorded, changed = read_data_identity(cache), not _is_from_file(cache, dataset)
+    recorded, changed = read_data_identity(cache), not is_from_file(cache, dataset)
     captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
     if changed and captions is not None:
         captions, ids_of_captions = hash_captions(dataset.images), caption_ids(dataset.images)
@@ -107,8 +107,8 @@ def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
     return cache.dataset in (dataset.name, dataset.parent) and not compare_with_dataset(cache, dataset)
 
 
-def _is_from_file(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether the cache was made from exactly this ``dataset.json``."""
+def is_from_file(cache: FeatureCache, dataset: Dataset) -> bool:
+    """Return whether a cache was made from exactly this ``dataset.json``."""
     data = cache.provenance.get("data")
     return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
 
@@ -140,22 +140,34 @@ def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksu
 
     The checksum of the photographs covers the rows of ``cache``; it is None if the cache records no hashes.
     """
-    photos = replace(read_data_identity(cache), caption_ids=_NO_IDS, caption_hashes=None).checksums.photos_sha256
-    identity = build_identity(dataset.images)
+    recorded = read_data_identity(cache)
+    photos = replace(recorded, caption_ids=_NO_IDS, caption_hashes=None).checksums.photos_sha256
+    if is_from_file(cache, dataset) and recorded.caption_hashes is not None:
+        identity = replace(recorded, image_ids=image_ids(dataset.images), photo_hashes=None)
+    else:
+        identity = build_identity(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
 
 
-def compare_texts(dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapping[str, Any]) -> list[str]:
+def has_texts_of(record: ShardRecord, dataset: Dataset) -> bool:
+    """Return whether a shard holds vectors of texts, and was computed from exactly this ``dataset.json``."""
+    return record.identity.kind == "text" and bool(dataset.sha256) and record.dataset_sha256 == dataset.sha256
+
+
+def compare_texts(
+    dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapping[str, Any], part: slice = slice(None)
+) -> list[str]:
     """Return a message if texts of a data set differ from the texts of a cache or shard, else an empty list.
 
     ids : (n,) ids of the rows of the cache or shard
     input_hashes : (n, 32) hashes of the texts of these rows
     config : recorded settings of the extractor
+    part : indices of the texts of the data set to compare
     """
     extractor, text_unit = find_extractor(config.get("extractor")), find_text_unit(config)
     raw = extractor is not None and extractor.reads_raw_text
-    items = list_extractor_inputs(dataset, "text", raw, text_unit)
+    items = list_extractor_inputs(dataset, "text", raw, text_unit, part)
     rows = IdIndex(ids).find_rows(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows, strict=True) if row >= 0 and (item.hash_input() != input_hashes[row]).any()

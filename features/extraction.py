@@ -38,7 +38,7 @@ from vse.features.cache.shards import (
     shards_folder,
     write_shard,
 )
-from vse.features.data_checks import compare_texts
+from vse.features.data_checks import compare_texts, has_texts_of
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import find_extractor
@@ -145,7 +145,7 @@ def extract_shards(
         items = list_extractor_inputs(dataset, *input_form, shard_slice(n_rows, index, n_shards))
         with lock_for_writing(path):
             shard_identity = recorded.get(path, identity)
-            if _is_finished_shard(path, shard_identity, items, extractor.config.text_unit, skip_bad):
+            if _is_finished_shard(path, shard_identity, dataset, items, extractor.config.text_unit, skip_bad):
                 suffix = f" in {read_precision(shard_identity)}, the precision of another machine" if path in recorded else ""
                 log.info("%s: finished, kept%s", path, suffix)
                 continue
@@ -158,7 +158,7 @@ def extract_shards(
             axes, declared = rows.features.ndim + (rows.offsets is not None), extractor.config.row_kind
             if axes != (2 if declared == "vectors" else 3):
                 raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, but its settings declare {declared}")
-            write_shard(path, identity, rows, extractor.provenance, round(time.perf_counter() - started, 4))
+            write_shard(path, identity, rows, extractor.provenance, started, dataset.sha256)
             ids = {item.id for item in items}
             if n_shards > 1 and (entry := _build_upper_bound_entry(dataset, extractor.config.key_settings(), [path], ids)):
                 log.info("%s: %s", path, _describe_coverage(entry["upper_bound"]))
@@ -166,12 +166,19 @@ def extract_shards(
 
 
 def _is_finished_shard(
-    path: Path, identity: CacheIdentity, items: Sequence[ExtractorInput], text_unit: TextUnit, skip_bad: bool
+    path: Path,
+    identity: CacheIdentity,
+    dataset: Dataset,
+    items: Sequence[ExtractorInput],
+    text_unit: TextUnit,
+    skip_bad: bool,
 ) -> bool:
     """Return whether a shard is complete and can be kept. Raises UserError if an item has changed since the extraction."""
     finished = read_finished_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
+    if has_texts_of(finished, dataset):
+        return True
     ids, input_hashes = read_arrays(path, "ids", "sources")
     changed = find_changed_input(items, ids, input_hashes, text_unit)
     if changed is not None:
@@ -193,7 +200,8 @@ def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
         of_rows = dataset.keep_splits(splits) if (splits := config.get("splits")) else dataset
         ids = row_ids(of_rows, kind, find_text_unit(config))
         for index in range(n_shards):
-            _check_inputs_unchanged(shard_path(out, index, n_shards), dataset, kind, config)
+            rows = shard_slice(len(ids), index, n_shards)
+            _check_inputs_unchanged(shard_path(out, index, n_shards), dataset, kind, config, rows)
         path = merge_shards(
             out, n_shards, dataset_file, ids, lambda files: _build_upper_bound_entry(dataset, config, files), dataset
         )
@@ -216,12 +224,13 @@ def verify_feature(path: Path, correct_checksums: bool = False) -> FeatureCache:
         return verify_cache(path, correct_checksums)
 
 
-def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, config: Mapping[str, Any]) -> None:
-    if read_shard_record(path) is None:
+def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, config: Mapping[str, Any], rows: slice) -> None:
+    record = read_shard_record(path)
+    if record is None or has_texts_of(record, dataset):
         return
     ids, input_hashes = read_arrays(path, "ids", "sources")
     if kind == "text":
-        differences = compare_texts(dataset, ids, input_hashes, config)
+        differences = compare_texts(dataset, ids, input_hashes, config, rows)
     else:
         recorded = DataIdentity(ids, ids[:0], input_hashes if input_hashes.any() else None)
         found, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED)

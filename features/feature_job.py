@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from vse.features.options import FeatureRequest
 from vse.features.settings import EXTRACTORS, find_extractor, load_feature
 from vse.features.settings.base import ExtractionArguments, ExtractorOption, FeatureSettings, ImportedSettings
 from vse.features.settings.captions import FittedCaptionSettings
+from vse.pipeline.dataset.columns import caption_counts
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.writing import lock_for_writing
@@ -21,6 +22,7 @@ from vse.pipeline.presets import presets
 from vse.pipeline.presets.parts import is_own_part
 
 log = logging.getLogger(__name__)
+_MIN_SHARDS, _MAX_SHARD_CAPTIONS = 4, 50_000  # of a data set without a preset
 
 
 def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Path:
@@ -45,16 +47,22 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
         if getattr(request.options, option) and option not in config.option_names:
             name = option.replace("_", "-")
             raise UserError(f"--{name}: feature {config.name!r} belongs to {other}, which has no such option; leave it out")
-    n_shards, shard = request.shards or default_shard_count(dataset), request.shard
+    n_shards, shard = request.shards or choose_shard_count(dataset, out), request.shard
     weights_dir, word_file = (_find_option_path(request, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
-    from vse.features.backbones.device import use_threads
-    from vse.features.own_extractor import check_extractor
+    from vse.features.finished import is_finished
 
-    use_threads(request.options.threads)
     _check_feature_outputs(dataset, config, out, word_file)
     with lock_for_writing(out) if shard is None else nullcontext():  # single shards may run as parallel jobs
+        if shard is None and is_finished(out, dataset, config, n_shards, _encoder_path(out), word_file):
+            log.info("%s: finished, kept", out)
+            return out
+
+        from vse.features.backbones.device import use_threads
+        from vse.features.own_extractor import check_extractor
+
+        use_threads(request.options.threads)
         arguments = ExtractionArguments(
             request.dataset, out, request.options.device, weights_dir, word_file, must_fit_encoder=shard is None
         )
@@ -94,10 +102,25 @@ def fit_feature(request: FeatureRequest) -> Path:
     return fit_encoder(request.dataset, config, encoder_path(out), request.options.device, request.options.words)
 
 
-def default_shard_count(dataset: Dataset) -> int:
-    """Return the number of shards in the data set's preset; without a preset 4, but at most the number of images."""
-    known = dataset.name in presets.list_preset_names("datasets")
-    return presets.load_dataset_preset(dataset.name).shards if known else min(4, len(dataset.images))
+def choose_shard_count(dataset: Dataset, out: Path) -> int:
+    """Return the number of shards of the cache ``out``, or of a new cache: the number in the data set's preset.
+
+    Without a preset it is 4, or more for more than 200,000 captions, so that a shard has at most 50,000. It is at most the
+    number of images.
+    """
+    from vse.features.cache.shards import read_manifest
+
+    with suppress(UserError):  # there is no manifest yet, or a damaged one
+        return len(read_manifest(out)["shards"])
+    if dataset.name in presets.list_preset_names("datasets"):
+        return presets.load_dataset_preset(dataset.name).shards
+    n_captions = int(caption_counts(dataset.images).sum())
+    return min(max(_MIN_SHARDS, -(-n_captions // _MAX_SHARD_CAPTIONS)), len(dataset.images))
+
+
+def _encoder_path(out: Path) -> Path:
+    """Return :func:`vse.features.extractors.captions.encoder_path`, whose module imports torch."""
+    return out.with_suffix(".encoder.safetensors")
 
 
 def _find_option_path(
@@ -145,5 +168,5 @@ def _check_feature_outputs(dataset: Dataset, config: FeatureSettings, out: Path,
         *map(Path, config.list_input_files()),
         *([word_file] if word_file else []),
     ]
-    encoder = out.with_suffix(".encoder.safetensors") if config.fits_encoder else None
+    encoder = _encoder_path(out) if config.fits_encoder else None
     check_cache_output(out, dataset.name, config.name, inputs, encoder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,8 @@ def check_extractor(settings: FeatureSettings, arguments: ExtractionArguments) -
         items = [_save_photograph(Path(folder), k, size) for k, size in enumerate(_SIZES)]
         together = _extract(settings, extractor, items)
         for k, item in enumerate(items):
-            alone = _extract(settings, extractor, [item]).features
-            same = together.features[k : k + 1] if together.offsets is None else _select_set(together, k)
+            alone = np.asarray(_extract(settings, extractor, [item]).features)
+            same = np.asarray(together.features)[k : k + 1] if together.offsets is None else _select_set(together, k)
             if alone.shape != same.shape or not np.allclose(alone, same, rtol=1e-2, atol=1e-3):
                 raise _refuse(settings, "the vectors of an image change with the batch, or from call to call")
     return extractor
@@ -63,16 +64,17 @@ def _extract(settings: FeatureSettings, extractor: Extractor, items: list[Extrac
     if n_axes != (1 if settings.row_kind == "vectors" else 2):
         found = {1: "one vector", 2: "several vectors"}.get(n_axes, f"an array of {n_axes} axes")
         raise _refuse(settings, f"it returns {found} for each image, and row_kind of its settings is {settings.row_kind!r}")
-    if not rows.features.size:
+    features = np.asarray(rows.features)
+    if not features.size:
         raise _refuse(settings, "its vectors are empty")
-    if not np.isfinite(rows.features.astype(np.float64)).all():
+    if not np.isfinite(features.astype(np.float64)).all():
         raise _refuse(settings, f"a number is not finite as {rows.features.dtype}; scale the vectors or set dtype=float32")
-    return rows
+    return replace(rows, features=features)
 
 
 def _select_set(rows: FeatureRows, k: int) -> NDArray[np.generic]:
     assert rows.offsets is not None
-    return rows.features[rows.offsets[k] : rows.offsets[k + 1]]
+    return np.asarray(rows.features)[rows.offsets[k] : rows.offsets[k + 1]]
 
 
 def _refuse(settings: FeatureSettings, fault: str) -> UserError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -111,6 +111,31 @@ class CacheIdentity:
 
 
 @dataclass(frozen=True)
+class RowBlocks:
+    """Feature rows that are computed while they are written, so that only one block of rows is in memory.
+
+    NumPy converts them to an array of all rows. ``blocks`` can be iterated over only once.
+
+    shape, dtype : shape and type of the array of all rows
+    blocks : iterator over blocks of consecutive rows
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    blocks: Iterator[NDArray[Any]]
+
+    def __array__(self, dtype: np.dtype[Any] | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.concatenate(list(self.blocks)).astype(dtype or self.dtype, copy=False)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
 class FeatureRows:
     """Feature rows in order, as an extractor computes them.
 
@@ -122,11 +147,11 @@ class FeatureRows:
     scores : (n_regions,), the score of each region
     image_size : (n, 2), width and height of images with regions
     skipped : id, path and reason of each skipped input
-    counts : further counts for the report, by name
+    counts : further counts for the report, by name; complete when all blocks of the features are computed
     """
 
     ids: Ids
-    features: NDArray[Any]
+    features: NDArray[Any] | RowBlocks
     input_hashes: NDArray[np.uint8]
     offsets: Ids | None = None
     boxes: NDArray[np.float32] | None = None

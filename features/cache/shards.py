@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from vse.features.cache.arrays import CHECKSUMS_KEY, are_checksums
-from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, CacheIdentity, FeatureRows, Ids
+from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, CacheIdentity, FeatureRows, Ids, RowBlocks
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import is_valid_name
@@ -33,6 +35,7 @@ REGION_ARRAY_NAMES = ("boxes", "scores")  # arrays with one entry per region
 ROW_ARRAY_NAMES = ("image_size",)  # arrays with one entry per row
 CHECKED_ARRAY_NAMES = ("features", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES)  # arrays with block checksums and virtual views
 PAGE_BYTES = 4096  # size of a memory page
+_BLOCK_BYTES = 2**24  # size of a block of features that is checked and written at once
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class ShardRecord:
     """The record of a finished shard.
 
     ``notes`` (library versions, source of the weights) and ``seconds`` (duration, None for imported rows) are not part of the
-    identity, so a new version of a library does not invalidate a cache.
+    identity, so a new version of a library does not invalidate a cache. While the shard has the size ``bytes`` and the
+    modification time ``mtime_ns``, its SHA-256 counts as known. ``dataset_sha256`` is the SHA-256 of the ``dataset.json`` from
+    which the rows were computed. Records of older versions have neither.
     """
 
     file: str
@@ -52,6 +57,8 @@ class ShardRecord:
     counts: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
+    mtime_ns: int | None = None
+    dataset_sha256: str | None = None
 
 
 def shards_folder(cache: Path) -> Path:
@@ -88,10 +95,14 @@ def write_shard(
     identity: CacheIdentity,
     rows: FeatureRows,
     notes: Mapping[str, Any] | None = None,
-    seconds: float | None = None,
+    started: float | None = None,
+    dataset_sha256: str | None = None,
 ) -> ShardRecord:
-    """Write a shard, then its record. Raises UserError if a feature is not finite."""
-    _check_feature_rows(path, rows)
+    """Write a shard, then its record. Raises UserError if a feature is not finite.
+
+    ``started`` is the time at which the extraction of the rows started (:func:`time.perf_counter`); None for imported rows.
+    """
+    _check_row_counts(rows)
     record = path.with_suffix(".json")
     record.unlink(missing_ok=True)  # a record must never describe another file than the one next to it
     with open_atomic(path) as stream:
@@ -100,7 +111,9 @@ def write_shard(
             write_identity_attributes(file, identity, identity.sha256)
             arrays = {**vars(rows), "sources": rows.input_hashes}
             for name in ("ids", "features", "sources", "offsets", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES):
-                if arrays[name] is not None:
+                if name == "features":
+                    _write_features(path, file, rows)
+                elif arrays[name] is not None:
                     file.create_dataset(name, data=arrays[name])
         n_bytes = stream.seek(0, os.SEEK_END)
         stream.seek(0)
@@ -114,14 +127,20 @@ def write_shard(
         skipped=rows.skipped,
         counts=rows.counts,
         notes=notes or {},
-        seconds=seconds,
+        seconds=None if started is None else round(time.perf_counter() - started, 4),
+        mtime_ns=path.stat().st_mtime_ns,
+        dataset_sha256=dataset_sha256,
     )
     write_json(record, asdict(shard))
     return shard
 
 
 def read_finished_record(path: Path, identity: CacheIdentity) -> ShardRecord | None:
-    """Return the record of a shard; None if the shard is missing or damaged. Raises UserError for another identity."""
+    """Return the record of a shard; None if the shard is missing or damaged. Raises UserError for another identity.
+
+    The shard is hashed only if its modification time differs from the recorded one. If the hash is right, the record gets the
+    new modification time.
+    """
     shard = read_shard_record(path)
     if shard is None:
         return None
@@ -133,7 +152,16 @@ def read_finished_record(path: Path, identity: CacheIdentity) -> ShardRecord | N
             f"{path.parent} was made with other settings ({'; '.join(changes[:4])}); "
             "delete that folder to regenerate it, or write to another --out"
         )
-    return shard if path.stat().st_size == shard.bytes and sha256_file(path) == shard.sha256 else None
+    status = path.stat()
+    if status.st_size != shard.bytes:
+        return None
+    if status.st_mtime_ns != shard.mtime_ns:
+        if sha256_file(path) != shard.sha256:
+            return None
+        shard = replace(shard, mtime_ns=status.st_mtime_ns)
+        with suppress(UserError):  # a record that cannot be written is still right
+            write_json(path.with_suffix(".json"), asdict(shard))
+    return shard
 
 
 def read_precision(identity: CacheIdentity) -> str | None:
@@ -212,19 +240,37 @@ def write_identity_attributes(file: h5py.File, identity: CacheIdentity, key: str
     file.attrs.update({"format": CACHE_FORMAT, "version": CACHE_VERSION, **names})
 
 
-def _check_feature_rows(path: Path, rows: FeatureRows) -> None:
+def _check_row_counts(rows: FeatureRows) -> None:
     n = len(rows.ids)
     last = rows.offsets[-1] if rows.offsets is not None else n
     lengths = {len(rows.input_hashes), n if rows.offsets is None else len(rows.offsets) - 1}
     if lengths != {n} or len(rows.features) != last:
         raise ValueError(f"{n} ids for {len(rows.features)} rows of features and {len(rows.input_hashes)} of input hashes")
-    bad = np.flatnonzero(~np.isfinite(rows.features).all(axis=tuple(range(1, rows.features.ndim))))
-    if len(bad):
-        row = bad[0] if rows.offsets is None else np.searchsorted(rows.offsets, bad[0], side="right") - 1
-        raise UserError(
-            f"{path}: {len(bad)} vectors are NaN or infinite in {rows.features.dtype}, the first has id {rows.ids[row]}; "
-            "if they are only too large for float16, store them with --set dtype=float32"
-        )
+
+
+def _write_features(path: Path, file: h5py.File, rows: FeatureRows) -> None:
+    """Write the features block by block. Raises UserError if one is not finite."""
+    features = rows.features
+    stored = file.create_dataset("features", shape=features.shape, dtype=features.dtype)
+    start = 0
+    for block in features.blocks if isinstance(features, RowBlocks) else _split_into_blocks(features):
+        bad = np.flatnonzero(~np.isfinite(block).all(axis=tuple(range(1, block.ndim))))
+        if len(bad):
+            vector = start + bad[0]
+            row = vector if rows.offsets is None else np.searchsorted(rows.offsets, vector, side="right") - 1
+            raise UserError(
+                f"{path}: {len(bad)} vectors are NaN or infinite in {features.dtype}, the first has id {rows.ids[row]}; "
+                "if they are only too large for float16, store them with --set dtype=float32"
+            )
+        stored[start : start + len(block)] = block
+        start += len(block)
+    if start != len(features):
+        raise ValueError(f"{start} rows of features, {len(features)} expected")
+
+
+def _split_into_blocks(features: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    size = max(1, _BLOCK_BYTES // max(1, features[:1].nbytes))
+    return (features[start : start + size] for start in range(0, len(features), size))
 
 
 def encode_cache_file(

@@ -145,7 +145,7 @@ def write_imported_cache(
 
 
 def _find_zero_rows(rows: FeatureRows) -> list[int]:
-    filled = (rows.features != 0).reshape(len(rows.features), -1).any(axis=1)
+    filled = (np.asarray(rows.features) != 0).reshape(len(rows.features), -1).any(axis=1)
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
     return [int(identity) for identity in rows.ids[~filled]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -15,13 +15,14 @@ from typing import Any, Self
 import numpy as np
 import safetensors.torch
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vse.features.backbones.device import library_versions, pick_device
 from vse.features.backbones.model_folder import hash_tensors
 from vse.features.cache.feature_cache import FeatureCache
-from vse.features.cache.rows import ExtractorInput, FeatureRows, list_input_ids
+from vse.features.cache.rows import ExtractorInput, FeatureRows, RowBlocks, list_input_ids
 from vse.features.settings import find_extractor
 from vse.features.settings.base import ExtractionArguments, Extractor
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, FittedCaptionSettings, select_phrase_words
@@ -29,7 +30,7 @@ from vse.pipeline.dataset.columns import count_words
 from vse.pipeline.dataset.dataset import Dataset, list_mentions, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile
-from vse.pipeline.files.writing import lock_for_writing, sha256_json, write_bytes, write_json
+from vse.pipeline.files.writing import lock_for_writing, sha256_json_list, write_bytes, write_json
 from vse.pipeline.presets.presets import list_setting_changes
 from vse.pipeline.progress import progress_bar
 
@@ -49,6 +50,7 @@ class CaptionExtractor(Extractor):
     Raises UserError if the encoder's file is missing or damaged, or if the encoder was fitted with other settings.
     """
 
+    version = FittedCaptionSettings.extractor_version
     config: FittedCaptionSettings
 
     @classmethod
@@ -74,21 +76,26 @@ class CaptionExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
-        """Compute the rows of captions, in order. Captions without a known word get zeros, and their number is reported."""
-        chunk, noun = self.config.chunk, self.config.of
+        """Return the rows of captions, in order, which are computed when they are written.
+
+        Captions without a known word get zeros, and their number is reported.
+        """
+        counts = {f"{self.config.of} without a known word": 0}
+        shape, dtype = (len(items), self.encoder.dim), np.dtype(self.config.dtype)
+        features = RowBlocks(shape, dtype, self._encode_blocks(items, counts))
+        return FeatureRows(list_input_ids(items), features, np.stack([item.hash_input() for item in items]), counts=counts)
+
+    def _encode_blocks(self, items: Sequence[ExtractorInput], counts: dict[str, int]) -> Iterator[NDArray[Any]]:
+        """Yield the rows of captions in blocks, and add the number of rows of zeros to the only entry of ``counts``."""
+        chunk, (name,) = self.config.chunk, counts
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
-        stored: Tensor | None = None  # one allocation for all rows, because joined parts would be in memory twice
-        with progress_bar(total=len(items), desc=self.progress_label, unit=noun.removesuffix("s")) as progress:
+        with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:
             for k in range(0, len(items), chunk):
                 (vectors,) = self.encoder.encode_inputs(items[k : k + chunk])
-                stored = torch.empty(len(items), vectors.shape[1], dtype=dtype) if stored is None else stored
-                stored[k : k + chunk] = vectors
-                progress.update(len(vectors))
-        assert stored is not None, "a shard has at least one row"
-        features = stored.numpy()
-        unknown = int((~features.any(axis=1)).sum())
-        input_hashes = np.stack([item.hash_input() for item in items])
-        return FeatureRows(list_input_ids(items), features, input_hashes, counts={f"{noun} without a known word": unknown})
+                block = vectors.to(dtype)
+                counts[name] += int((~block.any(dim=1)).sum())
+                yield block.numpy()
+                progress.update(len(block))
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ def fit_encoder(
     corpus = build_corpus(load_dataset_file(dataset_file), config)
     inputs = {
         "config": config.key_settings(),
-        f"training_{config.of}_sha256": sha256_json(corpus.fit_texts),
+        f"training_{config.of}_sha256": sha256_json_list(corpus.fit_texts),
         "version": 1,
         **config.hash_fit_inputs(corpus, word_file),
     }

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from vse.features.settings.base import ExtractorOption, FeatureSettings
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.writing import sha256_file, sha256_json
+from vse.pipeline.files.writing import sha256_file, sha256_json, sha256_json_list
 from vse.pipeline.presets.parts import import_object
 
 if TYPE_CHECKING:
@@ -150,6 +150,8 @@ class FittedCaptionSettings(TextSettings):
     encoder_class_path: ClassVar[str]
     """The class of the caption encoder, as ``module:Class``; imported lazily, because it needs torch."""
     fits_encoder: ClassVar[bool] = True
+    extractor_version: ClassVar[int] = 1
+    """The version of the code of the extractor, see :attr:`vse.features.settings.base.Extractor.version`."""
 
     chunk: PositiveInt = Field(2048, description="captions encoded at once")
 
@@ -234,7 +236,7 @@ class WordSettings(FittedCaptionSettings):
         """
         trained = word_file is None and self.of == "phrases"
         return {
-            **({"training_captions_sha256": sha256_json(corpus.sentences)} if trained else {}),
+            **({"training_captions_sha256": sha256_json_list(corpus.sentences)} if trained else {}),
             "words_sha256": hash_word_file(word_file) if word_file is not None else None,
             "words_used_sha256": sha256_json(sorted(corpus.vocabulary)),
         }

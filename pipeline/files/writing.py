@@ -17,7 +17,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -47,6 +47,7 @@ _FILE_KIND_BY_TEST = {
     stat.S_ISBLK: "a device",
     stat.S_ISLNK: "a symbolic link that leads in a circle",
 }
+_ITEMS_PER_HASH_UPDATE = 10_000
 _lock_count_by_file: dict[Path, int] = {}  # how often this process has taken each lock file
 
 
@@ -309,6 +310,16 @@ def sha256_file(path: Path) -> str:
 def sha256_json(content: object) -> str:
     """Return the SHA-256 of ``content`` as canonical JSON (sorted keys, no spaces) in hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def sha256_json_list(items: Sequence[object]) -> str:
+    """Return :func:`sha256_json` of a long list, without the JSON of all items in memory at once."""
+    digest = hashlib.sha256(b"[")
+    for start in range(0, len(items), _ITEMS_PER_HASH_UPDATE):
+        some = json.dumps(items[start : start + _ITEMS_PER_HASH_UPDATE], sort_keys=True, separators=(",", ":"))
+        digest.update((some[1:-1] if start == 0 else f",{some[1:-1]}").encode())
+    digest.update(b"]")
+    return digest.hexdigest()
 
 
 def resolve_target(path: Path) -> Path:
