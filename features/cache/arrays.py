@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,12 @@ class StoredArray:
             return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
         except OSError as error:
             raise UserError(f"{self.path}: {error.strerror}") from None
+
+    def read_ahead(self) -> None:
+        """Request that the system reads the array into its page cache, without waiting for it."""
+        if hasattr(os, "posix_fadvise"):  # Linux
+            with self.path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), self.offset, self.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self) -> NDArray[Any]:
         """Read the array into memory. Raises UserError if a block differs from its checksum."""

@@ -90,7 +90,6 @@ class FeatureReader:
     def __init__(self, cache: FeatureCache, memory_gb: float = 2.0, mapped: bool = True) -> None:
         self.cache = cache
         self._memory_gb, self._mapped = memory_gb, mapped
-        self._index = IdIndex(cache.ids)
         stored = [shard["features"] for shard in cache.shard_arrays]
         counts = [part.shape[0] for part in stored]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
@@ -109,6 +108,15 @@ class FeatureReader:
 
     def __reduce__(self) -> tuple[type[FeatureReader], tuple[FeatureCache, float, bool]]:
         return FeatureReader, (self.cache, self._memory_gb, self._mapped)
+
+    @cached_property
+    def _index(self) -> IdIndex:
+        return IdIndex(self.cache.ids)
+
+    def read_ahead(self) -> None:
+        """Request that the system reads the features into its page cache, without waiting for them."""
+        for shard in self.cache.shard_arrays:
+            shard["features"].read_ahead()
 
     def find_rows(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row index of each id. Raises UserError, which names the first id that the cache lacks."""
@@ -149,10 +157,10 @@ class FeatureReader:
             return self.read_padded_regions(indices, min_regions=1)
         return PaddedSets(self.read_rows(indices), np.ones((len(indices), self.cache.row_shape[0]), bool))
 
-    def read_region_vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return the vectors (len(indices), dim) of regions, given their 0-based indices among all regions of the cache."""
-        assert self.cache.offsets is not None, "not a cache of regions"
-        return self._read_vector_ranges(indices, indices + 1)
+    def read_vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Return the vectors (len(indices), dim) with these 0-based indices among the vectors of all rows of the cache."""
+        per_row = 1 if self.cache.offsets is not None else int(np.prod(self.cache.row_shape[:-1]))
+        return self._read_vector_ranges(indices, indices + 1, per_row).reshape(-1, self.cache.dim)
 
     @cached_property
     def region_boxes(self) -> RegionBoxes:

@@ -93,7 +93,7 @@ def test_boxes_of_all_shards_stand_one_after_the_other(tmp_path: Path) -> None:
     assert found.image_size.tolist() == [[100 + k, 50] for k in range(5)]
     assert found.offsets.tolist() == [0, 3, 3, 5, 10, 11]
     for memory_gb in (0, 1):
-        assert FeatureReader(cache, memory_gb).read_region_vectors(numbers).tolist() == [[k] * 3 for k in numbers]
+        assert FeatureReader(cache, memory_gb).read_vectors(numbers).tolist() == [[k] * 3 for k in numbers]
     with pytest.raises(UserError, match=r"demo_r\.h5: .* its r "):
         _ = FeatureReader(ragged(tmp_path / "x", [1, 2], 1, boxes=False)).region_boxes
 

@@ -55,9 +55,7 @@ def test_the_rows_of_an_image_are_its_truths_as_the_data_set_has_them(drawn: Pat
     assert cache.provenance["counts"] == {"images without a box": 1}
     (tmp_path / "inside.json").write_text('{"0": [], "1": [], "2": [[0.5, 0, 60, 40]]}')
     inside = extracted(drawn, TRUTH.model_copy(update={"boxes": str(tmp_path / "inside.json")}), tmp_path / "drawn_inside.h5")
-    np.testing.assert_array_equal(
-        reader.read_region_vectors(np.asarray([3])), FeatureReader(inside).read_region_vectors(np.asarray([0]))
-    )
+    np.testing.assert_array_equal(reader.read_vectors(np.asarray([3])), FeatureReader(inside).read_vectors(np.asarray([0])))
 
 
 def test_boxes_that_changed_make_a_cache_stale(tmp_path: Path, edit: Edit, fails: Fails) -> None:

@@ -35,36 +35,36 @@ from vse.training.settings import ImagesConfig
 log = logging.getLogger(__name__)
 Indices = NDArray[np.int64]
 _BLACK_PHOTO_SIDE = 256  # pixels
-_ROWS_PER_READ = 4096
+_VECTORS_PER_READ = 4096
 _MAX_BATCHES_AHEAD = 3  # batches of photos that are decoded in advance during a step
 
 
 class CachedFeatures:
     """Cached features of images or captions, by index: vectors, or sets of vectors with their mask.
 
-    The features are kept in the device's memory if the memory suffices, and read from the cache files otherwise. The set of an
-    image without a region has one vector of zeros.
+    If the memory suffices, the features are kept in the memory of a GPU, or on the CPU in memory maps of the cache files. All
+    processes on the machine share the pages of these maps. Otherwise the features are read from the files in each batch. The
+    set of an image without a region has one vector of zeros.
 
     Parameters
     ----------
     reader : reader of the cache
     ids : ids of the images or captions, in the order of their indices
     device : device of the features
-    memory_gb : limit on features in CPU memory, in units of 1e9 bytes; 0: no features in CPU or GPU memory
+    memory_gb : limit on mapped features, in units of 1e9 bytes; 0: no features in CPU or GPU memory
     used_gb : memory that other features already use, in units of 1e9 bytes
 
     Attributes
     ----------
     kind : vectors or sets; vectors for a bank of crops
     n_crops : number of crops of each image in a bank; 0 if the cache is not a bank
-    size_in_memory_gb : size of the features in memory, in units of 1e9 bytes
+    size_in_memory_gb : size of the features in GPU memory or in memory maps, in units of 1e9 bytes
     """
 
     def __init__(
         self, reader: FeatureReader, ids: Indices, device: torch.device, memory_gb: float = 0, used_gb: float = 0
     ) -> None:
         cache = reader.cache
-        self._reader = reader
         self._cache_rows = reader.find_rows(ids)
         self._device = device
         self.kind = to_input_kind(cache.row_kind)
@@ -72,12 +72,21 @@ class CachedFeatures:
         self._mean_has_unit_length = bool(cache.provenance.get("config", {}).get("normalize"))
         if cache.offsets is not None:
             self._vector_counts = np.diff(cache.offsets)[self._cache_rows]
+            self._cache_starts = cache.offsets[self._cache_rows]
         else:
-            self._vector_counts = np.full(len(self._cache_rows), int(np.prod(cache.row_shape[:-1])))
+            vectors_per_row = int(np.prod(cache.row_shape[:-1]))
+            self._vector_counts = np.full(len(self._cache_rows), vectors_per_row)
+            self._cache_starts = self._cache_rows * vectors_per_row
         self._vector_starts = np.cumsum(self._vector_counts) - self._vector_counts
-        needed = int(self._vector_counts.sum()) * cache.dim * cache.dtype.itemsize
-        self._vectors_in_memory = self._load_all_vectors() if needed <= count_free_bytes(device, memory_gb, used_gb) else None
-        self.size_in_memory_gb = 0.0 if self._vectors_in_memory is None else 1e-9 * needed
+        self._n_vectors = int(self._vector_counts.sum())
+        needed = self._n_vectors * cache.dim * cache.dtype.itemsize
+        self._in_memory = 0 < needed <= count_free_bytes(device, memory_gb, used_gb)
+        self.size_in_memory_gb = 1e-9 * needed if self._in_memory else 0.0
+        self._reader = reader
+        if self._in_memory:
+            self._reader = FeatureReader(cache, 0, mapped=True)
+            self._reader.read_ahead()
+        self._vectors_on_gpu = self._load_all_vectors() if self._in_memory and device.type != "cpu" else None
 
     def read(self, indices: Indices, crops: Indices | None = None) -> BatchVectors:
         """Return the features at these indices: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
@@ -94,15 +103,14 @@ class CachedFeatures:
             mean = move_tensor(self._check_finite(mean, rows), self._device)
             return torch.nn.functional.normalize(mean, dim=1) if self._mean_has_unit_length else mean
         crops = np.zeros_like(indices) if crops is None else crops
-        if self._vectors_in_memory is not None:
-            which = indices * self.n_crops + crops if self.n_crops else indices
-            return self._vectors_in_memory.index_select(0, torch.from_numpy(which).to(self._device)).float()
+        if self._in_memory:
+            return self._take_vectors(torch.from_numpy(indices * self.n_crops + crops if self.n_crops else indices))
         rows = self._cache_rows[indices]
         vectors = self._reader.read_crops(rows, crops) if self.n_crops else self._reader.read_rows(rows)
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 
     def _read_sets(self, indices: Indices) -> BatchVectors:
-        if self._vectors_in_memory is None:
+        if not self._in_memory:
             rows = self._cache_rows[indices]
             sets = self._reader.read_sets(rows)
             vectors = move_tensor(self._check_finite(torch.from_numpy(sets.features).float(), rows), self._device)
@@ -113,31 +121,30 @@ class CachedFeatures:
             )
             column = torch.arange(int(max(1, self._vector_counts[indices].max(initial=1))), device=self._device)
             mask = column < counts[:, None]
-            which = (starts[:, None] + column).clamp(max=len(self._vectors_in_memory) - 1)
-            vectors = (
-                self._vectors_in_memory.index_select(0, which.flatten())
-                .float()
-                .view(*mask.shape, self._vectors_in_memory.shape[1])
-            )
+            which = (starts[:, None] + column).clamp(max=self._n_vectors - 1)
+            vectors = self._take_vectors(which.flatten()).view(*mask.shape, self._reader.cache.dim)
             vectors = vectors * mask[:, :, None]
         mask[:, 0] = True  # an empty set becomes one vector of zeros
         return vectors, mask
 
+    def _take_vectors(self, which: Tensor) -> Tensor:
+        """Return vectors in memory, by their indices among the vectors of all rows, on the device in float32."""
+        if self._vectors_on_gpu is not None:
+            return self._vectors_on_gpu.index_select(0, which.to(self._device)).float()
+        return self._read_mapped_vectors(which.numpy()).float()
+
+    def _read_mapped_vectors(self, which: Indices) -> Tensor:
+        rows = np.searchsorted(self._vector_starts, which, side="right") - 1
+        vectors = self._reader.read_vectors(self._cache_starts[rows] + which - self._vector_starts[rows])
+        return self._check_finite(torch.from_numpy(vectors), self._cache_rows[rows])
+
     def _load_all_vectors(self) -> Tensor:
-        cache = self._reader.cache
-        dtype = torch.float16 if cache.dtype == np.float16 else torch.float32
-        n_vectors = int(self._vector_counts.sum())
-        kept = torch.zeros(max(1, n_vectors), cache.dim, dtype=dtype, device=self._device)  # at least one, for padding
-        for start in range(0, len(self._cache_rows), _ROWS_PER_READ):
-            rows = self._cache_rows[start : start + _ROWS_PER_READ]
-            if cache.offsets is None:
-                vectors = self._reader.read_rows(rows).reshape(-1, cache.dim)
-            else:
-                sets = self._reader.read_padded_regions(rows)
-                vectors = sets.features[sets.mask]
-            first = self._vector_starts[start]
-            kept[first : first + len(vectors)] = self._check_finite(torch.from_numpy(vectors), rows)
-        return kept
+        parts = np.split(np.arange(self._n_vectors), range(_VECTORS_PER_READ, self._n_vectors, _VECTORS_PER_READ))
+        first = self._read_mapped_vectors(parts[0])
+        loaded = torch.empty(self._n_vectors, first.shape[1], dtype=first.dtype, device=self._device)
+        for part in parts:
+            loaded[part[0] : part[-1] + 1] = self._read_mapped_vectors(part)
+        return loaded
 
     def _check_finite(self, features: Tensor, rows: Indices) -> Tensor:
         """Return the features unchanged. Raises UserError if a feature is infinite or NaN."""

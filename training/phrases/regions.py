@@ -53,8 +53,8 @@ class BoxFeatures(CachedFeatures):
 
     def read_region_vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
         """Return the vectors of some regions. A read from the cache reads each image once."""
-        if self._vectors_in_memory is not None:
-            return self._vectors_in_memory.index_select(0, torch.from_numpy(regions).to(self._device)).float()
+        if self._in_memory:
+            return self._take_vectors(torch.from_numpy(regions))
         images, which = np.unique(self.image_indices[regions], return_inverse=True)
         rows = self._cache_rows[images]
         sets = self._reader.read_padded_regions(rows).features

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.conftest import Log, Patch
-from tests.training.data.caches import CPU, PLACES, cached, drop_checksums, made_by_hand, regions_by_hand, rows_by_id, spoil
+from tests.training.data.caches import CPU, PLACES, cached, made_by_hand, regions_by_hand, rows_by_id, spoil
 from tests.transformers_made import WORDS, make_bert
 from vse.features.backbones.transformer import Transformer, read_transformer
 from vse.features.cache.feature_cache import FeatureCache, open_cache
@@ -26,12 +26,6 @@ from vse.training.kinds import InputKind
 DIM = 4
 IDS = [30, 10, 50, 20, 60, 40]
 COUNTS = [2, 0, 5, 1, 0, 3]
-
-
-@pytest.fixture(autouse=True)
-def two_rows_per_read(monkeypatch: Patch) -> None:
-    """Features come into memory in several reads."""
-    monkeypatch.setattr(cached_module, "_ROWS_PER_READ", 2)
 
 
 def drawn(*shape: int, seed: int = 0) -> np.ndarray:
@@ -124,15 +118,15 @@ def test_a_number_that_is_not_finite_is_refused_with_its_id(where: str, kind: st
         cached(cache, where, [30, 50]).read(np.arange(2))
 
 
-@pytest.mark.parametrize(("bytes_allowed", "kept"), [(46, False), (50, True)])
-def test_what_fits_into_memory_is_read_once(bytes_allowed: int, kept: bool, tmp_path: Path) -> None:
-    features = np.arange(24, dtype=np.float16).reshape(6, 4)  # of 48 bytes
-    cache = open_cache(drop_checksums(made_by_hand(tmp_path, features, range(6)).path))
-    images = CachedFeatures(FeatureReader(cache, 0), cache.ids, CPU, 1e-9 * bytes_allowed)
-    assert images.size_in_memory_gb == pytest.approx(48e-9 if kept else 0)
-    spoil(cache.path, 3, 99)
+@pytest.mark.parametrize(("bytes_allowed", "mapped"), [(46, False), (50, True)])
+def test_features_that_fit_into_memory_are_mapped(bytes_allowed: int, mapped: bool, tmp_path: Path) -> None:
+    cache = made_by_hand(tmp_path, np.arange(24, dtype=np.float16).reshape(6, 4), range(6))  # 48 bytes
+    images = CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, CPU, 1e-9 * bytes_allowed)
+    assert images.size_in_memory_gb == pytest.approx(48e-9 if mapped else 0)
     (vectors,) = images.read(np.asarray([3]))
-    assert vectors[0, -1] == (15 if kept else 99)
+    assert vectors.tolist() == [[12, 13, 14, 15]]
+    shards = [str(shard["features"].path) for shard in cache.shard_arrays]
+    assert [path in Path("/proc/self/maps").read_text() for path in shards] == [mapped, mapped]
 
 
 @pytest.mark.parametrize("bytes_allowed", [87, 88])

@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import TINY_FEATURE
-from tests.training.conftest import Patch
 from tests.training.data.caches import PLACES, cached, made_by_hand, rows_by_id, spoil
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.extractors.cnn import CnnExtractor, cut_crops
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
-from vse.training.data import images as cached_module
 from vse.training.data.images import CachedImageFeatures, Indices, PhotoCrops
 
 N_IMAGES, N_CROPS = 66, 3
@@ -48,8 +46,7 @@ def same(a: dict[int, Tensor], b: dict[int, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[pair], b[pair]) for pair in a)
 
 
-def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(cached_module, "_ROWS_PER_READ", 7)
+def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache) -> None:
     ids = np.random.default_rng(0).permutation(N_IMAGES)
     kept, mapped = (cached(crop_bank, where, ids) for where in ("in memory", "mapped"))
     batches = cut(np.random.default_rng(1).permutation(len(IMAGE_OF)), 32)
