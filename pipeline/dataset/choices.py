@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from vse.pipeline.dataset.columns import Caption
 from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.dataset.images import Caption
 from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, load_and_check_dataset, write_dataset
 from vse.pipeline.errors import UserError
