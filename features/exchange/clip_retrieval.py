@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from vse.features.cache.rows import FeatureRows, Ids
-from vse.features.cache.shards import check_cache_output
-from vse.features.exchange.arrays import hash_rows, map_npy_file, write_imported_cache
-from vse.pipeline.dataset.columns import caption_ids, image_ids
+from vse.features.cache.shards import check_cache_output, shards_folder
+from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_pages, write_imported_cache
+from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.forms import write_dataset_tables
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import WatchedFile
+from vse.pipeline.files.inputs import FileState, WatchedFile
+from vse.pipeline.files.writing import lock_for_writing, sha256_json
+from vse.pipeline.imports.finished import is_finished, record_finished
+from vse.pipeline.imports.row_parts import PartRows, RowJoin, RowPart, find_part, write_part
 from vse.pipeline.imports.rows import (
     BadRow,
-    ImportedRow,
+    BadRowList,
     ImportSettings,
-    RowCollector,
+    build_import_head,
     normalize_image_path,
-    write_imported_data,
+    parse_split,
+    sample_missing_splits,
 )
 from vse.pipeline.imports.tables import build_photo_checker, build_row, read_table_rows
 from vse.pipeline.progress import progress_bar
 
+log = logging.getLogger(__name__)
+_PART_VERSION = 1  # changes with the checks of rows and the tokenisers
 _CACHED_PATHS = 10_000  # the rows of an image follow each other
 _ROWS_PER_CHECK = 4096
 METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
 _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
-_VectorLocation = tuple[int, int]  # place of a vector: index of a part, and row in this part
 
 
 @dataclass(frozen=True)
@@ -50,13 +59,17 @@ class _FolderPart:
     vector_files: tuple[Path, Path]
     metadata_file: Path
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (*self.vector_files, self.metadata_file)
+
 
 def is_clip_folder(folder: Path) -> bool:
     """Return whether a folder holds image vectors in the layout of clip-retrieval."""
     return any(folder.glob("img_emb_*.npy")) or any(folder.glob("img_emb/img_emb_*.npy"))
 
 
-def import_clip(folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None) -> tuple[Path, Path]:
+def import_clip(folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None) -> tuple[Path, ...]:
     """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; return the caches.
 
     The folder, or its subfolders ``img_emb``, ``text_emb`` and ``metadata``, hold the files ``img_emb_N.npy``,
@@ -66,46 +79,97 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     """
     check_dataset_name(settings.name)
     parts = _open_parts(folder)
-    inputs = [path for part in parts for path in (*part.vector_files, part.metadata_file)]
+    inputs = [path for part in parts for path in part.files]
     for feature in ("img_emb", "text_emb"):
         check_cache_output(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
-    collector = RowCollector(settings, (lambda file: None) if images is None else build_photo_checker(images))
-    places_by_file: dict[str, list[_VectorLocation]] = {}
-    n_rows = sum(len(part.image_vectors) for part in parts)
-    with progress_bar(total=n_rows, desc=f"read {folder.name}", unit="row") as bar:
-        for index in range(len(parts)):
-            _add_part(index, parts, collector, places_by_file, settings, images, bar)
-    content = collector.build_dataset_content(
-        images, format="clip-retrieval", files=[part.metadata_file.name for part in parts]
+    parts_folder = settings.out / "import.parts"
+    chosen = [settings.name, settings.val, settings.test, settings.seed, settings.skip_bad, settings.form]
+    keys = [_hash_part(part, settings, images) for part in parts]
+    key = sha256_json([chosen, str(out_features.absolute()), keys])
+    caches = tuple(out_features / f"{settings.name}_{feature}.h5" for feature in ("img_emb", "text_emb"))
+    if images is None and is_finished(settings.out, key):
+        log.info("%s: this import has finished before, and its files are unchanged", settings.out)
+        return caches
+    try:
+        with lock_for_writing(settings.out, folder=True):
+            finished = _read_parts(parts, parts_folder, settings, images)
+            file = _join_parts(parts, finished, settings, caches, images)
+            shards = [path for cache in caches for path in sorted(shards_folder(cache).iterdir())]
+            record_finished(settings.out, key, [file, *caches, *shards])
+    except UserError:
+        shutil.rmtree(parts_folder, ignore_errors=True)
+        raise
+    shutil.rmtree(parts_folder, ignore_errors=True)
+    return caches
+
+
+def _read_parts(parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None) -> list[RowPart]:
+    """Read the rows of all parts that an interrupted import has not finished; return all finished parts."""
+    finished = []
+    with progress_bar(total=sum(len(part.image_vectors) for part in parts), desc="read", unit="row") as bar:
+        for index, part in enumerate(parts):
+            path, key = parts_folder / f"part-{index:05d}.parquet", _hash_part(part, settings, images)
+            known = find_part(path, key)
+            if known is not None:
+                bar.update(len(part.image_vectors))
+            finished.append(known or write_part(path, key, _read_rows(part, settings, images, bar)))
+    return finished
+
+
+def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None) -> str:
+    """Return a hash of the settings and the states of the files that determine the rows of a part."""
+    states = [FileState.from_stat(path.stat()) for path in part.files]
+    chosen = settings.tokeniser, settings.columns, settings.quoting, settings.encoding, images and str(images.absolute())
+    files = [(str(path), state.size, state.mtime_ns, state.inode) for path, state in zip(part.files, states, strict=True)]
+    return sha256_json([_PART_VERSION, chosen, files])
+
+
+def _join_parts(
+    parts: list[_FolderPart], finished: list[RowPart], settings: ImportSettings, caches: tuple[Path, ...], images: Path | None
+) -> Path:
+    """Write the data set and the caches of images and captions; return the path of the data set."""
+    bad_rows = BadRowList(settings.skip_bad)
+    joined = RowJoin(
+        finished, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
     )
+    n_rows = sum(len(part.image_vectors) for part in parts)
+    bad_rows.raise_or_list(settings.out / "import.failures.jsonl", n_rows)
+    if not joined.files:
+        raise UserError(f"all {n_rows} rows lack an image with a caption")
+    sampled = sample_missing_splits(settings, joined.files, joined.has_splits, images)
+    record = {"format": "clip-retrieval", "files": [part.metadata_file.name for part in parts]}
+    head = build_import_head(settings, joined.has_splits, len(bad_rows.places_and_faults), record)
     if images is None:
-        content = {**content, "pictures": False}
-    file = write_imported_data(content, settings, images, inputs)
-    places = [places_by_file[name] for name in collector.list_image_files()]
-    del content, collector, places_by_file  # the data set is loaded next
+        head = {**head, "pictures": False}
+    inputs = [path for part in parts for path in part.files]
+    file = write_dataset_tables(
+        head, lambda: joined.build_tables(sampled), len(joined.sentids), settings.out, images, inputs, settings.form
+    )
+    log.info("%s: %d images with %d captions", file, len(joined.files), len(joined.sentids))
     dataset = load_dataset_file(file)
 
-    def write(kind: Literal["image", "text"], name: str, ids: Ids, row_places: list[_VectorLocation]) -> Path:
+    first_captions = np.concatenate([[0], joined.caption_ends[:-1]])
+    all_captions = np.arange(len(joined.sentids))
+    kinds: tuple[tuple[Literal["image", "text"], Ids, Ids], ...] = (
+        ("image", joined.imgids, first_captions),
+        ("text", joined.sentids, all_captions),
+    )
+    for out, (kind, ids, captions) in zip(caches, kinds, strict=True):
         arrays = [part.image_vectors if kind == "image" else part.text_vectors for part in parts]
         watched = [WatchedFile(part.vector_files[kind == "text"]) for part in parts]
-        rows = _build_row_reader(arrays, ids, row_places)
-        out = out_features / f"{settings.name}_{name}.h5"
-        return write_imported_cache(out, dataset, kind, {"layout": "clip-retrieval"}, watched, ids, rows, arrays[0][:1].nbytes)
-
-    return (
-        write("image", "img_emb", image_ids(dataset.images), [image_places[0] for image_places in places]),
-        write("text", "text_emb", caption_ids(dataset.images), [place for image_places in places for place in image_places]),
-    )
+        rows = _build_row_reader(arrays, ids, joined.part_index[captions], joined.row[captions])
+        write_imported_cache(out, dataset, kind, {"layout": "clip-retrieval"}, watched, ids, rows, arrays[0][:1].nbytes)
+    return file
 
 
-def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_VectorLocation]) -> Callable[[slice], FeatureRows]:
-    """Return a function from a slice of ``ids`` to the rows of these ids; the vector of ``ids[k]`` is at ``places[k]``."""
+def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, parts: Ids, rows: Ids) -> Callable[[slice], FeatureRows]:
+    """Return a function from a slice of ``ids`` to their rows; the vector of ``ids[k]`` is ``arrays[parts[k]][rows[k]]``."""
 
-    def rows(part: slice) -> FeatureRows:
-        values = np.stack([arrays[index][row] for index, row in places[part]])
-        return FeatureRows(ids[part], values, hash_rows(values))
+    def read_rows(chosen: slice) -> FeatureRows:
+        values = gather_rows(arrays, parts[chosen], rows[chosen])
+        return FeatureRows(ids[chosen], values, hash_rows(values))
 
-    return rows
+    return read_rows
 
 
 def _open_parts(folder: Path) -> list[_FolderPart]:
@@ -145,54 +209,88 @@ def _open_parts(folder: Path) -> list[_FolderPart]:
     return parts
 
 
-def _add_part(
-    index: int,
-    parts: list[_FolderPart],
-    collector: RowCollector,
-    places_by_file: dict[str, list[_VectorLocation]],
-    settings: ImportSettings,
-    images: Path | None,
-    bar: Any,
-) -> None:
-    """Add the rows of part ``index`` to ``collector``, and the places of the vectors to ``places_by_file``."""
-    part, n_bad_rows = parts[index], 0
+def _read_rows(part: _FolderPart, settings: ImportSettings, images: Path | None, bar: Any) -> PartRows:
+    """Return the rows of a part. A row that is valid may still contradict the rows of other parts."""
+    rows = PartRows()
     images_folder = None if images is None else images.absolute()
-    finite = [_find_finite_rows(vectors) for vectors in (part.image_vectors, part.text_vectors)]
-
-    def on_bad_row(place: str, reason: object) -> None:
-        nonlocal n_bad_rows
-        n_bad_rows += 1
-        collector.add_bad_row(place, reason)
-
+    tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
+    check_photo = lru_cache(_CACHED_PATHS)((lambda file: None) if images is None else _return_fault(images))
+    digests = _hash_image_vectors(part.image_vectors)
+    finite = _find_finite_rows(part.image_vectors), _find_finite_rows(part.text_vectors)
+    release_pages([part.image_vectors, part.text_vectors])
     n_read = 0
-    for n_read, (place, values) in enumerate(read_table_rows(part.metadata_file, settings, on_bad_row), 1):
-        row_index = n_read - 1 + n_bad_rows
+
+    def add_bad_row(place: str, reason: object) -> None:
+        nonlocal n_read
+        rows.bad_rows.append((n_read, place, str(reason)))
+        n_read += 1
+
+    for place, values in read_table_rows(part.metadata_file, settings, add_bad_row):
+        index = n_read
         bar.update()
         try:
-            if row_index >= len(part.image_vectors):
-                raise BadRow(f"{part.vector_files[0].name} has no row {row_index}")
+            if index >= len(part.image_vectors):
+                raise BadRow(f"{part.vector_files[0].name} has no row {index}")
             row = build_row(place, values)
-            row = replace(row, file=_make_relative(row.file, images_folder))
+            file, split = _make_relative(row.file, images_folder), parse_split(row.split)
             for is_finite, path in zip(finite, part.vector_files, strict=True):
-                if not is_finite[row_index]:
+                if not is_finite[index]:
                     raise BadRow(f"its vector in {path.name} is not finite")
-            _check_vectors(row, part, row_index, parts, places_by_file)
+            if len(row.captions) != 1:
+                raise BadRow(f"{len(row.captions)} captions for one vector")
+            raw, tokens = row.captions[0].strip(), tokenise(row.captions[0])
+            if not tokens:
+                raise BadRow(f"the caption {raw[:50]!r} has no word" if raw else "the caption is empty")
+            if (fault := check_photo(file)) is not None:
+                raise BadRow(fault)
+            if len(row.sentids) > 1:
+                raise BadRow(f"{len(row.sentids)} ids for 1 captions")
         except BadRow as reason:
-            collector.add_bad_row(place, reason)
+            add_bad_row(place, reason)
             continue
-        file = collector.add(row)
-        if file is not None:
-            places_by_file.setdefault(file, []).append((index, row_index))
-    n_rows = n_read + n_bad_rows
-    if n_rows != len(part.image_vectors):
-        raise UserError(f"{part.metadata_file}: {n_rows} rows, but {part.vector_files[0].name} has {len(part.image_vectors)}")
+        n_read += 1
+        rows.row.append(index)
+        rows.place.append(place)
+        rows.file.append(file)
+        rows.split.append(split)
+        rows.imgid.append(row.imgid)
+        rows.cocoid.append(row.cocoid)
+        rows.sentid.append(row.sentids[0] if row.sentids else None)
+        rows.raw.append(raw)
+        rows.tokens.append(tokens)
+        rows.digest.append(digests[index])
+    if n_read != len(part.image_vectors):
+        raise UserError(f"{part.metadata_file}: {n_read} rows, but {part.vector_files[0].name} has {len(part.image_vectors)}")
+    return rows
 
 
-def _find_finite_rows(vectors: NDArray[Any]) -> NDArray[np.bool_]:
+def _return_fault(images: Path) -> Callable[[str], str | None]:
+    """Return a function from the file of a photo to its fault, or to None if the photo can be used."""
+    check = build_photo_checker(images)
+
+    def find_fault(file: str) -> str | None:
+        try:
+            check(file)
+        except BadRow as fault:
+            return str(fault)
+        return None
+
+    return find_fault
+
+
+def _hash_image_vectors(vectors: NDArray[Any]) -> list[bytes]:
+    """Return a hash of each vector. Equal vectors have equal hashes."""
+    starts = range(0, len(vectors), _ROWS_PER_CHECK)
+    blocks = (vectors[start : start + _ROWS_PER_CHECK] + vectors.dtype.type(0) for start in starts)  # -0.0 becomes 0.0
+    return [xxhash.xxh3_128_digest(row.data) for block in blocks for row in block]
+
+
+def _find_finite_rows(vectors: NDArray[Any]) -> list[bool]:
     """Return for each vector whether all its numbers are finite."""
     starts = range(0, len(vectors), _ROWS_PER_CHECK)
     found = [np.isfinite(vectors[start : start + _ROWS_PER_CHECK]).all(1) for start in starts]
-    return np.concatenate(found) if found else np.empty(0, bool)
+    is_finite: list[bool] = np.concatenate([np.empty(0, bool), *found]).tolist()
+    return is_finite
 
 
 @lru_cache(maxsize=_CACHED_PATHS)
@@ -204,19 +302,3 @@ def _make_relative(file: str, images_folder: Path | None) -> str:
             raise BadRow(f"{path} is not in {images_folder}")
         path = path.relative_to(images_folder)
     return normalize_image_path(path.as_posix().lstrip("/"))
-
-
-def _check_vectors(
-    row: ImportedRow,
-    part: _FolderPart,
-    row_index: int,
-    parts: list[_FolderPart],
-    places_by_file: dict[str, list[_VectorLocation]],
-) -> None:
-    """Check that a row has one caption, and that the image's vector is that of earlier rows. Raises BadRow."""
-    if len(row.captions) != 1:
-        raise BadRow(f"{len(row.captions)} captions for one vector")
-    if row.file in places_by_file:
-        other, other_row = places_by_file[row.file][0]
-        if not np.array_equal(parts[other].image_vectors[other_row], part.image_vectors[row_index]):
-            raise BadRow(f"{row.file} has another vector than in row {other_row} of {parts[other].vector_files[0].name}")

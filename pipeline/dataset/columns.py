@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset.images import Caption, Image
-from vse.pipeline.dataset.parquet import IMAGES_PER_GROUP, NO_COCOID, SPLITS, CaptionTexts, ParquetColumns, column_schema
+from vse.pipeline.dataset.parquet import (
+    IMAGES_PER_GROUP,
+    NO_COCOID,
+    SPLITS,
+    CaptionTexts,
+    ParquetColumns,
+    column_schema,
+    decode_captions,
+)
 
 Ids = NDArray[np.int64]
 
@@ -170,6 +178,16 @@ class ImageColumns(Sequence[Image]):
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def decode_images(table: Any) -> Iterator[Image]:
+    """Yield the images of a table (pyarrow) of :func:`build_tables`."""
+    sentences = table.column("sentences").combine_chunks()
+    texts, sentids = decode_captions(sentences), sentences.flatten().field("sentid").to_pylist()
+    ends = sentences.offsets.to_pylist()
+    columns = (table.column(name).to_pylist() for name in ("imgid", "filename", "split", "cocoid"))
+    for imgid, file, split, cocoid, start, end in zip(*columns, ends[:-1], ends[1:], strict=True):
+        yield Image(imgid, file, split, _build_captions(imgid, sentids[start:end], start, texts), cocoid)
 
 
 def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: CaptionTexts) -> tuple[Caption, ...]:

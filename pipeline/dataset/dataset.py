@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -59,10 +59,9 @@ __all__ = [
     "load_dataset_file",
 ]
 ALL_SPLITS = "all"  # stands for all splits where a command takes several
-_MIN_LARGE_BYTES = 2**23  # the size from which a dataset.json gets a copy in columns, and hashes are remembered
+MIN_LARGE_BYTES = 2**23  # the size from which a dataset.json gets a copy in columns, and hashes are remembered
 _CHECK_VERSION = 1  # changes with the checks of data sets, the columns and the tokenisers
 _LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
-_Tokeniser = Callable[[str], list[str]]
 log = logging.getLogger(__name__)
 
 
@@ -227,7 +226,7 @@ def _open_columns(file: InputFile) -> ParquetColumns:
 
 
 def _read_json(path: Path, file: InputFile) -> Dataset:
-    if file.size < _MIN_LARGE_BYTES:
+    if file.size < MIN_LARGE_BYTES:
         return _parse_dataset(path, file)
     if not recall_sha256(file):
         remember_sha256(file)
@@ -236,8 +235,9 @@ def _read_json(path: Path, file: InputFile) -> Dataset:
     with pause_garbage_collection():
         dataset = _parse_dataset(path, file)
     if not any(caption.phrases for image in dataset.images for caption in image.captions):
-        with suppress(UserError):  # a folder that is not writable
-            _write_copy(dataset)
+        head = {"dataset": dataset.name, "tokeniser": dataset.tokeniser, "pictures": dataset.has_image_files}
+        head |= {name: value for name, value in (("fold", dataset.fold), ("parent", dataset.parent)) if value}
+        write_columns_copy(path, dataset.sha256, head, build_tables(dataset.images))
     return dataset
 
 
@@ -248,7 +248,7 @@ def _read_copy(path: Path, sha256: str) -> Dataset | None:
         return None
     try:
         columns = _open_columns(InputFile(copy))
-        if columns.copied_sha256 != describe_copied(sha256):
+        if columns.copied_sha256 != f"{sha256} {_CHECK_VERSION}":
             return None
         return Dataset(path=path, images=ImageColumns(columns), sha256=sha256, **_read_head(copy, columns.head))
     except UserError as error:
@@ -256,19 +256,16 @@ def _read_copy(path: Path, sha256: str) -> Dataset | None:
         return None
 
 
-def describe_copied(sha256: str) -> str:
-    """Return the text by which a copy names the ``dataset.json`` with this hash, and the version of the checks."""
-    return f"{sha256} {_CHECK_VERSION}"
+def write_columns_copy(path: Path, sha256: str, head: dict[str, Any], tables: Iterable[Any]) -> None:
+    """Write the copy of the ``dataset.json`` at ``path`` in columns; nothing in a folder that is not writable.
 
-
-def _write_copy(dataset: Dataset) -> None:
-    head = {"dataset": dataset.name, "tokeniser": dataset.tokeniser, "pictures": dataset.has_image_files}
-    head |= {name: value for name, value in (("fold", dataset.fold), ("parent", dataset.parent)) if value}
-    with open_atomic(columns_copy(dataset.path)) as stream:
+    ``sha256`` is the hash of the file, ``head`` has its keys besides ``images``, and ``tables`` has the images.
+    """
+    with suppress(UserError), open_atomic(columns_copy(path)) as stream:
         writer = ParquetColumnsWriter(stream)
-        for table in build_tables(dataset.images):
+        for table in tables:
             writer.write(table)
-        writer.close(head, describe_copied(dataset.sha256))
+        writer.close(head, f"{sha256} {_CHECK_VERSION}")
 
 
 def _parse_dataset(path: Path, file: InputFile) -> Dataset:

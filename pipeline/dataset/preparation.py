@@ -9,10 +9,12 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
+from vse.pipeline.dataset.columns import ImageColumns
 from vse.pipeline.dataset.dataset import Dataset, describe_splits, find_missing_image_files, load_dataset_file
 from vse.pipeline.dataset.entities_dataset import (
     ENTITIES_SPLITS,
@@ -20,10 +22,12 @@ from vse.pipeline.dataset.entities_dataset import (
     build_entities_content,
     mark_entities_phrases,
 )
+from vse.pipeline.dataset.images import Image
 from vse.pipeline.dataset.multilingual import build_multilingual_content
+from vse.pipeline.dataset.parquet import ParquetColumns
 from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.errors import UserError, import_extra
-from vse.pipeline.files.inputs import is_valid_name
+from vse.pipeline.files.inputs import InputFile, is_valid_name
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_json_object
 from vse.pipeline.files.writing import MACHINE_ID, lock_for_writing, open_atomic, read_json, remove_temporary_files
 from vse.pipeline.presets.presets import load_dataset_preset
@@ -257,7 +261,7 @@ def _has_content(path: Path, content: dict[str, Any]) -> bool:
         if all(stream.read(len(part)) == part for part in _encode_dataset(content)) and not stream.read(1):
             return True
     try:
-        return bool(read_json(path) == content)
+        return bool(read_json(path) == {**content, "images": list(content["images"])})
     except UserError:  # a damaged file
         return False
 
@@ -267,11 +271,41 @@ def _encode_dataset(content: dict[str, Any]) -> Iterator[bytes]:
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
     head = encode({key: value for key, value in content.items() if key != "images"})
     yield f'{head[:-1]}, "images": ['.encode()
-    entries = content["images"]
-    for start in range(0, len(entries), _IMAGES_PER_WRITE):
-        lines = ",\n".join(map(encode, entries[start : start + _IMAGES_PER_WRITE]))
-        yield f"{',' if start else ''}\n{lines}".encode()
+    entries = iter(content["images"])
+    separator = ""
+    while part := list(islice(entries, _IMAGES_PER_WRITE)):
+        lines = ",\n".join(map(encode, part))
+        yield f"{separator}\n{lines}".encode()
+        separator = ","
     yield b"\n]}\n"
+
+
+def read_content(dataset_file: Path) -> dict[str, Any]:
+    """Return the content of a ``dataset.json``, or of a ``dataset.parquet`` as that of a ``dataset.json``."""
+    if dataset_file.suffix != ".parquet":
+        content: dict[str, Any] = read_json(dataset_file)
+        return content
+    columns = ParquetColumns(InputFile(dataset_file))
+    return {**columns.head, "images": list(map(encode_image, ImageColumns(columns)))}
+
+
+def encode_image(image: Image) -> dict[str, Any]:
+    """Return an image without phrases as an entry of ``dataset.json``."""
+    folder, _, name = image.file.rpartition("/")
+    sentences = [
+        {"sentid": caption.sentid, "imgid": image.imgid, "raw": caption.raw, "tokens": list(caption.tokens)}
+        | ({"language": caption.language} if caption.language else {})
+        for caption in image.captions
+    ]
+    return {
+        "imgid": image.imgid,
+        **({"filepath": folder} if folder else {}),
+        "filename": name,
+        "split": image.split,
+        **({} if image.cocoid is None else {"cocoid": image.cocoid}),
+        "sentids": [caption.sentid for caption in image.captions],
+        "sentences": sentences,
+    }
 
 
 def check_and_describe_dataset(path: Path) -> str:

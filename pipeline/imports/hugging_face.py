@@ -12,10 +12,10 @@ from vse.pipeline.files.columnar import check_arrow, check_compressed_file
 from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.inputs import error_reason, is_path_text, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, read_json
+from vse.pipeline.imports.image_folders import ImageFolders
 from vse.pipeline.imports.rows import (
     MAX_PHOTO_BYTES,
     BadRow,
-    ImageFolders,
     ImportSettings,
     PhotoWriter,
     RowCollector,

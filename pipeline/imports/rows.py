@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
@@ -50,6 +48,7 @@ class ImportSettings:
     encoding : the encoding of CSV files; None: it is detected
     column_names : the names of the columns of a CSV file without a header; None: the first line has them
     asks : whether the user is asked if a table was understood
+    form : the form of the data set, "json" or "parquet"; None: parquet for more than a million pairs
     """
 
     name: str
@@ -64,6 +63,7 @@ class ImportSettings:
     encoding: str | None = None
     column_names: tuple[str, ...] | None = None
     asks: bool = False
+    form: Literal["json", "parquet"] | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class RowCollector:
 
     def _add(self, row: ImportedRow) -> str:
         file = normalize_image_path(row.file)
-        split = _parse_split(row.split)
+        split = parse_split(row.split)
         # equal words are one object, because a million captions have ten million words, but few different ones
         captions = [(text.strip(), [*map(sys.intern, self._tokenise(text))]) for text in row.captions]
         for text, tokens in captions:
@@ -223,21 +223,13 @@ class RowCollector:
         if not self._image_by_file:
             raise UserError(f"all {self.n_rows} rows lack an image with a caption")
         has_splits = next(iter(self._image_by_file.values())).split is not None
-        if has_splits and (self._settings.val, self._settings.test) != (None, None):
-            raise UserError("the source has splits, so none are sampled; leave --val and --test out")
-        sampled: dict[str, str] = {}
-        if not has_splits:
-            val, test = self._sample_share("val"), self._sample_share("test")
-            sampled = sample_splits(self.list_image_files(), val, test, self._settings.seed, images_folder)
+        sampled = sample_missing_splits(self._settings, self.list_image_files(), has_splits, images_folder)
         entries: list[dict[str, Any]] = []
         n_captions = 0
         for index, (file, image) in enumerate(self._image_by_file.items()):
             entries.append(_build_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
             n_captions += len(image.captions)
-        shares = {"val": self._sample_share("val"), "test": self._sample_share("test"), "seed": self._settings.seed}
-        imported = {**record, "splits": "given" if has_splits else shares, "bad_rows": len(self.bad_rows.places_and_faults)}
-        head = {"dataset": self._settings.name, "tokeniser": self._settings.tokeniser, "imported": imported}
-        return {**head, "images": entries}
+        return {**build_import_head(self._settings, has_splits, n_refused, record), "images": entries}
 
     def _drop_incomplete_images(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
         """Remove images without a value of a field, such as the split, if other images have one. Count their rows as bad."""
@@ -248,9 +240,31 @@ class RowCollector:
                     self.bad_rows.add(place, f"{file} has no {field_name}, although other images have one")
                 del self._image_by_file[file]
 
-    def _sample_share(self, split: str) -> float:
-        share = {"val": self._settings.val, "test": self._settings.test}[split]
-        return 0.1 if share is None else share
+
+def sample_missing_splits(
+    settings: ImportSettings, files: Sequence[str], has_splits: bool, images_folder: Path | None
+) -> dict[str, str]:
+    """Return a sampled split for each file; an empty dictionary if the source has splits.
+
+    ``images_folder`` is the folder of the photos, or None without photos. Raises UserError if the source has splits and the
+    settings ask for others.
+    """
+    if not has_splits:
+        return sample_splits(files, _sample_share(settings.val), _sample_share(settings.test), settings.seed, images_folder)
+    if (settings.val, settings.test) != (None, None):
+        raise UserError("the source has splits, so none are sampled; leave --val and --test out")
+    return {}
+
+
+def build_import_head(settings: ImportSettings, has_splits: bool, n_refused: int, record: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of ``dataset.json`` besides ``images``, with ``record`` under the key ``imported``."""
+    shares = {"val": _sample_share(settings.val), "test": _sample_share(settings.test), "seed": settings.seed}
+    imported = {**record, "splits": "given" if has_splits else shares, "bad_rows": n_refused}
+    return {"dataset": settings.name, "tokeniser": settings.tokeniser, "imported": imported}
+
+
+def _sample_share(share: float | None) -> float:
+    return 0.1 if share is None else share
 
 
 @lru_cache(maxsize=_CACHED_PATHS)
@@ -264,7 +278,8 @@ def normalize_image_path(name: str) -> str:
     return path.as_posix()
 
 
-def _parse_split(name: str | None) -> str | None:
+def parse_split(name: str | None) -> str | None:
+    """Return the split that a text names; None for a blank text. Raises BadRow if there is no such split."""
     if name is None or not name.strip():
         return None
     split = _SPLIT_BY_ALIAS.get(name.strip().lower())
@@ -336,31 +351,6 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
 
 
 MAX_PHOTO_BYTES = 100_000_000
-_URL_START_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
-_IMAGES_HINT = "--images FOLDER allows another folder"
-
-
-class ImageFolders:
-    """The folders in which the images of a table may lie.
-
-    A relative path is looked up in each folder, in order. The target of a symbolic link must lie in one of the folders.
-    """
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = [Path(os.path.realpath(folder)) for folder in folders]
-
-    def find_image(self, name: str) -> Path:
-        """Return the path of the image ``name`` with links resolved. Raises BadRow if the path is outside all folders."""
-        if _URL_START_PATTERN.match(name):
-            raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
-        if not is_path_text(name) or not name:
-            raise BadRow("names no image file")
-        targets = [Path(os.path.realpath(folder / name)) for folder in self._folders]
-        inside = [target for target in targets if any(target.is_relative_to(folder) for folder in self._folders)]
-        if not inside:
-            folders = " or ".join(map(str, self._folders))
-            raise BadRow(f"the image {name[:200]!r} is outside {folders}; {_IMAGES_HINT}")
-        return next((target for target in inside if target.is_file()), inside[0])
 
 
 class PhotoWriter:

@@ -18,10 +18,10 @@ from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
 from vse.pipeline.imports.csv_rows import QUOTING_MODES, OnBadRow, read_csv_rows
+from vse.pipeline.imports.image_folders import ImageFolders
 from vse.pipeline.imports.photo_names import PhotoNames
 from vse.pipeline.imports.rows import (
     BadRow,
-    ImageFolders,
     ImportedRow,
     ImportSettings,
     RowCollector,
@@ -206,10 +206,10 @@ def _read_parquet_rows(path: Path, choose: _ColumnChooser) -> Iterator[tuple[str
     with path.open("rb") as stream:
         for batch in read_parquet_batches(path, stream, columns):
             with wrap_read_errors(path, "a parquet file"):
-                rows = batch.to_pylist()
-            for row in rows:
+                columns_of_batch = [column.to_pylist() for column in batch.columns]
+            for values in zip(*columns_of_batch, strict=True):
                 row_number += 1
-                yield f"{path}: row {row_number}", row
+                yield f"{path}: row {row_number}", dict(zip(batch.schema.names, values, strict=True))
 
 
 _TABLE_NAMES = ("metadata", "captions")  # usual names of a table in the folder of images

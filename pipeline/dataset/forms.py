@@ -1,0 +1,117 @@
+"""Write a data set as ``dataset.json`` or ``dataset.parquet``, table by table, and convert one form to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from vse.pipeline.dataset.columns import build_tables, decode_images
+from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, write_columns_copy
+from vse.pipeline.dataset.parquet import ParquetColumns, ParquetColumnsWriter
+from vse.pipeline.dataset.preparation import check_dataset_name, encode_image, link_images, read_content, write_dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import InputFile
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
+from vse.pipeline.files.writing import lock_for_writing, open_atomic, remove_temporary_files
+
+DatasetForm = Literal["json", "parquet"]
+MAX_JSON_PAIRS = 1_000_000  # a larger data set is written as parquet, unless the user chooses
+Tables = Callable[[], Iterator[Any]]
+
+
+def write_dataset_tables(
+    head: dict[str, Any],
+    tables: Tables,
+    n_pairs: int,
+    out: Path,
+    images: Path | None,
+    inputs: list[Path],
+    form: DatasetForm | None = None,
+) -> Path:
+    """Write a data set to the folder ``out``, link ``out/images`` to ``images``, and return the path of the file.
+
+    ``head`` has the keys of ``dataset.json`` besides ``images``. ``tables`` yields the images, from the first one at each
+    call, as in :func:`~vse.pipeline.dataset.columns.build_tables`. A file that already has this content is left as it is.
+    Raises UserError if another file is there, or the other form of the data set.
+    """
+    form = form or ("parquet" if n_pairs > MAX_JSON_PAIRS else "json")
+    other = out / ("dataset.json" if form == "parquet" else "dataset.parquet")
+    if other.exists():
+        raise UserError(
+            f"{other} already exists, and a folder has one form of a data set; move it away, or give another --out"
+        )
+    if form == "parquet":
+        return _write_parquet(head, tables, out, images, inputs)
+    entries = _ImageEntries(tables)
+    path = write_dataset({**head, "images": entries}, out, images, inputs, may_replace=may_replace_other_kinds())
+    file = InputFile(path)
+    if file.size >= MIN_LARGE_BYTES:
+        write_columns_copy(path, file.sha256, head, tables())
+    return path
+
+
+def convert_dataset(dataset_file: Path, out: Path) -> Path:
+    """Write a data set in the other form to the folder ``out``, and return the path of the new file.
+
+    ``dataset.parquet`` becomes a ``dataset.json`` with the layout of the Karpathy splits, and any other file becomes
+    ``dataset.parquet``. Raises UserError if the captions have phrases, which only ``dataset.json`` has.
+    """
+    dataset = load_dataset_file(dataset_file)
+    check_dataset_name(dataset.name)
+    form: DatasetForm = "json" if dataset_file.suffix == ".parquet" else "parquet"
+    if form == "parquet" and any(caption.phrases for image in dataset.images for caption in image.captions):
+        raise UserError(f"{dataset_file}: its captions have phrases, which dataset.parquet cannot store")
+    head = {key: value for key, value in read_content(dataset_file).items() if key != "images"}
+    images = dataset_file.parent / "images" if dataset.has_image_files else None
+    return write_dataset_tables(head, lambda: build_tables(dataset.images), 0, out, images, [dataset_file], form)
+
+
+class _ImageEntries(Iterable[dict[str, Any]]):
+    """The images of tables as entries of ``dataset.json``, which can be iterated several times."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (encode_image(image) for table in self._tables() for image in decode_images(table))
+
+
+def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path | None, inputs: list[Path]) -> Path:
+    path = out / "dataset.parquet"
+
+    def is_dataset(existing: Path) -> bool:
+        return bool(ParquetColumns(InputFile(existing)).head.get("dataset") == head["dataset"])
+
+    check_output(path, OutputKind(f"the data set {head['dataset']!r}", is_dataset), inputs)
+    with lock_for_writing(out, folder=True):
+        has_content = _has_tables(path, head, tables)
+        if path.exists() and not has_content and not may_replace_other_kinds():
+            raise UserError(f"{path} already exists with other content; move it away, or give another --out or --force")
+        remove_temporary_files(out)
+        if images is not None and (out / "images").resolve() != images.resolve():
+            link_images(out / "images", images.resolve())
+        if not has_content:
+            with open_atomic(path) as stream:
+                writer = ParquetColumnsWriter(stream)
+                for table in tables():
+                    writer.write(table)
+                writer.close(head)
+    return path
+
+
+def _has_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
+    """Return whether a parquet file has these metadata and exactly these tables."""
+    parquet = import_module("pyarrow.parquet")
+    try:
+        file = parquet.ParquetFile(path, page_checksum_verification=True)
+        if ParquetColumns(InputFile(path)).head != head:
+            return False
+        n_equal = 0
+        for n_equal, table in enumerate(tables(), 1):
+            if n_equal > file.num_row_groups or not file.read_row_group(n_equal - 1).equals(table):
+                return False
+        return bool(n_equal == file.num_row_groups)
+    except (UserError, OSError, import_module("pyarrow").ArrowException):
+        return False
