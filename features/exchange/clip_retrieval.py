@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, r
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.forms import write_dataset_tables
+from vse.pipeline.dataset.json_images import pause_garbage_collection
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import FileState, WatchedFile
@@ -36,13 +37,13 @@ from vse.pipeline.imports.rows import (
     parse_split,
     sample_missing_splits,
 )
-from vse.pipeline.imports.tables import build_photo_checker, build_row, read_table_rows
+from vse.pipeline.imports.tables import build_photo_checker, read_rows
 from vse.pipeline.progress import progress_bar
 
 log = logging.getLogger(__name__)
 _PART_VERSION = 1  # changes with the checks of rows and the tokenisers
 _CACHED_PATHS = 10_000  # the rows of an image follow each other
-_ROWS_PER_CHECK = 4096
+_ROWS_PER_CHECK, _ROWS_PER_BLOCK = 4096, 32_768
 METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
 _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
 
@@ -92,7 +93,8 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
         return caches
     try:
         with lock_for_writing(settings.out, folder=True):
-            finished = _read_parts(parts, parts_folder, settings, images)
+            with pause_garbage_collection():
+                finished = _read_parts(parts, parts_folder, settings, images)
             file = _join_parts(parts, finished, settings, caches, images)
             shards = [path for cache in caches for path in sorted(shards_folder(cache).iterdir())]
             record_finished(settings.out, key, [file, *caches, *shards])
@@ -209,15 +211,16 @@ def _open_parts(folder: Path) -> list[_FolderPart]:
     return parts
 
 
-def _read_rows(part: _FolderPart, settings: ImportSettings, images: Path | None, bar: Any) -> PartRows:
-    """Return the rows of a part. A row that is valid may still contradict the rows of other parts."""
+def _read_rows(part: _FolderPart, settings: ImportSettings, images: Path | None, bar: Any) -> Iterator[PartRows]:
+    """Yield the rows of a part in blocks. A row that is valid may still contradict the rows of other parts."""
     rows = PartRows()
     images_folder = None if images is None else images.absolute()
     tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
     check_photo = lru_cache(_CACHED_PATHS)((lambda file: None) if images is None else _return_fault(images))
     digests = _hash_image_vectors(part.image_vectors)
-    finite = _find_finite_rows(part.image_vectors), _find_finite_rows(part.text_vectors)
-    release_pages([part.image_vectors, part.text_vectors])
+    fault_of_vector: dict[int, str] = {}
+    for path, vectors in reversed([*zip(part.vector_files, (part.image_vectors, part.text_vectors), strict=True)]):
+        fault_of_vector |= dict.fromkeys(_find_infinite_rows(vectors), f"its vector in {path.name} is not finite")
     n_read = 0
 
     def add_bad_row(place: str, reason: object) -> None:
@@ -225,17 +228,15 @@ def _read_rows(part: _FolderPart, settings: ImportSettings, images: Path | None,
         rows.bad_rows.append((n_read, place, str(reason)))
         n_read += 1
 
-    for place, values in read_table_rows(part.metadata_file, settings, add_bad_row):
+    for row in read_rows(part.metadata_file, settings, add_bad_row):
         index = n_read
         bar.update()
         try:
             if index >= len(part.image_vectors):
                 raise BadRow(f"{part.vector_files[0].name} has no row {index}")
-            row = build_row(place, values)
             file, split = _make_relative(row.file, images_folder), parse_split(row.split)
-            for is_finite, path in zip(finite, part.vector_files, strict=True):
-                if not is_finite[index]:
-                    raise BadRow(f"its vector in {path.name} is not finite")
+            if index in fault_of_vector:
+                raise BadRow(fault_of_vector[index])
             if len(row.captions) != 1:
                 raise BadRow(f"{len(row.captions)} captions for one vector")
             raw, tokens = row.captions[0].strip(), tokenise(row.captions[0])
@@ -246,11 +247,11 @@ def _read_rows(part: _FolderPart, settings: ImportSettings, images: Path | None,
             if len(row.sentids) > 1:
                 raise BadRow(f"{len(row.sentids)} ids for 1 captions")
         except BadRow as reason:
-            add_bad_row(place, reason)
+            add_bad_row(row.row_location, reason)
             continue
         n_read += 1
         rows.row.append(index)
-        rows.place.append(place)
+        rows.place.append(row.row_location)
         rows.file.append(file)
         rows.split.append(split)
         rows.imgid.append(row.imgid)
@@ -259,9 +260,12 @@ def _read_rows(part: _FolderPart, settings: ImportSettings, images: Path | None,
         rows.raw.append(raw)
         rows.tokens.append(tokens)
         rows.digest.append(digests[index])
+        if len(rows.row) == _ROWS_PER_BLOCK:
+            yield rows
+            rows = PartRows()  # add_bad_row adds to these rows, too
     if n_read != len(part.image_vectors):
         raise UserError(f"{part.metadata_file}: {n_read} rows, but {part.vector_files[0].name} has {len(part.image_vectors)}")
-    return rows
+    yield rows
 
 
 def _return_fault(images: Path) -> Callable[[str], str | None]:
@@ -280,24 +284,31 @@ def _return_fault(images: Path) -> Callable[[str], str | None]:
 
 def _hash_image_vectors(vectors: NDArray[Any]) -> list[bytes]:
     """Return a hash of each vector. Equal vectors have equal hashes."""
-    starts = range(0, len(vectors), _ROWS_PER_CHECK)
-    blocks = (vectors[start : start + _ROWS_PER_CHECK] + vectors.dtype.type(0) for start in starts)  # -0.0 becomes 0.0
-    return [xxhash.xxh3_128_digest(row.data) for block in blocks for row in block]
+    zero = vectors.dtype.type(0)
+    return [xxhash.xxh3_128_digest(row.data) for _, block in _iterate_blocks(vectors) for row in block + zero]  # no -0.0
 
 
-def _find_finite_rows(vectors: NDArray[Any]) -> list[bool]:
-    """Return for each vector whether all its numbers are finite."""
-    starts = range(0, len(vectors), _ROWS_PER_CHECK)
-    found = [np.isfinite(vectors[start : start + _ROWS_PER_CHECK]).all(1) for start in starts]
-    is_finite: list[bool] = np.concatenate([np.empty(0, bool), *found]).tolist()
-    return is_finite
+def _find_infinite_rows(vectors: NDArray[Any]) -> list[int]:
+    """Return the indices of the vectors with a number that is not finite."""
+    return [
+        int(row) for start, block in _iterate_blocks(vectors) for row in start + np.flatnonzero(~np.isfinite(block).all(1))
+    ]
+
+
+def _iterate_blocks(vectors: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield the first index and the vectors of each block. The pages of a mapped file do not stay in memory."""
+    for start in range(0, len(vectors), _ROWS_PER_CHECK):
+        yield start, vectors[start : start + _ROWS_PER_CHECK]
+        release_pages([vectors])
 
 
 @lru_cache(maxsize=_CACHED_PATHS)
 def _make_relative(file: str, images_folder: Path | None) -> str:
     """Return an image's path relative to an absolute folder or, if the folder is None, without a slash at the start."""
+    if images_folder is None:
+        return normalize_image_path(file.lstrip("/"))
     path = Path(file)
-    if images_folder is not None and path.is_absolute():
+    if path.is_absolute():
         if not path.is_relative_to(images_folder):
             raise BadRow(f"{path} is not in {images_folder}")
         path = path.relative_to(images_folder)

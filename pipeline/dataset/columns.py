@@ -191,10 +191,14 @@ def decode_images(table: Any) -> Iterator[Image]:
 
 
 def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: CaptionTexts) -> tuple[Caption, ...]:
-    languages = texts.languages
+    raws, tokens, ends, languages = texts
     return tuple(
-        Caption(sentid, imgid, texts.raws[row], texts.read_tokens(row), language=(languages[row] or "") if languages else "")
-        for row, sentid in enumerate(sentids, first)
+        [
+            Caption(
+                sentid, imgid, raws[row], tuple(tokens[ends[row] : ends[row + 1]]), (), (languages and languages[row]) or ""
+            )
+            for row, sentid in enumerate(sentids, first)
+        ]
     )
 
 

@@ -51,18 +51,12 @@ def column_schema() -> Any:
 
 
 class CaptionTexts(NamedTuple):
-    """The texts of consecutive captions. Caption k has the tokens ``words[i]`` for i in ``tokens[ends[k - 1]:ends[k]]``."""
+    """The texts of consecutive captions. Caption k has the tokens ``tokens[ends[k]:ends[k + 1]]``."""
 
     raws: list[str]
-    tokens: NDArray[np.int32]
-    ends: NDArray[np.int64]
-    words: list[str]
+    tokens: list[str]
+    ends: list[int]
     languages: list[str | None] | None
-
-    def read_tokens(self, index: int) -> tuple[str, ...]:
-        """Return the tokens of the caption ``index``."""
-        start = self.ends[index - 1] if index else 0
-        return tuple([self.words[word] for word in self.tokens[start : self.ends[index]].tolist()])
 
 
 class ParquetColumns:
@@ -148,7 +142,7 @@ class ParquetColumns:
         return raws
 
     def read_words(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
-        """Return the tokens, ends and words of a row group, as in :class:`CaptionTexts`."""
+        """Return the words of a row group, the index of each token's word, and the number of tokens up to each caption."""
         return _encode_tokens(self._read_caption_field("tokens", group))
 
     def read_languages(self, group: int) -> list[str | None]:
@@ -178,7 +172,8 @@ def decode_captions(sentences: Any) -> CaptionTexts:
     tokens, ends, words = _encode_tokens(captions.field("tokens"))
     has_languages = any(field.name == "language" for field in captions.type)
     languages = captions.field("language").to_pylist() if has_languages else None
-    return CaptionTexts(captions.field("raw").to_pylist(), tokens, ends, words, languages)
+    texts = list(map(words.__getitem__, tokens.tolist()))  # equal words are one object
+    return CaptionTexts(captions.field("raw").to_pylist(), texts, [0, *ends.tolist()], languages)
 
 
 def _encode_tokens(lists: Any) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:

@@ -7,7 +7,7 @@ parts.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -60,18 +60,21 @@ class RowPart(NamedTuple):
         return import_module("pyarrow.parquet").read_table(self.path, columns=list(names), use_threads=False)
 
 
-def write_part(path: Path, key: str, rows: PartRows) -> RowPart:
-    """Write the rows of a part atomically. ``key`` is a hash of everything that determines them."""
+def write_part(path: Path, key: str, blocks: Iterable[PartRows]) -> RowPart:
+    """Write the rows of a part atomically, block by block. ``key`` is a hash of everything that determines them."""
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    integers, text = arrow.int64(), arrow.string()
-    types = {"row": integers, "imgid": integers, "cocoid": integers, "sentid": integers, "tokens": arrow.list_(text)}
-    types["digest"] = arrow.binary()
-    columns = {name: arrow.array(values, types.get(name, text)) for name, values in vars(rows).items() if name != "bad_rows"}
-    content = json.dumps({"key": key, "bad_rows": rows.bad_rows})
-    with open_atomic(path) as stream:
-        table = arrow.table(columns).replace_schema_metadata({PART_KEY: content})
-        parquet.write_table(table, stream, compression="zstd", row_group_size=max(1, len(rows.row)))
-    return RowPart(path, len(rows.row), rows.bad_rows)
+    integers = ("row", "imgid", "cocoid", "sentid")
+    types = dict.fromkeys(vars(PartRows()), arrow.string()) | dict.fromkeys(integers, arrow.int64())
+    types |= {"tokens": arrow.list_(arrow.string()), "digest": arrow.binary()}
+    del types["bad_rows"]
+    n_rows, bad_rows = 0, []
+    with open_atomic(path) as stream, parquet.ParquetWriter(stream, arrow.schema(types.items()), compression="zstd") as writer:
+        for rows in blocks:
+            writer.write_table(arrow.table({name: arrow.array(getattr(rows, name), kind) for name, kind in types.items()}))
+            n_rows += len(rows.row)
+            bad_rows += rows.bad_rows
+        writer.add_key_value_metadata({PART_KEY: json.dumps({"key": key, "bad_rows": bad_rows})})
+    return RowPart(path, n_rows, bad_rows)
 
 
 def find_part(path: Path, key: str) -> RowPart | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
@@ -24,6 +25,8 @@ from vse.pipeline.imports.sampled_splits import sample_splits
 
 _SPLIT_BY_ALIAS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
 _SPLIT_BY_ALIAS |= dict.fromkeys(("dev", "valid", "validation"), "val")
+# A path in its shortest form, for which pathlib is not needed: no component begins with a dot or is too long
+_PLAIN_PATH_PATTERN = re.compile(r"(?:[^/\0.][^/\0]{0,59}/)*[^/\0.][^/\0]{0,59}")
 _CACHED_PATHS = 10_000  # the rows of an image follow each other
 _MAX_LOGGED_ROWS = 5  # bad rows in the log; import.failures.jsonl lists all of them
 log = logging.getLogger(__name__)
@@ -66,8 +69,7 @@ class ImportSettings:
     form: Literal["json", "parquet"] | None = None
 
 
-@dataclass(frozen=True)
-class ImportedRow:
+class ImportedRow(NamedTuple):
     """A row of imported data: an image and captions of this image.
 
     ``file`` is the path of the image in the folder of images. ``row_location`` is the file and line of the row for messages.
@@ -270,6 +272,8 @@ def _sample_share(share: float | None) -> float:
 @lru_cache(maxsize=_CACHED_PATHS)
 def normalize_image_path(name: str) -> str:
     """Return the normalised path of an image. Raises BadRow if the path leads out of the folder of images."""
+    if _PLAIN_PATH_PATTERN.fullmatch(name):
+        return name
     path = PurePosixPath(name)
     if not is_path_text(name) or not path.name:
         raise BadRow("names no image file")
@@ -280,6 +284,8 @@ def normalize_image_path(name: str) -> str:
 
 def parse_split(name: str | None) -> str | None:
     """Return the split that a text names; None for a blank text. Raises BadRow if there is no such split."""
+    if name in SPLITS:
+        return name
     if name is None or not name.strip():
         return None
     split = _SPLIT_BY_ALIAS.get(name.strip().lower())
@@ -308,7 +314,7 @@ def _build_entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[st
 
 def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
     """Return the captions of a row as texts; ``values`` are texts or lists of texts. Raises BadRow for any other value."""
-    flat = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    flat = [text for value in values for text in (value if isinstance(value, list) else (value,))]
     for text in flat:
         if text is not None and not isinstance(text, str):
             raise BadRow(f"the caption {text!r:.50} is not a text")
