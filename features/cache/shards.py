@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -32,6 +32,7 @@ from vse.pipeline.presets.presets import list_setting_changes
 REGION_ARRAY_NAMES = ("boxes", "scores")  # arrays with one entry per region
 ROW_ARRAY_NAMES = ("image_size",)  # arrays with one entry per row
 CHECKED_ARRAY_NAMES = ("features", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES)  # arrays with block checksums and virtual views
+_ROWS_PER_TEST = 4096
 PAGE_BYTES = 4096  # size of a memory page
 
 
@@ -218,13 +219,20 @@ def _check_feature_rows(path: Path, rows: FeatureRows) -> None:
     lengths = {len(rows.input_hashes), n if rows.offsets is None else len(rows.offsets) - 1}
     if lengths != {n} or len(rows.features) != last:
         raise ValueError(f"{n} ids for {len(rows.features)} rows of features and {len(rows.input_hashes)} of input hashes")
-    bad = np.flatnonzero(~np.isfinite(rows.features).all(axis=tuple(range(1, rows.features.ndim))))
+    bad = np.flatnonzero(~test_rows(rows.features, lambda block: np.isfinite(block).all(axis=1)))
     if len(bad):
         row = bad[0] if rows.offsets is None else np.searchsorted(rows.offsets, bad[0], side="right") - 1
         raise UserError(
             f"{path}: {len(bad)} vectors are NaN or infinite in {rows.features.dtype}, the first has id {rows.ids[row]}; "
             "if they are only too large for float16, store them with --set dtype=float32"
         )
+
+
+def test_rows(features: NDArray[Any], test: Callable[[NDArray[Any]], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Return ``test`` of all rows, block by block. ``test`` gets a block as a matrix (n_rows, n_numbers)."""
+    starts = range(0, len(features), _ROWS_PER_TEST)
+    blocks = (features[start : start + _ROWS_PER_TEST] for start in starts)
+    return np.concatenate([np.empty(0, bool), *(test(block.reshape(len(block), -1)) for block in blocks)])
 
 
 def encode_cache_file(

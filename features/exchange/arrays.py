@@ -24,7 +24,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile, check_input, check_zip, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
-_ROWS_PER_BLOCK = 65_536
+_ROWS_PER_BLOCK = 16_384
 MAX_SHARD_BYTES = 512_000_000  # limit on the features in a shard
 _TSV_FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 log = logging.getLogger(__name__)
@@ -138,18 +138,22 @@ def write_imported_cache(
         for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
             path = shards.shard_path(out, index, n_shards)
             if shards.read_finished_record(path, identity) is None:
-                shard_rows = rows(shards.shard_slice(len(ids), index, n_shards))
-                empty += _find_zero_rows(shard_rows)
-                for file in files:
-                    file.check_unchanged()
-                shards.write_shard(path, identity, shard_rows, notes={"files": [file.path.name for file in files]})
+                empty += _write_shard(path, identity, rows(shards.shard_slice(len(ids), index, n_shards)), files)
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])
         return merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)
 
 
+def _write_shard(path: Path, identity: CacheIdentity, rows: FeatureRows, files: Sequence[WatchedFile]) -> list[int]:
+    """Write a shard of imported rows, and return the ids of the rows that are all zeros."""
+    for file in files:
+        file.check_unchanged()
+    shards.write_shard(path, identity, rows, notes={"files": [file.path.name for file in files]})
+    return _find_zero_rows(rows)
+
+
 def _find_zero_rows(rows: FeatureRows) -> list[int]:
-    filled = (rows.features != 0).reshape(len(rows.features), -1).any(axis=1)
+    filled = shards.test_rows(rows.features, lambda block: (block != 0).any(axis=1))
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
     return [int(identity) for identity in rows.ids[~filled]]

@@ -20,14 +20,14 @@ from vse.features.cache.shards import check_cache_output, shards_folder
 from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_pages, write_imported_cache
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.forms import write_dataset_tables
+from vse.pipeline.dataset.forms import choose_form, write_dataset_tables
 from vse.pipeline.dataset.json_images import pause_garbage_collection
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import FileState, WatchedFile
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 from vse.pipeline.imports.finished import is_finished, record_finished
-from vse.pipeline.imports.row_parts import PartRows, RowJoin, RowPart, find_part, write_part
+from vse.pipeline.imports.row_parts import BadPartRow, PartRow, RowJoin, RowPart, find_part, write_part
 from vse.pipeline.imports.rows import (
     BadRow,
     BadRowList,
@@ -43,7 +43,7 @@ from vse.pipeline.progress import progress_bar
 log = logging.getLogger(__name__)
 _PART_VERSION = 1  # changes with the checks of rows and the tokenisers
 _CACHED_PATHS = 10_000  # the rows of an image follow each other
-_ROWS_PER_CHECK, _ROWS_PER_BLOCK = 4096, 32_768
+_ROWS_PER_CHECK, _ROWS_PER_BLOCK = 4096, 16_384
 METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
 _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
 
@@ -92,9 +92,8 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
         log.info("%s: this import has finished before, and its files are unchanged", settings.out)
         return caches
     try:
-        with lock_for_writing(settings.out, folder=True):
-            with pause_garbage_collection():
-                finished = _read_parts(parts, parts_folder, settings, images)
+        with lock_for_writing(settings.out, folder=True), pause_garbage_collection():
+            finished = _read_parts(parts, parts_folder, settings, images)
             file = _join_parts(parts, finished, settings, caches, images)
             shards = [path for cache in caches for path in sorted(shards_folder(cache).iterdir())]
             record_finished(settings.out, key, [file, *caches, *shards])
@@ -114,7 +113,8 @@ def _read_parts(parts: list[_FolderPart], parts_folder: Path, settings: ImportSe
             known = find_part(path, key)
             if known is not None:
                 bar.update(len(part.image_vectors))
-            finished.append(known or write_part(path, key, _read_rows(part, settings, images, bar)))
+            bad_rows: list[BadPartRow] = []
+            finished.append(known or write_part(path, key, _read_rows(part, settings, images, bad_rows, bar), bad_rows))
     return finished
 
 
@@ -144,10 +144,10 @@ def _join_parts(
     if images is None:
         head = {**head, "pictures": False}
     inputs = [path for part in parts for path in part.files]
-    file = write_dataset_tables(
-        head, lambda: joined.build_tables(sampled), len(joined.sentids), settings.out, images, inputs, settings.form
-    )
-    log.info("%s: %d images with %d captions", file, len(joined.files), len(joined.sentids))
+    form = settings.form or choose_form(len(joined.sentids))
+    file = write_dataset_tables(head, lambda: joined.build_tables(sampled), settings.out, images, inputs, form)
+    counts = ", ".join(f"{count} {split}" for split, count in joined.count_splits(sampled).items())
+    log.info("%s: %d images (%s) with %d captions", file, len(joined.files), counts, len(joined.sentids))
     dataset = load_dataset_file(file)
 
     first_captions = np.concatenate([[0], joined.caption_ends[:-1]])
@@ -211,9 +211,14 @@ def _open_parts(folder: Path) -> list[_FolderPart]:
     return parts
 
 
-def _read_rows(part: _FolderPart, settings: ImportSettings, images: Path | None, bar: Any) -> Iterator[PartRows]:
-    """Yield the rows of a part in blocks. A row that is valid may still contradict the rows of other parts."""
-    rows = PartRows()
+def _read_rows(
+    part: _FolderPart, settings: ImportSettings, images: Path | None, bad_rows: list[BadPartRow], bar: Any
+) -> Iterator[list[PartRow]]:
+    """Yield the rows of a part in blocks, and append invalid rows to ``bad_rows``.
+
+    A row that is valid may still contradict rows of other parts.
+    """
+    rows: list[PartRow] = []
     images_folder = None if images is None else images.absolute()
     tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
     check_photo = lru_cache(_CACHED_PATHS)((lambda file: None) if images is None else _return_fault(images))
@@ -225,12 +230,11 @@ def _read_rows(part: _FolderPart, settings: ImportSettings, images: Path | None,
 
     def add_bad_row(place: str, reason: object) -> None:
         nonlocal n_read
-        rows.bad_rows.append((n_read, place, str(reason)))
+        bad_rows.append((n_read, place, str(reason)))
         n_read += 1
 
     for row in read_rows(part.metadata_file, settings, add_bad_row):
         index = n_read
-        bar.update()
         try:
             if index >= len(part.image_vectors):
                 raise BadRow(f"{part.vector_files[0].name} has no row {index}")
@@ -250,22 +254,18 @@ def _read_rows(part: _FolderPart, settings: ImportSettings, images: Path | None,
             add_bad_row(row.row_location, reason)
             continue
         n_read += 1
-        rows.row.append(index)
-        rows.place.append(row.row_location)
-        rows.file.append(file)
-        rows.split.append(split)
-        rows.imgid.append(row.imgid)
-        rows.cocoid.append(row.cocoid)
-        rows.sentid.append(row.sentids[0] if row.sentids else None)
-        rows.raw.append(raw)
-        rows.tokens.append(tokens)
-        rows.digest.append(digests[index])
-        if len(rows.row) == _ROWS_PER_BLOCK:
+        sentid = row.sentids[0] if row.sentids else None
+        place, digest = row.row_location, digests[index]
+        rows.append(PartRow(index, place, file, split, row.imgid, row.cocoid, sentid, raw, tokens, digest))
+        if len(rows) == _ROWS_PER_BLOCK:
             yield rows
-            rows = PartRows()  # add_bad_row adds to these rows, too
+            bar.update(len(rows))
+            rows = []
+    bar.update(len(rows))
     if n_read != len(part.image_vectors):
         raise UserError(f"{part.metadata_file}: {n_read} rows, but {part.vector_files[0].name} has {len(part.image_vectors)}")
-    yield rows
+    if rows:
+        yield rows
 
 
 def _return_fault(images: Path) -> Callable[[str], str | None]:

@@ -19,7 +19,6 @@ from vse.pipeline.dataset.parquet import (
     CaptionTexts,
     ParquetColumns,
     column_schema,
-    decode_captions,
 )
 
 Ids = NDArray[np.int64]
@@ -178,16 +177,6 @@ class ImageColumns(Sequence[Image]):
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def decode_images(table: Any) -> Iterator[Image]:
-    """Yield the images of a table (pyarrow) of :func:`build_tables`."""
-    sentences = table.column("sentences").combine_chunks()
-    texts, sentids = decode_captions(sentences), sentences.flatten().field("sentid").to_pylist()
-    ends = sentences.offsets.to_pylist()
-    columns = (table.column(name).to_pylist() for name in ("imgid", "filename", "split", "cocoid"))
-    for imgid, file, split, cocoid, start, end in zip(*columns, ends[:-1], ends[1:], strict=True):
-        yield Image(imgid, file, split, _build_captions(imgid, sentids[start:end], start, texts), cocoid)
 
 
 def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: CaptionTexts) -> tuple[Caption, ...]:

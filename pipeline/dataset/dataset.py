@@ -47,7 +47,7 @@ from vse.pipeline.files.inputs import (
     is_valid_name,
 )
 from vse.pipeline.files.known_hashes import recall_sha256, remember_sha256
-from vse.pipeline.files.writing import open_atomic, parse_json
+from vse.pipeline.files.writing import open_atomic, parse_json, read_json
 
 __all__ = [
     "SPLITS",
@@ -203,6 +203,13 @@ def find_dataset_file(folder: Path) -> Path:
     """Return ``dataset.json`` in a folder, or ``dataset.parquet`` if the folder only has this form of the data set."""
     parquet, usual = folder / "dataset.parquet", folder / "dataset.json"
     return parquet if parquet.is_file() and not usual.exists() else usual
+
+
+def read_head(dataset_file: Path) -> dict[str, Any]:
+    """Return the keys of a ``dataset.json`` besides ``images``, or those in the metadata of a ``dataset.parquet``."""
+    if dataset_file.suffix == ".parquet":
+        return ParquetColumns(InputFile(dataset_file)).head
+    return {key: value for key, value in read_json(dataset_file).items() if key != "images"}
 
 
 def columns_copy(path: Path) -> Path:

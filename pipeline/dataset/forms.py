@@ -7,10 +7,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from vse.pipeline.dataset.columns import build_tables, decode_images
-from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, write_columns_copy
-from vse.pipeline.dataset.parquet import ParquetColumns, ParquetColumnsWriter
-from vse.pipeline.dataset.preparation import check_dataset_name, encode_image, link_images, read_content, write_dataset
+from vse.pipeline.dataset.captions import find_tokeniser
+from vse.pipeline.dataset.columns import build_tables
+from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, read_head, write_columns_copy
+from vse.pipeline.dataset.json_images import parse_images
+from vse.pipeline.dataset.parquet import ParquetColumns, ParquetColumnsWriter, decode_captions
+from vse.pipeline.dataset.preparation import (
+    build_caption_entry,
+    build_image_entry,
+    check_dataset_name,
+    link_images,
+    write_dataset,
+)
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
@@ -21,14 +29,25 @@ MAX_JSON_PAIRS = 1_000_000  # a larger data set is written as parquet, unless th
 Tables = Callable[[], Iterator[Any]]
 
 
+def choose_form(n_pairs: int) -> DatasetForm:
+    """Return the form in which an import writes a data set with this number of pairs, unless the user chooses."""
+    return "parquet" if n_pairs > MAX_JSON_PAIRS else "json"
+
+
+def check_no_other_form(out: Path, form: DatasetForm) -> None:
+    """Raise UserError if a folder has a data set in another form than ``form``."""
+    other = out / ("dataset.json" if form == "parquet" else "dataset.parquet")
+    if other.exists():
+        raise UserError(f"{other} already exists, and a data set has one form; move it away, or give another --out")
+
+
 def write_dataset_tables(
     head: dict[str, Any],
     tables: Tables,
-    n_pairs: int,
     out: Path,
     images: Path | None,
     inputs: list[Path],
-    form: DatasetForm | None = None,
+    form: DatasetForm,
 ) -> Path:
     """Write a data set to the folder ``out``, link ``out/images`` to ``images``, and return the path of the file.
 
@@ -36,12 +55,7 @@ def write_dataset_tables(
     call, as in :func:`~vse.pipeline.dataset.columns.build_tables`. A file that already has this content is left as it is.
     Raises UserError if another file is there, or the other form of the data set.
     """
-    form = form or ("parquet" if n_pairs > MAX_JSON_PAIRS else "json")
-    other = out / ("dataset.json" if form == "parquet" else "dataset.parquet")
-    if other.exists():
-        raise UserError(
-            f"{other} already exists, and a folder has one form of a data set; move it away, or give another --out"
-        )
+    check_no_other_form(out, form)
     if form == "parquet":
         return _write_parquet(head, tables, out, images, inputs)
     entries = _ImageEntries(tables)
@@ -50,6 +64,16 @@ def write_dataset_tables(
     if file.size >= MIN_LARGE_BYTES:
         write_columns_copy(path, file.sha256, head, tables())
     return path
+
+
+def write_content(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], form: DatasetForm) -> Path:
+    """Write the content of a ``dataset.json`` in any form, as :func:`write_dataset_tables` does; return the path."""
+    if form == "json":
+        check_no_other_form(out, form)
+        return write_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
+    parsed = parse_images(out, list(content["images"]), find_tokeniser(content["tokeniser"], out))
+    head = {key: value for key, value in content.items() if key != "images"}
+    return write_dataset_tables(head, lambda: build_tables(parsed), out, images, inputs, form)
 
 
 def convert_dataset(dataset_file: Path, out: Path) -> Path:
@@ -63,9 +87,9 @@ def convert_dataset(dataset_file: Path, out: Path) -> Path:
     form: DatasetForm = "json" if dataset_file.suffix == ".parquet" else "parquet"
     if form == "parquet" and any(caption.phrases for image in dataset.images for caption in image.captions):
         raise UserError(f"{dataset_file}: its captions have phrases, which dataset.parquet cannot store")
-    head = {key: value for key, value in read_content(dataset_file).items() if key != "images"}
+    head = read_head(dataset_file)
     images = dataset_file.parent / "images" if dataset.has_image_files else None
-    return write_dataset_tables(head, lambda: build_tables(dataset.images), 0, out, images, [dataset_file], form)
+    return write_dataset_tables(head, lambda: build_tables(dataset.images), out, images, [dataset_file], form)
 
 
 class _ImageEntries(Iterable[dict[str, Any]]):
@@ -75,7 +99,24 @@ class _ImageEntries(Iterable[dict[str, Any]]):
         self._tables = tables
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (encode_image(image) for table in self._tables() for image in decode_images(table))
+        for table in self._tables():
+            sentences = table.column("sentences").combine_chunks()
+            raws, tokens, token_ends, languages = decode_captions(sentences)
+            sentids = sentences.flatten().field("sentid").to_pylist()
+            ends = sentences.offsets.to_pylist()
+            columns = (table.column(name).to_pylist() for name in ("imgid", "filename", "split", "cocoid"))
+            for imgid, file, split, cocoid, start, end in zip(*columns, ends[:-1], ends[1:], strict=True):
+                captions = [
+                    build_caption_entry(
+                        sentids[row],
+                        imgid,
+                        raws[row],
+                        tokens[token_ends[row] : token_ends[row + 1]],
+                        languages[row] if languages else None,
+                    )
+                    for row in range(start, end)
+                ]
+                yield build_image_entry(imgid, file, split, cocoid, captions)
 
 
 def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path | None, inputs: list[Path]) -> Path:

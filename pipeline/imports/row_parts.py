@@ -7,8 +7,8 @@ parts.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -23,29 +23,31 @@ from vse.pipeline.imports.rows import BadRowList
 
 PART_KEY = b"vse-import-part"
 _CACHED_PARTS = 4
-_FACT_NAMES = ("file", "split", "imgid", "cocoid", "sentid", "digest")
+_FACT_NAMES = ("file", "split", "imgid", "cocoid", "sentid", "digest", "number")
+_INTEGER_NAMES = ("number", "imgid", "cocoid", "sentid")
 Indices = NDArray[np.int64]
 
 
-@dataclass
-class PartRows:
-    """The valid rows of a part as columns, and the invalid rows with their index, place and fault. A row has one caption.
+class PartRow(NamedTuple):
+    """A valid row of a part: an image with one caption.
 
-    row : the index of each row in the part
+    number : the index of the row in the part
     digest : a hash that is equal for all rows of an image
     """
 
-    row: list[int] = field(default_factory=list)
-    place: list[str] = field(default_factory=list)
-    file: list[str] = field(default_factory=list)
-    split: list[str | None] = field(default_factory=list)
-    imgid: list[int | None] = field(default_factory=list)
-    cocoid: list[int | None] = field(default_factory=list)
-    sentid: list[int | None] = field(default_factory=list)
-    raw: list[str] = field(default_factory=list)
-    tokens: list[list[str]] = field(default_factory=list)
-    digest: list[bytes] = field(default_factory=list)
-    bad_rows: list[tuple[int, str, str]] = field(default_factory=list)
+    number: int
+    place: str
+    file: str
+    split: str | None
+    imgid: int | None
+    cocoid: int | None
+    sentid: int | None
+    raw: str
+    tokens: list[str]
+    digest: bytes
+
+
+BadPartRow = tuple[int, str, str]  # the index of an invalid row, its place and its fault
 
 
 class RowPart(NamedTuple):
@@ -53,26 +55,27 @@ class RowPart(NamedTuple):
 
     path: Path
     n_rows: int
-    bad_rows: list[tuple[int, str, str]]
+    bad_rows: list[BadPartRow]
 
     def read(self, *names: str) -> Any:
         """Return columns as a table (pyarrow)."""
         return import_module("pyarrow.parquet").read_table(self.path, columns=list(names), use_threads=False)
 
 
-def write_part(path: Path, key: str, blocks: Iterable[PartRows]) -> RowPart:
-    """Write the rows of a part atomically, block by block. ``key`` is a hash of everything that determines them."""
+def write_part(path: Path, key: str, blocks: Iterable[list[PartRow]], bad_rows: list[BadPartRow]) -> RowPart:
+    """Write the rows of a part atomically, block by block. ``key`` is a hash of everything that determines them.
+
+    ``bad_rows`` is complete after the last block.
+    """
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    integers = ("row", "imgid", "cocoid", "sentid")
-    types = dict.fromkeys(vars(PartRows()), arrow.string()) | dict.fromkeys(integers, arrow.int64())
+    types = dict.fromkeys(PartRow._fields, arrow.string()) | dict.fromkeys(_INTEGER_NAMES, arrow.int64())
     types |= {"tokens": arrow.list_(arrow.string()), "digest": arrow.binary()}
-    del types["bad_rows"]
-    n_rows, bad_rows = 0, []
+    n_rows = 0
     with open_atomic(path) as stream, parquet.ParquetWriter(stream, arrow.schema(types.items()), compression="zstd") as writer:
         for rows in blocks:
-            writer.write_table(arrow.table({name: arrow.array(getattr(rows, name), kind) for name, kind in types.items()}))
-            n_rows += len(rows.row)
-            bad_rows += rows.bad_rows
+            columns = zip(zip(*rows, strict=True), types.values(), strict=True)
+            writer.write_table(arrow.table([arrow.array(values, kind) for values, kind in columns], names=list(types)))
+            n_rows += len(rows)
         writer.add_key_value_metadata({PART_KEY: json.dumps({"key": key, "bad_rows": bad_rows})})
     return RowPart(path, n_rows, bad_rows)
 
@@ -132,6 +135,10 @@ class RowJoin:
     def has_splits(self) -> bool:
         return any(facts.split is not None for facts in self._facts.values())
 
+    def count_splits(self, sampled: dict[str, str]) -> dict[str, int]:
+        """Return the number of images of each split; ``sampled`` as in :meth:`build_tables`."""
+        return dict(Counter(facts.split or sampled[file] for file, facts in self._facts.items()))
+
     def build_tables(self, sampled: dict[str, str]) -> Iterator[Any]:
         """Yield the images as tables with :func:`~vse.pipeline.dataset.parquet.column_schema`.
 
@@ -174,11 +181,11 @@ class RowJoin:
         """Add the rows of a part. Return the index of each row's image, -1 for a row that contradicts an earlier one."""
         part = self._parts[index]
         faults: dict[int, str] = {}
-        columns = part.read(*_FACT_NAMES, "row")
-        rows = zip(*(columns.column(name).to_pylist() for name in (*_FACT_NAMES, "row")), strict=True)
+        columns = part.read(*_FACT_NAMES)
+        rows = zip(*(columns.column(name).to_pylist() for name in _FACT_NAMES), strict=True)
         images = [self._add_row(position, faults, index, *row) for position, row in enumerate(rows)]
         if faults or part.bad_rows:
-            places, numbers = (columns_list.to_pylist() for columns_list in part.read("place", "row").columns)
+            places, numbers = (columns_list.to_pylist() for columns_list in part.read("place", "number").columns)
             more = [(numbers[position], places[position], fault) for position, fault in faults.items()]
             for _, place, fault in sorted([*part.bad_rows, *more]):
                 self._bad_rows.add(place, fault)
@@ -242,8 +249,8 @@ class RowJoin:
         self.caption_ends: Indices = np.cumsum(np.bincount(image_of_row[order], minlength=len(facts)))
         self.part_index: Indices = np.searchsorted(self._part_ends, order, side="right")
         self._positions = order - np.concatenate([[0], self._part_ends])[self.part_index]
-        columns = [part.read("row", "sentid") for part in self._parts]
-        self.row: Indices = np.concatenate([table.column("row").to_numpy() for table in columns])[order]
+        columns = [part.read("number", "sentid") for part in self._parts]
+        self.row: Indices = np.concatenate([table.column("number").to_numpy() for table in columns])[order]
         has_ids = bool(facts) and facts[0].sentid is not None
         sentids = [table.column("sentid").to_numpy() for table in columns] if has_ids else []
         self.sentids: Indices = np.concatenate(sentids)[order].astype(np.int64) if has_ids else np.arange(len(order))

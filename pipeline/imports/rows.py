@@ -15,17 +15,23 @@ from typing import Any, Literal, NamedTuple
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
-from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
+from vse.pipeline.dataset.forms import choose_form, write_content
+from vse.pipeline.dataset.preparation import (
+    build_caption_entry,
+    build_image_entry,
+    check_dataset_name,
+    check_dataset_output,
+)
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path_text
-from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
+from vse.pipeline.files.outputs import check_output, text_kind
 from vse.pipeline.files.writing import remove_temporary_files, write_bytes, write_text
 from vse.pipeline.imports.sampled_splits import sample_splits
 
 _SPLIT_BY_ALIAS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
 _SPLIT_BY_ALIAS |= dict.fromkeys(("dev", "valid", "validation"), "val")
-# A path in its shortest form, for which pathlib is not needed: no component begins with a dot or is too long
+# Paths that pathlib would not change and that cannot lead out of a folder: no component begins with a dot
 _PLAIN_PATH_PATTERN = re.compile(r"(?:[^/\0.][^/\0]{0,59}/)*[^/\0.][^/\0]{0,59}")
 _CACHED_PATHS = 10_000  # the rows of an image follow each other
 _MAX_LOGGED_ROWS = 5  # bad rows in the log; import.failures.jsonl lists all of them
@@ -296,20 +302,11 @@ def parse_split(name: str | None) -> str | None:
 
 def _build_entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
     """Return the entry of an image for ``dataset.json``. Captions without ids are numbered from ``n_before``."""
-    path = PurePosixPath(file)
     sentences = [
-        {"sentid": n_before + k if sentid is None else sentid, "imgid": imgid, "raw": raw, "tokens": tokens}
+        build_caption_entry(n_before + k if sentid is None else sentid, imgid, raw, tokens)
         for k, (sentid, raw, tokens) in enumerate(image.captions)
     ]
-    return {
-        "imgid": imgid,
-        **({} if path.parent == PurePosixPath() else {"filepath": path.parent.as_posix()}),
-        "filename": path.name,
-        "split": image.split or sampled[file],
-        **({} if image.cocoid is None else {"cocoid": image.cocoid}),
-        "sentids": [sentence["sentid"] for sentence in sentences],
-        "sentences": sentences,
-    }
+    return build_image_entry(imgid, file, image.split or sampled[file], image.cocoid, sentences)
 
 
 def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
@@ -345,14 +342,13 @@ def check_import_output(settings: ImportSettings) -> None:
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write ``dataset.json`` and link ``images``; return the path. Raises UserError if another data set is there."""
+    """Write the data set and link ``images``; return the path of the file. Raises UserError if another data set is there."""
     check_dataset_name(settings.name)
-    file = settings.out / "dataset.json"
-    counts = Counter(image["split"] for image in content["images"])
     n_captions = sum(len(image["sentences"]) for image in content["images"])
-    split_counts = ", ".join(f"{count} {split}" for split, count in counts.items())
-    written = write_dataset(content, settings.out, images, inputs, may_replace=may_replace_other_kinds())
-    log.info("%s: %d images (%s) with %d captions", file, len(content["images"]), split_counts, n_captions)
+    counts = Counter(image["split"] for image in content["images"]).items()
+    written = write_content(content, settings.out, images, inputs, settings.form or choose_form(n_captions))
+    n_images, listed = len(content["images"]), ", ".join(f"{count} {split}" for split, count in counts)
+    log.info("%s: %d images (%s) with %d captions", written, n_images, listed, n_captions)
     return written
 
 

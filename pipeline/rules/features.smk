@@ -4,7 +4,7 @@
 
 rule fit:
     input:
-        dataset="data/{dataset}/dataset.json",
+        dataset=whole_dataset_file,
         words=word_file,
     output:
         "features/{dataset}_{feature}.encoder.safetensors",
@@ -23,7 +23,7 @@ rule fit:
 
 rule extract:
     input:
-        dataset="data/{dataset}/dataset.json",
+        dataset=whole_dataset_file,
         encoder=encoder_file,
         files=lambda wildcards: feature_preset(wildcards).list_input_files(),
     output:
@@ -49,7 +49,7 @@ rule extract:
 
 rule merge:
     input:
-        dataset="data/{dataset}/dataset.json",
+        dataset=whole_dataset_file,
         shards=feature_shards,
     output:
         cache="features/{dataset}_{feature}.h5",
