@@ -16,10 +16,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from vse.features.cache.rows import FeatureRows, Ids
-from vse.features.cache.shards import check_cache_output, shards_folder
+from vse.features.cache.shards import check_cache_output, read_manifest, shards_folder
 from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_pages, write_imported_cache
 from vse.pipeline.dataset.captions import find_tokeniser
-from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file, remember_checks
 from vse.pipeline.dataset.forms import choose_form, write_dataset_tables
 from vse.pipeline.dataset.json_images import pause_garbage_collection
 from vse.pipeline.dataset.preparation import check_dataset_name
@@ -27,7 +27,16 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import FileState, WatchedFile
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 from vse.pipeline.imports.finished import is_finished, record_finished
-from vse.pipeline.imports.row_parts import BadPartRow, PartRow, RowJoin, RowPart, find_part, write_part
+from vse.pipeline.imports.row_parts import (
+    BadPartRow,
+    PairPlaces,
+    PartRow,
+    RowJoin,
+    RowPart,
+    find_part,
+    release_unused_memory,
+    write_part,
+)
 from vse.pipeline.imports.rows import (
     BadRow,
     BadRowList,
@@ -83,7 +92,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     inputs = [path for part in parts for path in part.files]
     for feature in ("img_emb", "text_emb"):
         check_cache_output(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
-    parts_folder = settings.out / "import.parts"
+    parts_folder = settings.out / ".import.parts.tmp"
     chosen = [settings.name, settings.val, settings.test, settings.seed, settings.skip_bad, settings.form]
     keys = [_hash_part(part, settings, images) for part in parts]
     key = sha256_json([chosen, str(out_features.absolute()), keys])
@@ -94,9 +103,11 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     try:
         with lock_for_writing(settings.out, folder=True), pause_garbage_collection():
             finished = _read_parts(parts, parts_folder, settings, images)
-            file = _join_parts(parts, finished, settings, caches, images)
-            shards = [path for cache in caches for path in sorted(shards_folder(cache).iterdir())]
-            record_finished(settings.out, key, [file, *caches, *shards])
+            file, places = _join_parts(parts, finished, settings, images)
+            _write_caches(parts, file, places, caches)
+            shards = [(shards_folder(one), entry) for one in caches for entry in read_manifest(one)["shards"]]
+            hashed = {folder / entry["file"]: entry["sha256"] for folder, entry in shards}
+            record_finished(settings.out, key, [file, *caches], hashed)
     except UserError:
         shutil.rmtree(parts_folder, ignore_errors=True)
         raise
@@ -127,9 +138,9 @@ def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None)
 
 
 def _join_parts(
-    parts: list[_FolderPart], finished: list[RowPart], settings: ImportSettings, caches: tuple[Path, ...], images: Path | None
-) -> Path:
-    """Write the data set and the caches of images and captions; return the path of the data set."""
+    parts: list[_FolderPart], finished: list[RowPart], settings: ImportSettings, images: Path | None
+) -> tuple[Path, PairPlaces]:
+    """Write the data set; return the path of its file, and the places of its images and captions in the parts."""
     bad_rows = BadRowList(settings.skip_bad)
     joined = RowJoin(
         finished, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
@@ -144,24 +155,29 @@ def _join_parts(
     if images is None:
         head = {**head, "pictures": False}
     inputs = [path for part in parts for path in part.files]
-    form = settings.form or choose_form(len(joined.sentids))
+    form = settings.form or choose_form(len(joined.places.sentids))
     file = write_dataset_tables(head, lambda: joined.build_tables(sampled), settings.out, images, inputs, form)
     counts = ", ".join(f"{count} {split}" for split, count in joined.count_splits(sampled).items())
-    log.info("%s: %d images (%s) with %d captions", file, len(joined.files), counts, len(joined.sentids))
-    dataset = load_dataset_file(file)
+    log.info("%s: %d images (%s) with %d captions", file, len(joined.files), counts, len(joined.places.sentids))
+    return file, joined.places
 
-    first_captions = np.concatenate([[0], joined.caption_ends[:-1]])
-    all_captions = np.arange(len(joined.sentids))
+
+def _write_caches(parts: list[_FolderPart], file: Path, places: PairPlaces, caches: tuple[Path, ...]) -> None:
+    """Write the caches of images and captions of the data set in ``file``."""
+    dataset = load_dataset_file(file)
+    release_unused_memory()
+    first_captions = places.caption_ends - np.diff(places.caption_ends, prepend=0)
+    all_captions = np.arange(len(places.sentids))
     kinds: tuple[tuple[Literal["image", "text"], Ids, Ids], ...] = (
-        ("image", joined.imgids, first_captions),
-        ("text", joined.sentids, all_captions),
+        ("image", places.imgids, first_captions),
+        ("text", places.sentids, all_captions),
     )
     for out, (kind, ids, captions) in zip(caches, kinds, strict=True):
         arrays = [part.image_vectors if kind == "image" else part.text_vectors for part in parts]
         watched = [WatchedFile(part.vector_files[kind == "text"]) for part in parts]
-        rows = _build_row_reader(arrays, ids, joined.part_index[captions], joined.row[captions])
+        rows = _build_row_reader(arrays, ids, places.part_index[captions], places.row[captions])
         write_imported_cache(out, dataset, kind, {"layout": "clip-retrieval"}, watched, ids, rows, arrays[0][:1].nbytes)
-    return file
+    remember_checks(dataset)
 
 
 def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, parts: Ids, rows: Ids) -> Callable[[slice], FeatureRows]:
@@ -284,8 +300,12 @@ def _return_fault(images: Path) -> Callable[[str], str | None]:
 
 def _hash_image_vectors(vectors: NDArray[Any]) -> list[bytes]:
     """Return a hash of each vector. Equal vectors have equal hashes."""
-    zero = vectors.dtype.type(0)
-    return [xxhash.xxh3_128_digest(row.data) for _, block in _iterate_blocks(vectors) for row in block + zero]  # no -0.0
+    digests = []
+    for _, block in _iterate_blocks(vectors):
+        has_negative_zero = (block.view(f"u{block.itemsize}") == 1 << (8 * block.itemsize - 1)).any()
+        values = block + block.dtype.type(0) if has_negative_zero else block  # -0.0 becomes 0.0
+        digests += [xxhash.xxh3_128_digest(row.data) for row in values]
+    return digests
 
 
 def _find_infinite_rows(vectors: NDArray[Any]) -> list[int]:

@@ -20,6 +20,7 @@ from vse.pipeline.dataset.parquet import (
     ParquetColumns,
     column_schema,
 )
+from vse.pipeline.files.inputs import InputFile
 
 Ids = NDArray[np.int64]
 
@@ -50,6 +51,11 @@ class ImageColumns(Sequence[Image]):
     def __init__(self, columns: ParquetColumns, rows: NDArray[np.int64] | None = None) -> None:
         self._columns = columns
         self._row_indices = np.arange(columns.n_images) if rows is None else rows
+
+    @property
+    def input_file(self) -> InputFile:
+        """The open file."""
+        return self._columns.input_file
 
     @property
     def imgids(self) -> NDArray[np.int64]:

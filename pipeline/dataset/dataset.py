@@ -232,6 +232,14 @@ def _open_columns(file: InputFile) -> ParquetColumns:
     return ParquetColumns(file)
 
 
+def remember_checks(dataset: Dataset) -> None:
+    """Remember that a data set that was loaded soon after its files were written is valid, now that they are older."""
+    if isinstance(dataset.images, ImageColumns):
+        remember_sha256(dataset.images.input_file, _CHECK_VERSION)
+        if dataset.images.input_file.path != dataset.path:
+            remember_sha256(InputFile(dataset.path))
+
+
 def _read_json(path: Path, file: InputFile) -> Dataset:
     if file.size < MIN_LARGE_BYTES:
         return _parse_dataset(path, file)

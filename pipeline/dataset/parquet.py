@@ -66,7 +66,7 @@ class ParquetColumns:
     """
 
     def __init__(self, file: InputFile) -> None:
-        self.path, self._input = file.path, file  # the open file: a later file at the same path is not read
+        self.path, self.input_file = file.path, file  # the open file: a later file at the same path is not read
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         with wrap_read_errors(self.path, "a parquet file"):
             source = arrow.OSFile(str(file.descriptor_path))  # reads at positions, so that a fork may read, too
@@ -113,7 +113,7 @@ class ParquetColumns:
         """The id of each image in MS-COCO, (n_images,); :data:`NO_COCOID` for an image without such an id."""
         if "cocoid" not in self._file.schema_arrow.names:
             return np.full(self.n_images, NO_COCOID)
-        return _to_numpy(self._read("cocoid").fill_null(NO_COCOID))
+        return _to_numpy(self._read("cocoid").cast("int64").fill_null(NO_COCOID))
 
     @cached_property
     def has_languages(self) -> bool:

@@ -54,9 +54,9 @@ def _check_types(path: Path, schema: Any) -> None:
 
     def check(name: str, found: Any, wanted: Any) -> None:
         kind = import_module("pyarrow.types")
-        is_wanted = found == wanted
+        plain = found.value_type if kind.is_dictionary(found) else found  # texts are read as dictionaries
+        is_wanted = found == wanted or (name in _OPTIONAL_NAMES and kind.is_null(found))
         if kind.is_string(wanted):
-            plain = found.value_type if kind.is_dictionary(found) else found
             is_wanted = kind.is_string(plain) or kind.is_large_string(plain) or (name == "language" and kind.is_null(plain))
         elif kind.is_list(wanted) and (kind.is_list(found) or kind.is_large_list(found)):
             return check(name, found.value_type, wanted.value_type)
@@ -69,7 +69,9 @@ def _check_types(path: Path, schema: Any) -> None:
                     raise UserError(f"{path}: the sentences have no field {field.name!r}; they have {', '.join(there)}")
             return None
         if not is_wanted:
-            raise UserError(f"{path}: the column {name} has the type {to_printable_line(found)}; it must be {wanted}")
+            raise UserError(
+                f"{path}: the column {name} has the type {to_printable_line(plain)}; it must be {to_printable_line(wanted)}"
+            )
         return None
 
     for field in column_schema():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vse.pipeline.errors import UserError
@@ -24,7 +24,9 @@ def is_finished(folder: Path, key: str) -> bool:
         return False
 
 
-def record_finished(folder: Path, key: str, files: Sequence[Path]) -> None:
-    """Record that an import with this key has written ``files``."""
-    hashes = {str(path.absolute()): sha256_file(path) for path in files}
+def record_finished(folder: Path, key: str, files: Sequence[Path], hashed: Mapping[Path, str]) -> None:
+    """Record that an import with this key has written ``files``, and ``hashed`` files whose SHA-256 is known."""
+    hashes = {
+        str(path.absolute()): sha256 for path, sha256 in [*((path, sha256_file(path)) for path in files), *hashed.items()]
+    }
     write_json(folder / RECORD_NAME, {"key": key, "files": hashes})

@@ -106,11 +106,31 @@ class _ImageFacts(NamedTuple):
     row: int
 
 
-class RowJoin:
-    """All valid rows, grouped by image. Images are in the order of their first rows.
+class PairPlaces(NamedTuple):
+    """The ids of images and captions, and the places of the captions in the parts. Captions are in the order of the images.
 
-    part_index, row : the part of each caption, and the row in this part (n_captions,), in the order of the images
+    imgids : (n_images,)
+    caption_ends : (n_images,) the number of captions up to and including each image
+    sentids : (n_captions,)
+    part_index : (n_captions,) the part of each caption
+    position, row : (n_captions,) the index of the caption among the valid rows, and among all rows of the part
     """
+
+    imgids: Indices
+    caption_ends: Indices
+    sentids: Indices
+    part_index: Indices
+    position: Indices
+    row: Indices
+
+
+def release_unused_memory() -> None:
+    """Return the memory that pyarrow has freed to the system."""
+    import_module("pyarrow").default_memory_pool().release_unused()
+
+
+class RowJoin:
+    """All valid rows, grouped by image. Images are in the order of their first rows. ``places`` has their ids and places."""
 
     def __init__(self, parts: Sequence[RowPart], bad_rows: BadRowList, describe_digest: Callable[[int, int], str]) -> None:
         self._parts, self._describe_digest = parts, describe_digest
@@ -124,7 +144,7 @@ class RowJoin:
         self._read_texts = lru_cache(_CACHED_PARTS)(lambda part: parts[part].read("raw", "tokens").combine_chunks())
         image_of_row = np.concatenate([np.empty(0, np.int64), *(self._add_part(index) for index in range(len(parts)))])
         self._drop_incomplete(image_of_row)
-        self._order_captions(image_of_row)
+        self.places = self._order_captions(image_of_row)
 
     @property
     def files(self) -> list[str]:
@@ -149,26 +169,26 @@ class RowJoin:
         files, facts = self.files, list(self._facts.values())
         for first in range(0, len(files), IMAGES_PER_GROUP):
             last = min(first + IMAGES_PER_GROUP, len(files))
-            start, end = self.caption_ends[first - 1] if first else 0, self.caption_ends[last - 1]
+            start, end = self.places.caption_ends[first - 1] if first else 0, self.places.caption_ends[last - 1]
             texts = self._take_texts(slice(start, end))
             caption = schema.field("sentences").type.value_type
-            values = [arrow.array(self.sentids[start:end]), texts.column("raw"), texts.column("tokens")]
+            values = [arrow.array(self.places.sentids[start:end]), texts.column("raw"), texts.column("tokens")]
             values.append(arrow.nulls(end - start, arrow.string()))
             plain = [each.combine_chunks() if hasattr(each, "combine_chunks") else each for each in values]
             fields = [each.cast(one.type) for each, one in zip(plain, caption, strict=True)]
-            ends = np.concatenate([[0], self.caption_ends[first:last] - start]).astype(np.int32)
+            ends = np.concatenate([[0], self.places.caption_ends[first:last] - start]).astype(np.int32)
             sentences = arrow.ListArray.from_arrays(
                 arrow.array(ends), arrow.StructArray.from_arrays(fields, fields=list(caption)), schema.field("sentences").type
             )
             splits = [one.split or sampled[file] for file, one in zip(files[first:last], facts[first:last], strict=True)]
             cocoids = arrow.array([one.cocoid for one in facts[first:last]], arrow.int64())
-            imgids = arrow.array(self.imgids[first:last])
+            imgids = arrow.array(self.places.imgids[first:last])
             yield arrow.table([imgids, files[first:last], splits, cocoids, sentences], schema=schema)
 
     def _take_texts(self, captions: slice) -> Any:
         """Return the texts of captions, which may lie in several parts, as a table."""
         arrow = import_module("pyarrow")
-        parts, positions = self.part_index[captions], self._positions[captions]
+        parts, positions = self.places.part_index[captions], self.places.position[captions]
         order, tables = [], []
         for part in np.unique(parts).tolist():
             chosen = np.flatnonzero(parts == part)
@@ -239,20 +259,26 @@ class RowJoin:
                 image_of_row[row] = -1
                 self._facts.pop(file, None)
 
-    def _order_captions(self, image_of_row: Indices) -> None:
-        """Set the arrays of images and captions from the index of each row's image."""
+    def _order_captions(self, image_of_row: Indices) -> PairPlaces:
+        """Return the places of the captions, from the index of each row's image."""
         facts = list(self._facts.values())
         new_index = np.full(len(self._index_by_file) + 1, -1)  # the last entry is for rows without an image
         new_index[[self._index_by_file[file] for file in self._facts]] = np.arange(len(facts))
         image_of_row = new_index[image_of_row]
         order = np.argsort(image_of_row, kind="stable")[np.count_nonzero(image_of_row < 0) :]
-        self.caption_ends: Indices = np.cumsum(np.bincount(image_of_row[order], minlength=len(facts)))
-        self.part_index: Indices = np.searchsorted(self._part_ends, order, side="right")
-        self._positions = order - np.concatenate([[0], self._part_ends])[self.part_index]
-        columns = [part.read("number", "sentid") for part in self._parts]
-        self.row: Indices = np.concatenate([table.column("number").to_numpy() for table in columns])[order]
-        has_ids = bool(facts) and facts[0].sentid is not None
-        sentids = [table.column("sentid").to_numpy() for table in columns] if has_ids else []
-        self.sentids: Indices = np.concatenate(sentids)[order].astype(np.int64) if has_ids else np.arange(len(order))
-        has_ids = bool(facts) and facts[0].imgid is not None
-        self.imgids: Indices = np.asarray([one.imgid for one in facts] if has_ids else np.arange(len(facts)), np.int64)
+        part_index = np.searchsorted(self._part_ends, order, side="right")
+        numbers, sentids = (self._read_column(name)[order] for name in ("number", "sentid"))
+        has_imgids, has_sentids = (bool(facts) and getattr(facts[0], name) is not None for name in ("imgid", "sentid"))
+        return PairPlaces(
+            imgids=np.asarray([one.imgid for one in facts] if has_imgids else np.arange(len(facts)), np.int64),
+            caption_ends=np.cumsum(np.bincount(image_of_row[order], minlength=len(facts))),
+            sentids=sentids if has_sentids else np.arange(len(order)),
+            part_index=part_index,
+            position=order - np.concatenate([[0], self._part_ends])[part_index],
+            row=numbers,
+        )
+
+    def _read_column(self, name: str) -> Indices:
+        """Return an integer column of all parts, with -1 for null."""
+        columns = [part.read(name).column(0).fill_null(-1).to_numpy() for part in self._parts]
+        return np.concatenate([np.empty(0, np.int64), *columns])
