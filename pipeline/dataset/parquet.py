@@ -117,7 +117,7 @@ class ParquetColumns:
 
     @cached_property
     def has_languages(self) -> bool:
-        """Whether there is a column of languages."""
+        """True if the file has a column of languages."""
         return any(field.name == "language" for field in self._file.schema_arrow.field("sentences").type.value_type)
 
     @property

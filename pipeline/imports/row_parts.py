@@ -110,10 +110,10 @@ class PairPlaces(NamedTuple):
     """The ids of images and captions, and the places of the captions in the parts. Captions are in the order of the images.
 
     imgids : (n_images,)
-    caption_ends : (n_images,) the number of captions up to and including each image
+    caption_ends : (n_images,) the number of captions up to and including each image.
     sentids : (n_captions,)
-    part_index : (n_captions,) the part of each caption
-    position, row : (n_captions,) the index of the caption among the valid rows, and among all rows of the part
+    part_index : (n_captions,) the part of each caption.
+    position, row : (n_captions,) the index of the caption among the valid rows, and among all rows of the part.
     """
 
     imgids: Indices
