@@ -71,7 +71,9 @@ def write_part(path: Path, key: str, blocks: Iterable[list[PartRow]], bad_rows: 
     types = dict.fromkeys(PartRow._fields, arrow.string()) | dict.fromkeys(_INTEGER_NAMES, arrow.int64())
     types |= {"tokens": arrow.list_(arrow.string()), "digest": arrow.binary()}
     n_rows = 0
-    with open_atomic(path) as stream, parquet.ParquetWriter(stream, arrow.schema(types.items()), compression="zstd") as writer:
+    repeated = ["file", "split", "tokens.list.element"]  # columns whose values repeat
+    options = {"compression": "lz4", "use_dictionary": repeated}
+    with open_atomic(path) as stream, parquet.ParquetWriter(stream, arrow.schema(types.items()), **options) as writer:
         for rows in blocks:
             columns = zip(zip(*rows, strict=True), types.values(), strict=True)
             writer.write_table(arrow.table([arrow.array(values, kind) for values, kind in columns], names=list(types)))
