@@ -71,6 +71,7 @@ def steps(folder: Path) -> list[tuple[str, list[str]]]:
     """Return the steps with their commands."""
     features, dataset = folder / "features", folder / "data" / NAME / "dataset.json"
     images, captions = features / f"{NAME}_img_emb.h5", features / f"{NAME}_text_emb.h5"
+    parquet = folder / "parquet" / NAME / "dataset.parquet"
     imports = ["vse-data", "import", str(folder / "source"), "--name", NAME, "--out", str(dataset.parent)]
     imports += ["--out-features", str(features)]
     train = ["vse-train", "--features", str(images), "--caption-features", str(captions), *TRAIN]
@@ -92,6 +93,11 @@ def steps(folder: Path) -> list[tuple[str, list[str]]]:
         ("import", imports),
         ("import again", imports),
         ("check", ["vse-data", "check", str(dataset)]),
+        (
+            "import as parquet",
+            [*imports[:-3], str(parquet.parent), "--out-features", str(folder / "copy"), "--form", "parquet"],
+        ),
+        ("check of parquet", ["vse-data", "check", str(parquet)]),
         ("tfidf", tfidf),
         ("tfidf again", tfidf),
         ("InfoNCE, one epoch", [*train, *infonce, "--out", str(run)]),

@@ -212,15 +212,20 @@ def processes_block() -> str:
 
 
 def large_data_block() -> str:
-    """Return the table of benchmarks/large_data.py."""
-    table = table_of("large_data")
+    """Return the table of benchmarks/large_data.py, with the numbers of an earlier version for the largest size."""
+    table, before = table_of("large_data"), table_of("before_large_data").set_index(["step", "pairs"])
     sizes = sorted(table["pairs"].unique())
-    largest = table[table["pairs"] == sizes[-1]].set_index("step")
     rows = []
-    for step in largest.index:
-        seconds = table[table["step"] == step].set_index("pairs")["cpu_s"]
-        rows.append([step, *(number(seconds[size]) for size in sizes), number(largest["peak_gb"][step])])
-    return markdown(" | ".join(["step", *(f"{size:,} pairs, s" for size in sizes), "GB, largest"]), rows)
+    for step in table["step"].unique():
+        points = table[table["step"] == step].set_index("pairs")
+        power = exponent(points.index, points["cpu_s"])
+        row = [*(number(points["cpu_s"][size]) for size in sizes), number(points["peak_gb"][sizes[-1]])]
+        row.append(_DASH if np.isnan(power) else f"{power:.2f}")
+        earlier = (step, sizes[-1])
+        known = [number(before[name][earlier]) if earlier in before.index else _DASH for name in ("cpu_s", "peak_gb")]
+        rows.append([step, *row, *known])
+    titles = ["step", *(f"{size:,} pairs, s" for size in sizes), "GB, largest", "power of time", "before, s", "before, GB"]
+    return markdown(" | ".join(titles), rows)
 
 
 def blocks() -> dict[str, str]:

@@ -136,6 +136,8 @@ def _says_no_photographs(dataset_file: Path) -> bool:
     """
     if not dataset_file.is_file():
         return False
+    if dataset_file.suffix == ".parquet":
+        return not load_dataset_file(dataset_file).has_image_files
     head, _, _ = read_first_bytes(dataset_file, _MAX_HEAD_BYTES).partition(b'"images":')
     return re.search(rb'"pictures":\s*false', head) is not None
 

@@ -21,7 +21,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from vse.features.own_rates import OwnRates, measure_calibration, read_own_rates
 from vse.features.settings import load_feature
 from vse.features.settings.base import FeatureSettings
-from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.columns import caption_counts
+from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file
 from vse.pipeline.dataset.preparation import source_folder
 from vse.pipeline.presets.preset_files import read_yaml
 from vse.pipeline.presets.presets import (
@@ -276,10 +277,10 @@ def _build_duration(amount: float, rate: float, what: str, unit: str, source: st
 
 
 def _count_by_split(dataset: str) -> SplitCounts | None:
-    file = Path("data", dataset, "dataset.json")
+    file = find_dataset_file(Path("data", dataset))
     if file.is_file():
         splits = load_dataset_file(file).splits
-        return {split: (len(images), sum(len(image.captions) for image in images)) for split, images in splits.items()}
+        return {split: (len(images), int(caption_counts(images).sum())) for split, images in splits.items()}
     if dataset not in list_preset_names("datasets"):
         return None
     config = load_dataset_preset(dataset)

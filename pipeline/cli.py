@@ -303,6 +303,23 @@ def check_command(request: CheckRequest) -> None:
     click.echo(check_and_describe_dataset(request.dataset))
 
 
+class ConvertRequest(Options):
+    """The arguments of ``vse-data convert``."""
+
+    dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
+    out: FileOrFolderPath
+    """Folder to write."""
+    force: Force = False
+
+
+@command("convert", group=data_group)
+def convert_command(request: ConvertRequest) -> None:
+    """Write a dataset.parquet as dataset.json, in the layout of the Karpathy splits, or a dataset.json as dataset.parquet."""
+    from vse.pipeline.dataset.forms import convert_dataset
+
+    click.echo(convert_dataset(request.dataset, request.out))
+
+
 class AuditRequest(Options):
     """The arguments of ``vse-data audit``."""
 

@@ -156,7 +156,8 @@ def test_commands_and_options_named_in_the_text_exist() -> None:
         for example in EXAMPLES.findall(read(page).replace("\n", " ")):
             name, *words = shlex.split(example)
             if name not in console_scripts():
-                assert name in ("vse-pipeline", "vse-features", "vse-bundle", "vse-noise", "vse-choices"), f"{page}: {example}"
+                known = ("vse-pipeline", "vse-dataset", "vse-features", "vse-bundle", "vse-noise", "vse-choices")
+                assert name in known, f"{page}: {example}"
                 continue
             called = command(name)
             if isinstance(called, click.Group) and words and re.fullmatch(r"[a-z][a-z_-]*\w", words[0]):

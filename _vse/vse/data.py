@@ -120,6 +120,7 @@ def import_data(
         ```
     """
     from vse.features.exchange.formats import import_data as import_sources
+    from vse.pipeline.dataset.dataset import find_dataset_file
 
     pairs = [(field, [names] if isinstance(names, str) else names) for field, names in (columns or {}).items()]
     request = ImportRequest(
@@ -133,7 +134,8 @@ def import_data(
         yes=True,
         options=options,
     )
-    return ImportedData(request.out / "dataset.json", import_sources(request))
+    written = import_sources(request)
+    return ImportedData(find_dataset_file(request.out), written)
 
 
 @public_api

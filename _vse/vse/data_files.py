@@ -17,9 +17,9 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.preparation import read_content
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.photo_archives import find_archived_photo
-from vse.pipeline.files.writing import read_json
 from vse.pipeline.option_types import AllowedValues
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ class DatasetFile(PathWrapper):
 
     @property
     def json(self) -> dict[str, Any]:
-        content: dict[str, Any] = read_json(self.path)
-        return content
+        return read_content(self.path)
 
     @check_arguments
     def image_ids(self, split: str | None = None) -> NDArray[np.int64]:
@@ -290,7 +289,7 @@ class ImportedData:
 
     def __init__(self, dataset: Path, written: Sequence[Path]) -> None:
         self.dataset = DatasetFile(dataset)
-        self.features = tuple(FeatureFile(path) for path in written if path.suffix != ".json")
+        self.features = tuple(FeatureFile(path) for path in written if path.suffix == ".h5")
 
     def __repr__(self) -> str:
         return f"ImportedData({self.dataset!r}, {list(self.features)!r})"

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
@@ -34,6 +34,7 @@ from vse.pipeline.presets.presets import list_setting_changes
 REGION_ARRAY_NAMES = ("boxes", "scores")  # arrays with one entry per region
 ROW_ARRAY_NAMES = ("image_size",)  # arrays with one entry per row
 CHECKED_ARRAY_NAMES = ("features", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES)  # arrays with block checksums and virtual views
+_ROWS_PER_TEST = 4096
 PAGE_BYTES = 4096  # size of a memory page
 _BLOCK_BYTES = 2**24  # size of a block of features that is checked and written at once
 
@@ -271,6 +272,13 @@ def _write_features(path: Path, file: h5py.File, rows: FeatureRows) -> None:
 def _split_into_blocks(features: NDArray[Any]) -> Iterator[NDArray[Any]]:
     size = max(1, _BLOCK_BYTES // max(1, features[:1].nbytes))
     return (features[start : start + size] for start in range(0, len(features), size))
+
+
+def test_rows(features: NDArray[Any], test: Callable[[NDArray[Any]], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Return ``test`` of all rows, block by block. ``test`` gets a block as a matrix (n_rows, n_numbers)."""
+    starts = range(0, len(features), _ROWS_PER_TEST)
+    blocks = (features[start : start + _ROWS_PER_TEST] for start in starts)
+    return np.concatenate([np.empty(0, bool), *(test(block.reshape(len(block), -1)) for block in blocks)])
 
 
 def encode_cache_file(

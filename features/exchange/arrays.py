@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import logging
+import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,12 +17,14 @@ from tqdm import tqdm
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import CacheIdentity, FeatureRows, Ids, row_ids, sha256_bytes
+from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.phrases import clip_boxes
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile, check_input, check_zip, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
+_ROWS_PER_BLOCK = 16_384
 MAX_SHARD_BYTES = 512_000_000  # limit on the features in a shard
 _TSV_FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 log = logging.getLogger(__name__)
@@ -40,10 +44,10 @@ def import_arrays(
     array, array_ids = _load_features_and_ids(features, ids)
     dataset = load_dataset_file(dataset_file)
     wanted_ids = row_ids(dataset, kind)
-    row_of = _index_rows_by_id(features, array_ids.tolist(), wanted_ids)
+    row_of_id = _find_rows_by_id(features, array_ids, wanted_ids)
 
     def rows(part: slice) -> FeatureRows:
-        values = np.asarray(array[[row_of[int(i)] for i in wanted_ids[part]]])
+        values = gather_rows([array], np.zeros(len(wanted_ids[part]), np.int64), row_of_id[part])
         return FeatureRows(wanted_ids[part], values, hash_rows(values))
 
     return write_imported_cache(out, dataset, kind, {"layout": "arrays"}, files, wanted_ids, rows, array[:1].nbytes)
@@ -134,18 +138,28 @@ def write_imported_cache(
         for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
             path = shards.shard_path(out, index, n_shards)
             if shards.read_finished_record(path, identity) is None:
-                shard_rows = rows(shards.shard_slice(len(ids), index, n_shards))
-                empty += _find_zero_rows(shard_rows)
-                for file in files:
-                    file.check_unchanged()
-                shards.write_shard(path, identity, shard_rows, notes={"files": [file.path.name for file in files]})
+                empty += _write_shard(path, identity, rows(shards.shard_slice(len(ids), index, n_shards)), files)
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])
         return merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)
 
 
+def _write_shard(path: Path, identity: CacheIdentity, rows: FeatureRows, files: Sequence[WatchedFile]) -> list[int]:
+    """Write a shard of imported rows, and return the ids of the rows that are all zeros."""
+    for file in files:
+        file.check_unchanged()
+    shards.write_shard(path, identity, rows, notes={"files": [file.path.name for file in files]})
+    return _find_zero_rows(rows)
+
+
+def _has_numbers(block: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return whether each row of a matrix has a number other than 0.0 and -0.0."""
+    bits = block.view(f"u{block.itemsize}") << 1  # without the sign; comparisons of float16 are slow
+    return np.asarray(bits.any(axis=1))
+
+
 def _find_zero_rows(rows: FeatureRows) -> list[int]:
-    filled = (np.asarray(rows.features) != 0).reshape(len(rows.features), -1).any(axis=1)
+    filled = shards.test_rows(np.asarray(rows.features), _has_numbers)
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
     return [int(identity) for identity in rows.ids[~filled]]
@@ -153,7 +167,30 @@ def _find_zero_rows(rows: FeatureRows) -> list[int]:
 
 def hash_rows(rows: NDArray[Any]) -> NDArray[np.uint8]:
     """Return the SHA-256 of each row's bytes, (n, 32) uint8."""
-    return np.stack([sha256_bytes(np.ascontiguousarray(row).tobytes()) for row in rows])
+    hashes = b"".join(hashlib.sha256(row.data).digest() for row in np.ascontiguousarray(rows))
+    return np.frombuffer(hashes, np.uint8).reshape(len(rows), 32)
+
+
+def gather_rows(arrays: Sequence[NDArray[Any]], array_index: Ids, rows: Ids) -> NDArray[Any]:
+    """Return row ``rows[k]`` of ``arrays[array_index[k]]`` for each k. Few pages of mapped files stay in memory."""
+    gathered = np.empty((len(rows), *arrays[0].shape[1:]), arrays[0].dtype)
+    for start in range(0, len(rows), _ROWS_PER_BLOCK):
+        block = slice(start, start + _ROWS_PER_BLOCK)
+        for index in np.unique(array_index[block]).tolist():
+            chosen = np.flatnonzero(array_index[block] == index)
+            gathered[start + chosen] = arrays[index][rows[block][chosen]]
+        release_pages(arrays)
+    return gathered
+
+
+def release_pages(arrays: Sequence[NDArray[Any]]) -> None:
+    """Release the memory of mapped files. The system reads the files again on access."""
+    for array in arrays:
+        mapped: Any = array
+        while mapped is not None and not isinstance(mapped, mmap.mmap):
+            mapped = getattr(mapped, "_mmap", None) or getattr(mapped, "base", None)
+        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def map_npy_file(path: Path) -> NDArray[Any]:
@@ -223,19 +260,21 @@ def _keep_one_id_per_row(ids: Ids, n_rows: int) -> Ids:
     return ids[::times]
 
 
-def _index_rows_by_id(path: Path, ids: Sequence[int], wanted_ids: Ids) -> dict[int, int]:
-    row_of = {identity: row for row, identity in enumerate(ids)}
-    if len(row_of) != len(ids):
-        repeated = next(identity for row, identity in enumerate(ids) if row_of[identity] != row)
+def _find_rows_by_id(path: Path, ids: Ids, wanted_ids: Ids) -> Ids:
+    """Return the row of each wanted id. Raises UserError if an id is missing, or occurs more than once."""
+    unique, first_rows = np.unique(ids, return_index=True)
+    if len(unique) != len(ids):
+        repeated = np.delete(ids, first_rows)[0]
         raise UserError(f"{path}: id {repeated} occurs more than once")
-    missing = [int(i) for i in wanted_ids if int(i) not in row_of]
-    if missing:
+    rows = IdIndex(ids).find_rows(wanted_ids)
+    if (rows < 0).any():
         raise UserError(
-            f"{path}: {len(missing)} of the data set's {len(wanted_ids)} ids are not in it, the first is {missing[0]}"
+            f"{path}: {np.count_nonzero(rows < 0)} of the data set's {len(wanted_ids)} ids are not in it, the first is "
+            f"{wanted_ids[rows < 0][0]}"
         )
     if len(ids) > len(wanted_ids):
         log.info("%s: %d rows of other ids are left out", path, len(ids) - len(wanted_ids))
-    return row_of
+    return rows
 
 
 def _map_tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:

@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from vse.features.cache.rows import FeatureRows, Ids
-from vse.features.cache.shards import check_cache_output
-from vse.features.exchange.arrays import hash_rows, map_npy_file, write_imported_cache
-from vse.pipeline.dataset.columns import caption_ids, image_ids
-from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.features.cache.shards import check_cache_output, read_manifest, shards_folder
+from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_pages, write_imported_cache
+from vse.pipeline.dataset.captions import find_tokeniser
+from vse.pipeline.dataset.dataset import load_dataset_file, remember_checks
+from vse.pipeline.dataset.forms import choose_form, write_dataset_tables
+from vse.pipeline.dataset.json_images import pause_garbage_collection
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import WatchedFile
+from vse.pipeline.files.inputs import FileState, WatchedFile
+from vse.pipeline.files.writing import lock_for_writing, sha256_json
+from vse.pipeline.imports.finished import is_finished, record_finished
+from vse.pipeline.imports.row_parts import (
+    BadPartRow,
+    PairPlaces,
+    PartRow,
+    RowJoin,
+    RowPart,
+    find_part,
+    release_unused_memory,
+    write_part,
+)
 from vse.pipeline.imports.rows import (
     BadRow,
-    ImportedRow,
+    BadRowList,
     ImportSettings,
-    RowCollector,
+    build_import_head,
     normalize_image_path,
-    write_imported_data,
+    parse_split,
+    sample_missing_splits,
 )
-from vse.pipeline.imports.tables import build_photo_checker, build_row, read_table_rows
+from vse.pipeline.imports.tables import build_photo_checker, read_rows
 from vse.pipeline.progress import progress_bar
 
+log = logging.getLogger(__name__)
+_PART_VERSION = 1  # changes with the checks of rows and the tokenisers
 _CACHED_PATHS = 10_000  # the rows of an image follow each other
-_ROWS_PER_CHECK = 4096
+_ROWS_PER_CHECK, _ROWS_PER_BLOCK = 4096, 16_384
 METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
 _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
-_VectorLocation = tuple[int, int]  # place of a vector: index of a part, and row in this part
 
 
 @dataclass(frozen=True)
@@ -50,13 +69,17 @@ class _FolderPart:
     vector_files: tuple[Path, Path]
     metadata_file: Path
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (*self.vector_files, self.metadata_file)
+
 
 def is_clip_folder(folder: Path) -> bool:
     """Return whether a folder holds image vectors in the layout of clip-retrieval."""
     return any(folder.glob("img_emb_*.npy")) or any(folder.glob("img_emb/img_emb_*.npy"))
 
 
-def import_clip(folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None) -> tuple[Path, Path]:
+def import_clip(folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None) -> tuple[Path, ...]:
     """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; return the caches.
 
     The folder, or its subfolders ``img_emb``, ``text_emb`` and ``metadata``, hold the files ``img_emb_N.npy``,
@@ -66,46 +89,105 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     """
     check_dataset_name(settings.name)
     parts = _open_parts(folder)
-    inputs = [path for part in parts for path in (*part.vector_files, part.metadata_file)]
+    inputs = [path for part in parts for path in part.files]
     for feature in ("img_emb", "text_emb"):
         check_cache_output(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
-    collector = RowCollector(settings, (lambda file: None) if images is None else build_photo_checker(images))
-    places_by_file: dict[str, list[_VectorLocation]] = {}
-    n_rows = sum(len(part.image_vectors) for part in parts)
-    with progress_bar(total=n_rows, desc=f"read {folder.name}", unit="row") as bar:
-        for index in range(len(parts)):
-            _add_part(index, parts, collector, places_by_file, settings, images, bar)
-    content = collector.build_dataset_content(
-        images, format="clip-retrieval", files=[part.metadata_file.name for part in parts]
-    )
-    if images is None:
-        content = {**content, "pictures": False}
-    file = write_imported_data(content, settings, images, inputs)
-    places = [places_by_file[name] for name in collector.list_image_files()]
-    del content, collector, places_by_file  # the data set is loaded next
-    dataset = load_dataset_file(file)
+    parts_folder = settings.out / ".import.parts.tmp"
+    chosen = [settings.name, settings.val, settings.test, settings.seed, settings.skip_bad, settings.form]
+    keys = [_hash_part(part, settings, images) for part in parts]
+    key = sha256_json([chosen, str(out_features.absolute()), keys])
+    caches = tuple(out_features / f"{settings.name}_{feature}.h5" for feature in ("img_emb", "text_emb"))
+    if images is None and is_finished(settings.out, key):
+        log.info("%s: this import has finished before, and its files are unchanged", settings.out)
+        return caches
+    try:
+        with lock_for_writing(settings.out, folder=True), pause_garbage_collection():
+            finished = _read_parts(parts, parts_folder, settings, images)
+            file, places = _join_parts(parts, finished, settings, images)
+            _write_caches(parts, file, places, caches)
+            shards = [(shards_folder(one), entry) for one in caches for entry in read_manifest(one)["shards"]]
+            hashed = {folder / entry["file"]: entry["sha256"] for folder, entry in shards}
+            record_finished(settings.out, key, [file, *caches], hashed)
+    except UserError:
+        shutil.rmtree(parts_folder, ignore_errors=True)
+        raise
+    shutil.rmtree(parts_folder, ignore_errors=True)
+    return caches
 
-    def write(kind: Literal["image", "text"], name: str, ids: Ids, row_places: list[_VectorLocation]) -> Path:
+
+def _read_parts(parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None) -> list[RowPart]:
+    """Read the rows of all parts that an interrupted import has not finished; return all finished parts."""
+    finished = []
+    with progress_bar(total=sum(len(part.image_vectors) for part in parts), desc="read", unit="row") as bar:
+        for index, part in enumerate(parts):
+            path, key = parts_folder / f"part-{index:05d}.parquet", _hash_part(part, settings, images)
+            known = find_part(path, key)
+            if known is not None:
+                bar.update(len(part.image_vectors))
+            bad_rows: list[BadPartRow] = []
+            finished.append(known or write_part(path, key, _read_rows(part, settings, images, bad_rows, bar), bad_rows))
+    return finished
+
+
+def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None) -> str:
+    """Return a hash of the settings and the states of the files that determine the rows of a part."""
+    states = [FileState.from_stat(path.stat()) for path in part.files]
+    chosen = settings.tokeniser, settings.columns, settings.quoting, settings.encoding, images and str(images.absolute())
+    files = [(str(path), state.size, state.mtime_ns, state.inode) for path, state in zip(part.files, states, strict=True)]
+    return sha256_json([_PART_VERSION, chosen, files])
+
+
+def _join_parts(
+    parts: list[_FolderPart], finished: list[RowPart], settings: ImportSettings, images: Path | None
+) -> tuple[Path, PairPlaces]:
+    """Write the data set; return the path of its file, and the places of its images and captions in the parts."""
+    bad_rows = BadRowList(settings.skip_bad)
+    joined = RowJoin(
+        finished, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
+    )
+    n_rows = sum(len(part.image_vectors) for part in parts)
+    bad_rows.raise_or_list(settings.out / "import.failures.jsonl", n_rows)
+    if not joined.files:
+        raise UserError(f"all {n_rows} rows lack an image with a caption")
+    sampled = sample_missing_splits(settings, joined.files, joined.has_splits, images)
+    record = {"format": "clip-retrieval", "files": [part.metadata_file.name for part in parts]}
+    head = build_import_head(settings, joined.has_splits, len(bad_rows.places_and_faults), record)
+    if images is None:
+        head = {**head, "pictures": False}
+    inputs = [path for part in parts for path in part.files]
+    form = settings.form or choose_form(len(joined.places.sentids))
+    file = write_dataset_tables(head, lambda: joined.build_tables(sampled), settings.out, images, inputs, form)
+    counts = ", ".join(f"{count} {split}" for split, count in joined.count_splits(sampled).items())
+    log.info("%s: %d images (%s) with %d captions", file, len(joined.files), counts, len(joined.places.sentids))
+    return file, joined.places
+
+
+def _write_caches(parts: list[_FolderPart], file: Path, places: PairPlaces, caches: tuple[Path, ...]) -> None:
+    """Write the caches of images and captions of the data set in ``file``."""
+    dataset = load_dataset_file(file)
+    release_unused_memory()
+    first_captions = places.caption_ends - np.diff(places.caption_ends, prepend=0)
+    all_captions = np.arange(len(places.sentids))
+    kinds: tuple[tuple[Literal["image", "text"], Ids, Ids], ...] = (
+        ("image", places.imgids, first_captions),
+        ("text", places.sentids, all_captions),
+    )
+    for out, (kind, ids, captions) in zip(caches, kinds, strict=True):
         arrays = [part.image_vectors if kind == "image" else part.text_vectors for part in parts]
         watched = [WatchedFile(part.vector_files[kind == "text"]) for part in parts]
-        rows = _build_row_reader(arrays, ids, row_places)
-        out = out_features / f"{settings.name}_{name}.h5"
-        return write_imported_cache(out, dataset, kind, {"layout": "clip-retrieval"}, watched, ids, rows, arrays[0][:1].nbytes)
-
-    return (
-        write("image", "img_emb", image_ids(dataset.images), [image_places[0] for image_places in places]),
-        write("text", "text_emb", caption_ids(dataset.images), [place for image_places in places for place in image_places]),
-    )
+        rows = _build_row_reader(arrays, ids, places.part_index[captions], places.row[captions])
+        write_imported_cache(out, dataset, kind, {"layout": "clip-retrieval"}, watched, ids, rows, arrays[0][:1].nbytes)
+    remember_checks(dataset)
 
 
-def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, places: list[_VectorLocation]) -> Callable[[slice], FeatureRows]:
-    """Return a function from a slice of ``ids`` to the rows of these ids; the vector of ``ids[k]`` is at ``places[k]``."""
+def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, parts: Ids, rows: Ids) -> Callable[[slice], FeatureRows]:
+    """Return a function from a slice of ``ids`` to their rows; the vector of ``ids[k]`` is ``arrays[parts[k]][rows[k]]``."""
 
-    def rows(part: slice) -> FeatureRows:
-        values = np.stack([arrays[index][row] for index, row in places[part]])
-        return FeatureRows(ids[part], values, hash_rows(values))
+    def read_rows(chosen: slice) -> FeatureRows:
+        values = gather_rows(arrays, parts[chosen], rows[chosen])
+        return FeatureRows(ids[chosen], values, hash_rows(values))
 
-    return rows
+    return read_rows
 
 
 def _open_parts(folder: Path) -> list[_FolderPart]:
@@ -145,78 +227,109 @@ def _open_parts(folder: Path) -> list[_FolderPart]:
     return parts
 
 
-def _add_part(
-    index: int,
-    parts: list[_FolderPart],
-    collector: RowCollector,
-    places_by_file: dict[str, list[_VectorLocation]],
-    settings: ImportSettings,
-    images: Path | None,
-    bar: Any,
-) -> None:
-    """Add the rows of part ``index`` to ``collector``, and the places of the vectors to ``places_by_file``."""
-    part, n_bad_rows = parts[index], 0
+def _read_rows(
+    part: _FolderPart, settings: ImportSettings, images: Path | None, bad_rows: list[BadPartRow], bar: Any
+) -> Iterator[list[PartRow]]:
+    """Yield the rows of a part in blocks, and append invalid rows to ``bad_rows``.
+
+    A row that is valid may still contradict rows of other parts.
+    """
+    rows: list[PartRow] = []
     images_folder = None if images is None else images.absolute()
-    finite = [_find_finite_rows(vectors) for vectors in (part.image_vectors, part.text_vectors)]
-
-    def on_bad_row(place: str, reason: object) -> None:
-        nonlocal n_bad_rows
-        n_bad_rows += 1
-        collector.add_bad_row(place, reason)
-
+    tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
+    check_photo = lru_cache(_CACHED_PATHS)((lambda file: None) if images is None else _return_fault(images))
+    digests = _hash_image_vectors(part.image_vectors)
+    fault_of_vector: dict[int, str] = {}
+    for path, vectors in reversed([*zip(part.vector_files, (part.image_vectors, part.text_vectors), strict=True)]):
+        fault_of_vector |= dict.fromkeys(_find_infinite_rows(vectors), f"its vector in {path.name} is not finite")
     n_read = 0
-    for n_read, (place, values) in enumerate(read_table_rows(part.metadata_file, settings, on_bad_row), 1):
-        row_index = n_read - 1 + n_bad_rows
-        bar.update()
+
+    def add_bad_row(place: str, reason: object) -> None:
+        nonlocal n_read
+        bad_rows.append((n_read, place, str(reason)))
+        n_read += 1
+
+    for row in read_rows(part.metadata_file, settings, add_bad_row):
+        index = n_read
         try:
-            if row_index >= len(part.image_vectors):
-                raise BadRow(f"{part.vector_files[0].name} has no row {row_index}")
-            row = build_row(place, values)
-            row = replace(row, file=_make_relative(row.file, images_folder))
-            for is_finite, path in zip(finite, part.vector_files, strict=True):
-                if not is_finite[row_index]:
-                    raise BadRow(f"its vector in {path.name} is not finite")
-            _check_vectors(row, part, row_index, parts, places_by_file)
+            if index >= len(part.image_vectors):
+                raise BadRow(f"{part.vector_files[0].name} has no row {index}")
+            file, split = _make_relative(row.file, images_folder), parse_split(row.split)
+            if index in fault_of_vector:
+                raise BadRow(fault_of_vector[index])
+            if len(row.captions) != 1:
+                raise BadRow(f"{len(row.captions)} captions for one vector")
+            raw, tokens = row.captions[0].strip(), tokenise(row.captions[0])
+            if not tokens:
+                raise BadRow(f"the caption {raw[:50]!r} has no word" if raw else "the caption is empty")
+            if (fault := check_photo(file)) is not None:
+                raise BadRow(fault)
+            if len(row.sentids) > 1:
+                raise BadRow(f"{len(row.sentids)} ids for 1 captions")
         except BadRow as reason:
-            collector.add_bad_row(place, reason)
+            add_bad_row(row.row_location, reason)
             continue
-        file = collector.add(row)
-        if file is not None:
-            places_by_file.setdefault(file, []).append((index, row_index))
-    n_rows = n_read + n_bad_rows
-    if n_rows != len(part.image_vectors):
-        raise UserError(f"{part.metadata_file}: {n_rows} rows, but {part.vector_files[0].name} has {len(part.image_vectors)}")
+        n_read += 1
+        sentid = row.sentids[0] if row.sentids else None
+        place, digest = row.row_location, digests[index]
+        rows.append(PartRow(index, place, file, split, row.imgid, row.cocoid, sentid, raw, tokens, digest))
+        if len(rows) == _ROWS_PER_BLOCK:
+            yield rows
+            bar.update(len(rows))
+            rows = []
+    bar.update(len(rows))
+    if n_read != len(part.image_vectors):
+        raise UserError(f"{part.metadata_file}: {n_read} rows, but {part.vector_files[0].name} has {len(part.image_vectors)}")
+    if rows:
+        yield rows
 
 
-def _find_finite_rows(vectors: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return for each vector whether all its numbers are finite."""
-    starts = range(0, len(vectors), _ROWS_PER_CHECK)
-    found = [np.isfinite(vectors[start : start + _ROWS_PER_CHECK]).all(1) for start in starts]
-    return np.concatenate(found) if found else np.empty(0, bool)
+def _return_fault(images: Path) -> Callable[[str], str | None]:
+    """Return a function from the file of a photo to its fault, or to None if the photo can be used."""
+    check = build_photo_checker(images)
+
+    def find_fault(file: str) -> str | None:
+        try:
+            check(file)
+        except BadRow as fault:
+            return str(fault)
+        return None
+
+    return find_fault
+
+
+def _hash_image_vectors(vectors: NDArray[Any]) -> list[bytes]:
+    """Return a hash of each vector. Equal vectors have equal hashes."""
+    digests = []
+    for _, block in _iterate_blocks(vectors):
+        has_negative_zero = (block.view(f"u{block.itemsize}") == 1 << (8 * block.itemsize - 1)).any()
+        values = block + block.dtype.type(0) if has_negative_zero else block  # -0.0 becomes 0.0
+        digests += [xxhash.xxh3_128_digest(row.data) for row in values]
+    return digests
+
+
+def _find_infinite_rows(vectors: NDArray[Any]) -> list[int]:
+    """Return the indices of the vectors with a number that is not finite."""
+    return [
+        int(row) for start, block in _iterate_blocks(vectors) for row in start + np.flatnonzero(~np.isfinite(block).all(1))
+    ]
+
+
+def _iterate_blocks(vectors: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield the first index and the vectors of each block. The pages of a mapped file do not stay in memory."""
+    for start in range(0, len(vectors), _ROWS_PER_CHECK):
+        yield start, vectors[start : start + _ROWS_PER_CHECK]
+        release_pages([vectors])
 
 
 @lru_cache(maxsize=_CACHED_PATHS)
 def _make_relative(file: str, images_folder: Path | None) -> str:
     """Return an image's path relative to an absolute folder or, if the folder is None, without a slash at the start."""
+    if images_folder is None:
+        return normalize_image_path(file.lstrip("/"))
     path = Path(file)
-    if images_folder is not None and path.is_absolute():
+    if path.is_absolute():
         if not path.is_relative_to(images_folder):
             raise BadRow(f"{path} is not in {images_folder}")
         path = path.relative_to(images_folder)
     return normalize_image_path(path.as_posix().lstrip("/"))
-
-
-def _check_vectors(
-    row: ImportedRow,
-    part: _FolderPart,
-    row_index: int,
-    parts: list[_FolderPart],
-    places_by_file: dict[str, list[_VectorLocation]],
-) -> None:
-    """Check that a row has one caption, and that the image's vector is that of earlier rows. Raises BadRow."""
-    if len(row.captions) != 1:
-        raise BadRow(f"{len(row.captions)} captions for one vector")
-    if row.file in places_by_file:
-        other, other_row = places_by_file[row.file][0]
-        if not np.array_equal(parts[other].image_vectors[other_row], part.image_vectors[row_index]):
-            raise BadRow(f"{row.file} has another vector than in row {other_row} of {parts[other].vector_files[0].name}")

@@ -41,6 +41,8 @@ def unicode_words(text: str) -> list[str]:
     Characters are composed (NFC). Soft hyphens do not split a word. Each Chinese character and each hiragana is a token,
     because these scripts have no blanks between words. For ASCII text the result is that of :func:`ascii_words`.
     """
+    if text.isascii():
+        return ascii_words(text)
     lower = unicodedata.normalize("NFC", text.lower())
     if lower.isascii():
         return ascii_words(lower)

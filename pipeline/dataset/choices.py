@@ -17,14 +17,20 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from vse.pipeline.dataset.columns import Caption
 from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.dataset.images import Caption
 from vse.pipeline.dataset.phrases import Phrase
-from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, load_and_check_dataset, write_dataset
+from vse.pipeline.dataset.preparation import (
+    check_dataset_name,
+    check_dataset_output,
+    load_and_check_dataset,
+    read_content,
+    write_dataset,
+)
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.outputs import check_output, json_kind
-from vse.pipeline.files.writing import lock_for_writing, parse_json, read_json, write_json
+from vse.pipeline.files.writing import lock_for_writing, parse_json, write_json
 
 logger = logging.getLogger(__name__)
 CHOICES_FILE = "choices.json"
@@ -155,7 +161,7 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
                 choices.append(Choice(imgid=image.imgid, sentids=ids, kind=kind, text_scores=scores))
     if not choices:
         raise UserError(f"{dataset_file}: no caption of the split {split!r} has two phrases that can be exchanged")
-    content = read_json(dataset_file)
+    content = read_content(dataset_file)
     entries = [
         {**entry, "sentences": some, "sentids": [sentence["sentid"] for sentence in some]}
         for entry in content["images"]

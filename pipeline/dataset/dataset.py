@@ -1,17 +1,17 @@
-"""A data set: images, their captions and splits, in the layout of the Karpathy splits.
+"""A data set: images, their captions and splits, in the layout of the Karpathy splits or as columns of a parquet file.
 
-``data/<name>/dataset.json`` lies next to the folder ``images``. The file of an image is ``images/<filepath>/<filename>``;
-``filepath`` may be missing.
+``data/<name>/dataset.json`` or ``dataset.parquet`` lies next to the folder ``images``. The file of an image is
+``images/<filepath>/<filename>``; ``filepath`` may be missing. The first reader of a large ``dataset.json`` checks the content
+and writes ``dataset.json.columns.parquet``, a copy in the form of ``dataset.parquet``. Later readers read the copy.
 """
 
 from __future__ import annotations
 
-import gc
+import logging
 import re
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,26 +23,31 @@ from numpy.typing import NDArray
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import (
-    ATTRIBUTE_TYPES,
-    SPLITS,
-    Caption,
     IdIndex,
     Ids,
-    Image,
     ImageColumns,
+    build_tables,
     caption_counts,
     caption_ids,
     count_languages,
     image_ids,
-    read_columns,
     select_images,
-    write_columns,
 )
-from vse.pipeline.dataset.languages import is_language_tag
-from vse.pipeline.dataset.phrases import Phrase, read_phrases
+from vse.pipeline.dataset.images import Caption, Image
+from vse.pipeline.dataset.json_images import intern_tokens, parse_images, pause_garbage_collection
+from vse.pipeline.dataset.parquet import SPLITS, ParquetColumns, ParquetColumnsWriter
+from vse.pipeline.dataset.parquet_checks import check_parquet_columns
+from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import MAX_NAME_BYTES, FileState, InputFile, error_reason, is_path_text, is_valid_name
-from vse.pipeline.files.writing import parse_json
+from vse.pipeline.files.inputs import (
+    MAX_NAME_BYTES,
+    FileState,
+    InputFile,
+    changed_file_error,
+    is_valid_name,
+)
+from vse.pipeline.files.known_hashes import recall_sha256, remember_sha256
+from vse.pipeline.files.writing import open_atomic, parse_json, read_json
 
 __all__ = [
     "SPLITS",
@@ -53,9 +58,10 @@ __all__ = [
     "load_dataset_file",
 ]
 ALL_SPLITS = "all"  # stands for all splits where a command takes several
-_MIN_JSON_BYTES_FOR_COLUMNS = 2**23  # the size from which a dataset.json gets a file of columns
+MIN_LARGE_BYTES = 2**23  # the size from which a dataset.json gets a copy in columns, and hashes are remembered
+_CHECK_VERSION = 1  # changes with the checks of data sets, the columns and the tokenisers
 _LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
-_Tokeniser = Callable[[str], list[str]]
+log = logging.getLogger(__name__)
 
 
 class Fold(NamedTuple):
@@ -176,7 +182,7 @@ class Dataset:
 
 
 def load_dataset_file(path: Path) -> Dataset:
-    """Read and check a ``dataset.json``. The second read of a large file loads a copy in arrays instead.
+    """Read and check a data set, ``dataset.json`` or ``dataset.parquet``. The texts of a large data set are read on access.
 
     Further calls return the same object while the object is in use and the file has not changed. Raises UserError, which
     names the image or caption, if the content is invalid: duplicate ids or files, captions with the id of another image,
@@ -186,32 +192,110 @@ def load_dataset_file(path: Path) -> Dataset:
     loaded = _LOADED_DATASETS.get((path, file.state))
     if loaded is not None:
         return loaded
-    dataset = _read_dataset(path, file)
+    dataset = _read_parquet(path, file) if path.suffix == ".parquet" else _read_json(path, file)
     if file.state.detects_writes_after(now) and not file.has_changed:
         _LOADED_DATASETS[path, file.state] = dataset
     return dataset
 
 
-def _read_dataset(path: Path, file: InputFile) -> Dataset:
-    large = file.size >= _MIN_JSON_BYTES_FOR_COLUMNS
-    if large and (columns := read_columns(path, file.sha256)):
-        images, attributes = columns
-        return Dataset(path=path, images=images, sha256=file.sha256, **attributes)
-    with _pause_garbage_collection():
+def find_dataset_file(folder: Path) -> Path:
+    """Return ``dataset.json`` in a folder, or ``dataset.parquet`` if the folder only has this form of the data set."""
+    parquet, usual = folder / "dataset.parquet", folder / "dataset.json"
+    return parquet if parquet.is_file() and not usual.exists() else usual
+
+
+def read_head(dataset_file: Path) -> dict[str, Any]:
+    """Return the keys of a ``dataset.json`` besides ``images``, or those in the metadata of a ``dataset.parquet``."""
+    if dataset_file.suffix == ".parquet":
+        return ParquetColumns(InputFile(dataset_file)).head
+    return {key: value for key, value in read_json(dataset_file).items() if key != "images"}
+
+
+def columns_copy(path: Path) -> Path:
+    """Return the path of the copy of a large ``dataset.json`` in columns."""
+    return path.with_name(f"{path.name}.columns.parquet")
+
+
+def _read_parquet(path: Path, file: InputFile) -> Dataset:
+    columns = _open_columns(file)
+    return Dataset(path=path, images=ImageColumns(columns), sha256=file.sha256, **_read_head(path, columns.head))
+
+
+def _open_columns(file: InputFile) -> ParquetColumns:
+    """Open a parquet file. All values are checked unless the file has not changed since its last check."""
+    if not recall_sha256(file, _CHECK_VERSION):
+        check_parquet_columns(file)
+        if file.has_changed:
+            raise changed_file_error(file.path)
+        remember_sha256(file, _CHECK_VERSION)
+    return ParquetColumns(file)
+
+
+def remember_checks(dataset: Dataset) -> None:
+    """Remember that a data set that was loaded soon after its files were written is valid, now that they are older."""
+    if isinstance(dataset.images, ImageColumns):
+        remember_sha256(dataset.images.input_file, _CHECK_VERSION)
+        if dataset.images.input_file.path != dataset.path:
+            remember_sha256(InputFile(dataset.path))
+
+
+def _read_json(path: Path, file: InputFile) -> Dataset:
+    if file.size < MIN_LARGE_BYTES:
+        return _parse_dataset(path, file)
+    if not recall_sha256(file):
+        remember_sha256(file)
+    if (dataset := _read_copy(path, file.sha256)) is not None:
+        return dataset
+    with pause_garbage_collection():
         dataset = _parse_dataset(path, file)
-    if large:
-        attributes = {name: getattr(dataset, name) for name in ATTRIBUTE_TYPES}
-        write_columns(path, dataset.sha256, dataset.images, attributes)
+    if not any(caption.phrases for image in dataset.images for caption in image.captions):
+        head = {"dataset": dataset.name, "tokeniser": dataset.tokeniser, "pictures": dataset.has_image_files}
+        head |= {name: value for name, value in (("fold", dataset.fold), ("parent", dataset.parent)) if value}
+        write_columns_copy(path, dataset.sha256, head, build_tables(dataset.images))
     return dataset
+
+
+def _read_copy(path: Path, sha256: str) -> Dataset | None:
+    """Return the data set in the copy of a ``dataset.json`` with this hash; None if the copy is missing or invalid."""
+    copy = columns_copy(path)
+    if not copy.is_file():
+        return None
+    try:
+        columns = _open_columns(InputFile(copy))
+        if columns.copied_sha256 != f"{sha256} {_CHECK_VERSION}":
+            return None
+        return Dataset(path=path, images=ImageColumns(columns), sha256=sha256, **_read_head(copy, columns.head))
+    except UserError as error:
+        log.warning("%s; %s is parsed instead", error, path.name)
+        return None
+
+
+def write_columns_copy(path: Path, sha256: str, head: dict[str, Any], tables: Iterable[Any]) -> None:
+    """Write the copy of the ``dataset.json`` at ``path`` in columns; nothing in a folder that is not writable.
+
+    ``sha256`` is the hash of the file, ``head`` has its keys besides ``images``, and ``tables`` has the images.
+    """
+    with suppress(UserError), open_atomic(columns_copy(path)) as stream:
+        writer = ParquetColumnsWriter(stream)
+        for table in tables:
+            writer.write(table)
+        writer.close(head, f"{sha256} {_CHECK_VERSION}")
 
 
 def _parse_dataset(path: Path, file: InputFile) -> Dataset:
     try:
-        content = parse_json(path, file.read(), _intern_tokens)
+        content = parse_json(path, file.read(), intern_tokens)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
+    head = _read_head(path, content)
+    images = parse_images(path, content.pop("images"), find_tokeniser(head["tokeniser"], path))
+    return Dataset(path=path, images=images, sha256=file.sha256, **head)
+
+
+def _read_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a :class:`Dataset` in the keys besides ``images``. Raises UserError if a key is invalid."""
     name = content.get("dataset")
     if not isinstance(name, str) or not is_valid_name(name):
         raise UserError(
@@ -219,33 +303,12 @@ def _parse_dataset(path: Path, file: InputFile) -> Dataset:
             ", without slashes, control characters or a dot in front"
         )
     tokeniser = content.get("tokeniser", DEFAULT_TOKENISER)
-    tokenise = find_tokeniser(tokeniser, path)
-    try:
-        entries = content.pop("images")[::-1]
-        images = tuple(_parse_image(path, entries.pop(), tokenise) for _ in range(len(entries)))  # frees each entry after use
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: a field of an image or sentence is missing or invalid: {error_reason(error)}") from None
-    if not images:
-        raise UserError(f"{path}: no images")
-    _check_unique(path, "imgid", (image.imgid for image in images))
-    _check_unique(path, "image file", (image.file for image in images))
-    _check_unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
+    find_tokeniser(tokeniser, path)
     fold, parent = content.get("fold", ""), content.get("parent", "")
     if not isinstance(parent, str) or (fold != "" and not (isinstance(fold, str) and parent and parse_fold(fold))):
         raise UserError(f"{path}: a fold needs the keys 'fold', such as \"0 of 5\", and 'parent', the name of a data set")
-    return Dataset(name, path, images, bool(content.get("pictures", True)), file.sha256, tokeniser, fold, parent)
-
-
-@contextmanager
-def _pause_garbage_collection() -> Iterator[None]:
-    """Switch the garbage collector off in the block, because it would visit millions of new objects again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    has_image_files = bool(content.get("pictures", True))
+    return {"name": name, "has_image_files": has_image_files, "tokeniser": tokeniser, "fold": fold, "parent": parent}
 
 
 def select_languages(images: Sequence[Image], languages: Sequence[str], path: Path) -> Sequence[Image]:
@@ -280,64 +343,6 @@ def describe_splits(dataset: Dataset) -> str:
             counted = ", ".join(f"{n} {language or 'without a language'}" for language, n in sorted(languages.items()))
             lines[-1] += f", {counted}"
     return "\n".join(lines)
-
-
-def _intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
-    """Store equal tokens only once in memory, because COCO has 6.5 million tokens but only 30,000 distinct words."""
-    tokens = content.get("tokens")
-    if isinstance(tokens, list) and all(type(token) is str for token in tokens):
-        content["tokens"] = [sys.intern(token) for token in tokens]
-    return content
-
-
-def _parse_image(path: Path, entry: Any, tokenise: _Tokeniser) -> Image:
-    imgid = _read_id(entry, "imgid")
-    folder, name = entry.get("filepath") or "", entry["filename"]
-    if not is_path_text(folder) or not is_path_text(name) or not name:
-        raise UserError(f"{path}: image {imgid}: 'filename' and 'filepath' must name a file")
-    file = Path(folder, name)
-    if file.is_absolute() or ".." in file.parts:
-        raise UserError(f"{path}: image {imgid}: the file {str(file)!r} is outside the images folder")
-    if entry["split"] not in SPLITS:
-        raise UserError(f"{path}: image {imgid}: unknown split{did_you_mean(str(entry['split']), SPLITS)}")
-    captions = tuple(_parse_caption(path, imgid, sentence, tokenise) for sentence in entry.get("sentences", ()))
-    if "sentids" in entry and list(entry["sentids"]) != [c.sentid for c in captions]:
-        raise UserError(f"{path}: image {imgid}: 'sentids' {entry['sentids']} differ from the ids of its sentences")
-    cocoid = _read_id(entry, "cocoid") if entry.get("cocoid") is not None else None
-    return Image(imgid, file.as_posix(), entry["split"], captions, cocoid)
-
-
-def _parse_caption(path: Path, imgid: int, sentence: Any, tokenise: _Tokeniser) -> Caption:
-    sentid, raw = _read_id(sentence, "sentid"), sentence["raw"]
-    if not isinstance(raw, str):
-        raise UserError(f"{path}: caption {sentid}: 'raw' must be a text")
-    if sentence.get("imgid", imgid) != imgid:
-        raise UserError(f"{path}: caption {sentid} belongs to image {imgid} but has 'imgid' {sentence['imgid']}")
-    tokens = sentence["tokens"] if "tokens" in sentence else tokenise(raw)
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise UserError(f"{path}: caption {sentid}: 'tokens' must be a list of words")
-    if not tokens or not raw.strip():
-        raise UserError(f"{path}: caption {sentid} of image {imgid} is empty")
-    phrases = read_phrases(sentence.get("phrases"), len(tokens), f"{path}: caption {sentid}")
-    language = sentence.get("language", "")
-    if language != "" and not is_language_tag(language):
-        raise UserError(f"{path}: caption {sentid}: 'language' must be a tag such as en, de or pt-BR")
-    return Caption(sentid, imgid, raw, tuple(tokens), phrases, language)
-
-
-def _read_id(entry: Any, key: str) -> int:
-    value = entry[key]
-    if type(value) is not int:
-        raise ValueError(f"{key} must be an integer")
-    return value
-
-
-def _check_unique(path: Path, what: str, values: Iterable[int | str]) -> None:
-    seen: set[int | str] = set()
-    for value in values:
-        if value in seen:
-            raise UserError(f"{path}: duplicate {what} {value}")
-        seen.add(value)
 
 
 class Mention(NamedTuple):

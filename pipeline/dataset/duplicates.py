@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, load_dataset_file
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, find_dataset_file, load_dataset_file
 from vse.pipeline.dataset.preparation import find_missing_image_files, load_and_check_dataset
 from vse.pipeline.dataset.similar_photos import compute_perceptual_hash, find_similar_hashes
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
@@ -231,13 +231,13 @@ def _list_published_names() -> list[str]:
 
 
 def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
-    paths = (dataset.path.parent.parent / name / "dataset.json", Path("data", name, "dataset.json"))
+    paths = map(find_dataset_file, (dataset.path.parent.parent / name, Path("data", name)))
     return next((path for path in paths if path.is_file()), None)
 
 
 def _load_compared_dataset(against: Path, dataset: Dataset) -> Dataset:
     name = str(against)
-    if against.exists() or not is_valid_name(name) or name.endswith(".json"):
+    if against.exists() or not is_valid_name(name) or name.endswith((".json", ".parquet")):
         return load_and_check_dataset(against)
     file = _find_dataset_file(name, dataset)
     if file is not None:

@@ -12,10 +12,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from vse.pipeline.dataset.preparation import check_dataset_name, link_images, load_and_check_dataset
+from vse.pipeline.dataset.preparation import check_dataset_name, link_images, load_and_check_dataset, read_content
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output, read_json_object
-from vse.pipeline.files.writing import lock_for_writing, read_json, remove_temporary_files, write_json
+from vse.pipeline.files.writing import lock_for_writing, remove_temporary_files, write_json
 
 log = logging.getLogger(__name__)
 MIN_FOLDS = 3  # a part each for test, validation and training
@@ -47,7 +47,7 @@ def write_folds(
     if only is not None and only >= count:
         raise UserError(f"--only {only}: there are {count} folds, counted from 0")
     part_of = assign_parts([image.imgid for image in dataset.images], count, seed)
-    content = read_json(dataset_file)
+    content = read_content(dataset_file)
     paths = {number: out / f"fold-{number}.json" for number in (range(count) if only is None else [only])}
     for path in paths.values():
         check_output(path, OutputKind(f"a fold of the data set {name!r}", _is_fold_of(name)), [dataset_file])

@@ -17,13 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from vse.pipeline.dataset.columns import IdIndex, Ids, Image, caption_counts, caption_ids, caption_texts, image_ids
+from vse.pipeline.dataset.columns import IdIndex, Ids, caption_counts, caption_ids, caption_texts, image_ids
 from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.dataset.images import Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_bytes, read_image_size
 
 PHOTO_HASH_BYTES = 32  # a complete SHA-256
 CAPTION_HASH_BYTES = 8  # the beginning of a SHA-256: there are many captions, and nobody forges one
+_IMAGES_PER_BLOCK = 4096
 Hashes = NDArray[np.uint8]
 
 
@@ -85,8 +87,11 @@ def hash_caption(imgid: int, raw: str) -> bytes:
 
 def hash_captions(images: Sequence[Image]) -> Hashes:
     """Return the hashes of all captions, (n_captions, 8), in the order of the images."""
-    owners = np.repeat(image_ids(images), caption_counts(images)).tolist()
-    hashes = b"".join(map(hash_caption, owners, caption_texts(images)))
+    hashes = bytearray()
+    for start in range(0, len(images), _IMAGES_PER_BLOCK):  # the texts of all images might not fit into memory
+        block = images[start : start + _IMAGES_PER_BLOCK]
+        owners = np.repeat(image_ids(block), caption_counts(block)).tolist()
+        hashes += b"".join(map(hash_caption, owners, caption_texts(block)))
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_HASH_BYTES)
 
 

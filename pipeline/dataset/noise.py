@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from vse.pipeline.dataset.columns import Caption, Image, caption_counts, caption_ids, image_ids
+from vse.pipeline.dataset.columns import caption_counts, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.images import Caption, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 from vse.pipeline.files.outputs import check_output, json_kind

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER
-from vse.pipeline.dataset.columns import Image
 from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.dataset.images import Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.writing import sha256_json

@@ -8,24 +8,26 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
-from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file
+from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, read_head
 from vse.pipeline.dataset.entities_dataset import (
     ENTITIES_SPLITS,
     MIN_CAPTION_SIMILARITY,
     build_entities_content,
     mark_entities_phrases,
 )
+from vse.pipeline.dataset.images import Image
 from vse.pipeline.dataset.multilingual import build_multilingual_content
 from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.images import BadImage, check_image_exists
 from vse.pipeline.files.inputs import is_valid_name
-from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_json_object
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds, read_first_bytes, read_json_object
 from vse.pipeline.files.writing import MACHINE_ID, lock_for_writing, open_atomic, read_json, remove_temporary_files
 from vse.pipeline.presets.presets import load_dataset_preset
 from vse.pipeline.presets.schema import DatasetConfig
@@ -33,6 +35,7 @@ from vse.pipeline.progress import progress_bar
 
 _CHUNKER_BATCH_SIZE = 1000  # captions that spaCy parses at once
 _IMAGES_PER_WRITE = 1000
+_MAX_HEAD_BYTES = 2**16  # of dataset.json before its images
 log = logging.getLogger(__name__)
 
 
@@ -152,7 +155,7 @@ def add_phrases(
     check_dataset_name(name)
     inputs = [dataset_file, *([] if entities is None else [entities])]
     check_dataset_output(out, name, inputs)
-    content = read_json(dataset_file)
+    content = read_content(dataset_file)
     images = dataset_file.parent / "images" if content.get("pictures", True) else None
     if entities is not None:
         content = mark_entities_phrases(content, entities, images, min_similarity)
@@ -216,6 +219,9 @@ def check_dataset_output(out: Path, name: str, inputs: Iterable[Path] = ()) -> N
     """
 
     def is_dataset(path: Path) -> bool:
+        head, has_images, _ = read_first_bytes(path, _MAX_HEAD_BYTES).partition(b', "images": [')
+        if has_images:  # written by this program: a large file need not be read
+            return bool(json.loads(head + b"}").get("dataset") == name)
         content = read_json_object(path)
         return content.get("dataset") == name and isinstance(content.get("images"), list)
 
@@ -258,7 +264,7 @@ def _has_content(path: Path, content: dict[str, Any]) -> bool:
         if all(stream.read(len(part)) == part for part in _encode_dataset(content)) and not stream.read(1):
             return True
     try:
-        return bool(read_json(path) == content)
+        return bool(read_json(path) == {**content, "images": list(content["images"])})
     except UserError:  # a damaged file
         return False
 
@@ -268,11 +274,53 @@ def _encode_dataset(content: dict[str, Any]) -> Iterator[bytes]:
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
     head = encode({key: value for key, value in content.items() if key != "images"})
     yield f'{head[:-1]}, "images": ['.encode()
-    entries = content["images"]
-    for start in range(0, len(entries), _IMAGES_PER_WRITE):
-        lines = ",\n".join(map(encode, entries[start : start + _IMAGES_PER_WRITE]))
-        yield f"{',' if start else ''}\n{lines}".encode()
+    entries = iter(content["images"])
+    separator = ""
+    while part := list(islice(entries, _IMAGES_PER_WRITE)):
+        lines = ",\n".join(map(encode, part))
+        yield f"{separator}\n{lines}".encode()
+        separator = ","
     yield b"\n]}\n"
+
+
+def read_content(dataset_file: Path) -> dict[str, Any]:
+    """Return the content of a ``dataset.json``, or of a ``dataset.parquet`` as that of a ``dataset.json``."""
+    if dataset_file.suffix != ".parquet":
+        content: dict[str, Any] = read_json(dataset_file)
+        return content
+    images = load_dataset_file(dataset_file).images
+    return {**read_head(dataset_file), "images": list(map(encode_image, images))}
+
+
+def encode_image(image: Image) -> dict[str, Any]:
+    """Return an image without phrases as an entry of ``dataset.json``."""
+    sentences = [
+        build_caption_entry(caption.sentid, image.imgid, caption.raw, list(caption.tokens), caption.language)
+        for caption in image.captions
+    ]
+    return build_image_entry(image.imgid, image.file, image.split, image.cocoid, sentences)
+
+
+def build_image_entry(
+    imgid: int, file: str, split: str, cocoid: int | None, sentences: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the entry of an image in ``dataset.json``."""
+    folder, _, name = file.rpartition("/")
+    return {
+        "imgid": imgid,
+        **({"filepath": folder} if folder else {}),
+        "filename": name,
+        "split": split,
+        **({} if cocoid is None else {"cocoid": cocoid}),
+        "sentids": [sentence["sentid"] for sentence in sentences],
+        "sentences": sentences,
+    }
+
+
+def build_caption_entry(sentid: int, imgid: int, raw: str, tokens: list[str], language: str | None = None) -> dict[str, Any]:
+    """Return the entry of a caption in ``dataset.json``."""
+    sentence: dict[str, Any] = {"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokens}
+    return {**sentence, "language": language} if language else sentence
 
 
 def check_and_describe_dataset(path: Path) -> str:

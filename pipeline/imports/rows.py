@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import sys
 from collections import Counter
@@ -12,20 +11,28 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
-from vse.pipeline.dataset.preparation import check_dataset_name, check_dataset_output, write_dataset
+from vse.pipeline.dataset.forms import choose_form, write_content
+from vse.pipeline.dataset.preparation import (
+    build_caption_entry,
+    build_image_entry,
+    check_dataset_name,
+    check_dataset_output,
+)
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path_text
-from vse.pipeline.files.outputs import check_output, may_replace_other_kinds, text_kind
+from vse.pipeline.files.outputs import check_output, text_kind
 from vse.pipeline.files.writing import write_text
 from vse.pipeline.imports.sampled_splits import sample_splits
 
 _SPLIT_BY_ALIAS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
 _SPLIT_BY_ALIAS |= dict.fromkeys(("dev", "valid", "validation"), "val")
+# Paths that pathlib would not change and that cannot lead out of a folder: no component begins with a dot
+_PLAIN_PATH_PATTERN = re.compile(r"(?:[^/\0.][^/\0]{0,59}/)*[^/\0.][^/\0]{0,59}")
 _CACHED_PATHS = 10_000  # the rows of an image follow each other
 _MAX_LOGGED_ROWS = 5  # bad rows in the log; import.failures.jsonl lists all of them
 log = logging.getLogger(__name__)
@@ -50,6 +57,7 @@ class ImportSettings:
     encoding : the encoding of CSV files; None: it is detected
     column_names : the names of the columns of a CSV file without a header; None: the first line has them
     asks : whether the user is asked if a table was understood
+    form : the form of the data set, "json" or "parquet"; None: parquet for more than a million pairs
     """
 
     name: str
@@ -64,10 +72,10 @@ class ImportSettings:
     encoding: str | None = None
     column_names: tuple[str, ...] | None = None
     asks: bool = False
+    form: Literal["json", "parquet"] | None = None
 
 
-@dataclass(frozen=True)
-class ImportedRow:
+class ImportedRow(NamedTuple):
     """A row of imported data: an image and captions of this image.
 
     ``file`` is the path of the image in the folder of images. ``row_location`` is the file and line of the row for messages.
@@ -174,7 +182,7 @@ class RowCollector:
 
     def _add(self, row: ImportedRow) -> str:
         file = normalize_image_path(row.file)
-        split = _parse_split(row.split)
+        split = parse_split(row.split)
         # equal words are one object, because a million captions have ten million words, but few different ones
         captions = [(text.strip(), [*map(sys.intern, self._tokenise(text))]) for text in row.captions]
         for text, tokens in captions:
@@ -232,21 +240,13 @@ class RowCollector:
         if not self._image_by_file:
             raise UserError(f"all {self.n_rows} rows lack an image with a caption")
         has_splits = next(iter(self._image_by_file.values())).split is not None
-        if has_splits and (self._settings.val, self._settings.test) != (None, None):
-            raise UserError("the source has splits, so none are sampled; leave --val and --test out")
-        sampled: dict[str, str] = {}
-        if not has_splits:
-            val, test = self._sample_share("val"), self._sample_share("test")
-            sampled = sample_splits(self.list_image_files(), val, test, self._settings.seed, images_folder)
+        sampled = sample_missing_splits(self._settings, self.list_image_files(), has_splits, images_folder)
         entries: list[dict[str, Any]] = []
         n_captions = 0
         for index, (file, image) in enumerate(self._image_by_file.items()):
             entries.append(_build_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
             n_captions += len(image.captions)
-        shares = {"val": self._sample_share("val"), "test": self._sample_share("test"), "seed": self._settings.seed}
-        imported = {**record, "splits": "given" if has_splits else shares, "bad_rows": len(self.bad_rows.places_and_faults)}
-        head = {"dataset": self._settings.name, "tokeniser": self._settings.tokeniser, "imported": imported}
-        return {**head, "images": entries}
+        return {**build_import_head(self._settings, has_splits, n_refused, record), "images": entries}
 
     def _drop_incomplete_images(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
         """Remove images without a value of a field, such as the split, if other images have one. Count their rows as bad."""
@@ -257,14 +257,38 @@ class RowCollector:
                     self.bad_rows.add(place, f"{file} has no {field_name}, although other images have one")
                 del self._image_by_file[file]
 
-    def _sample_share(self, split: str) -> float:
-        share = {"val": self._settings.val, "test": self._settings.test}[split]
-        return 0.1 if share is None else share
+
+def sample_missing_splits(
+    settings: ImportSettings, files: Sequence[str], has_splits: bool, images_folder: Path | None
+) -> dict[str, str]:
+    """Return a sampled split for each file; an empty dictionary if the source has splits.
+
+    ``images_folder`` is the folder of the photos, or None without photos. Raises UserError if the source has splits and the
+    settings ask for others.
+    """
+    if not has_splits:
+        return sample_splits(files, _sample_share(settings.val), _sample_share(settings.test), settings.seed, images_folder)
+    if (settings.val, settings.test) != (None, None):
+        raise UserError("the source has splits, so none are sampled; leave --val and --test out")
+    return {}
+
+
+def build_import_head(settings: ImportSettings, has_splits: bool, n_refused: int, record: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of ``dataset.json`` besides ``images``, with ``record`` under the key ``imported``."""
+    shares = {"val": _sample_share(settings.val), "test": _sample_share(settings.test), "seed": settings.seed}
+    imported = {**record, "splits": "given" if has_splits else shares, "bad_rows": n_refused}
+    return {"dataset": settings.name, "tokeniser": settings.tokeniser, "imported": imported}
+
+
+def _sample_share(share: float | None) -> float:
+    return 0.1 if share is None else share
 
 
 @lru_cache(maxsize=_CACHED_PATHS)
 def normalize_image_path(name: str) -> str:
     """Return the normalised path of an image. Raises BadRow if the path leads out of the folder of images."""
+    if _PLAIN_PATH_PATTERN.fullmatch(name):
+        return name
     path = PurePosixPath(name)
     if not is_path_text(name) or not path.name:
         raise BadRow("names no image file")
@@ -273,7 +297,10 @@ def normalize_image_path(name: str) -> str:
     return path.as_posix()
 
 
-def _parse_split(name: str | None) -> str | None:
+def parse_split(name: str | None) -> str | None:
+    """Return the split that a text names; None for a blank text. Raises BadRow if there is no such split."""
+    if name in SPLITS:
+        return name
     if name is None or not name.strip():
         return None
     split = _SPLIT_BY_ALIAS.get(name.strip().lower())
@@ -284,25 +311,16 @@ def _parse_split(name: str | None) -> str | None:
 
 def _build_entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
     """Return the entry of an image for ``dataset.json``. Captions without ids are numbered from ``n_before``."""
-    path = PurePosixPath(file)
     sentences = [
-        {"sentid": n_before + k if sentid is None else sentid, "imgid": imgid, "raw": raw, "tokens": tokens}
+        build_caption_entry(n_before + k if sentid is None else sentid, imgid, raw, tokens)
         for k, (sentid, raw, tokens) in enumerate(image.captions)
     ]
-    return {
-        "imgid": imgid,
-        **({} if path.parent == PurePosixPath() else {"filepath": path.parent.as_posix()}),
-        "filename": path.name,
-        "split": image.split or sampled[file],
-        **({} if image.cocoid is None else {"cocoid": image.cocoid}),
-        "sentids": [sentence["sentid"] for sentence in sentences],
-        "sentences": sentences,
-    }
+    return build_image_entry(imgid, file, image.split or sampled[file], image.cocoid, sentences)
 
 
 def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
     """Return the captions of a row as texts; ``values`` are texts or lists of texts. Raises BadRow for any other value."""
-    flat = [text for value in values for text in (value if isinstance(value, list) else [value])]
+    flat = [text for value in values for text in (value if isinstance(value, list) else (value,))]
     for text in flat:
         if text is not None and not isinstance(text, str):
             raise BadRow(f"the caption {text!r:.50} is not a text")
@@ -333,39 +351,11 @@ def check_import_output(settings: ImportSettings) -> None:
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write ``dataset.json`` and link ``images``; return the path. Raises UserError if another data set is there."""
+    """Write the data set and link ``images``; return the path of the file. Raises UserError if another data set is there."""
     check_dataset_name(settings.name)
-    file = settings.out / "dataset.json"
-    counts = Counter(image["split"] for image in content["images"])
     n_captions = sum(len(image["sentences"]) for image in content["images"])
-    split_counts = ", ".join(f"{count} {split}" for split, count in counts.items())
-    written = write_dataset(content, settings.out, images, inputs, may_replace=may_replace_other_kinds())
-    log.info("%s: %d images (%s) with %d captions", file, len(content["images"]), split_counts, n_captions)
+    counts = Counter(image["split"] for image in content["images"]).items()
+    written = write_content(content, settings.out, images, inputs, settings.form or choose_form(n_captions))
+    n_images, listed = len(content["images"]), ", ".join(f"{count} {split}" for split, count in counts)
+    log.info("%s: %d images (%s) with %d captions", written, n_images, listed, n_captions)
     return written
-
-
-_URL_START_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
-_IMAGES_HINT = "--images FOLDER allows another folder"
-
-
-class ImageFolders:
-    """The folders in which the images of a table may lie.
-
-    A relative path is looked up in each folder, in order. The target of a symbolic link must lie in one of the folders.
-    """
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self._folders = [Path(os.path.realpath(folder)) for folder in folders]
-
-    def find_image(self, name: str) -> Path:
-        """Return the path of the image ``name`` with links resolved. Raises BadRow if the path is outside all folders."""
-        if _URL_START_PATTERN.match(name):
-            raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
-        if not is_path_text(name) or not name:
-            raise BadRow("names no image file")
-        targets = [Path(os.path.realpath(folder / name)) for folder in self._folders]
-        inside = [target for target in targets if any(target.is_relative_to(folder) for folder in self._folders)]
-        if not inside:
-            folders = " or ".join(map(str, self._folders))
-            raise BadRow(f"the image {name[:200]!r} is outside {folders}; {_IMAGES_HINT}")
-        return next((target for target in inside if target.is_file()), inside[0])

@@ -11,6 +11,7 @@ from vse.features.settings import list_imported_features, load_feature
 from vse.features.photo_changes import describe_changed_photos
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import preparation
+from vse.pipeline.dataset.dataset import find_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.schema import CORRECTIONS
 from vse.pipeline.presets.own_code import allow_own_code, hash_code_files
@@ -84,10 +85,15 @@ def dataset_preset(wildcards):
 
 
 def dataset_file(wildcards):
-    """Return the file of the data set that a run is trained on: dataset.json or, with folds, the fold of its seed."""
+    """Return the file of the data set that a run is trained on: the data set or, with folds, the fold of its seed."""
     preset = dataset_preset(wildcards)
-    file = f"fold-{int(wildcards.seed) % preset.folds}.json" if preset.folds_of else "dataset.json"
-    return f"data/{wildcards.dataset}/{file}"
+    fold = f"data/{wildcards.dataset}/fold-{int(wildcards.seed) % preset.folds}.json" if preset.folds_of else None
+    return fold or whole_dataset_file(wildcards)
+
+
+def whole_dataset_file(wildcards):
+    """Return dataset.json, or dataset.parquet if the data set has only this form."""
+    return find_dataset_file(Path("data", wildcards.dataset)).as_posix()
 
 
 def cache_stem(wildcards):
@@ -111,7 +117,7 @@ def changed_photos(wildcards):
     if feature.kind != "image" or STORAGE:  # in a storage, the folder of photographs is an input of its own
         return ""
     cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
-    dataset = Path("data", wildcards.dataset, "dataset.json")
+    dataset = Path(whole_dataset_file(wildcards))
     return load_or_stop(
         describe_changed_photos, dataset, cache, int(wildcards.shard), int(wildcards.shards), getattr(feature, "splits", None)
     )
@@ -152,7 +158,7 @@ def experiment_settings(wildcards):
 def require_published_files(wildcards):
     """Return no inputs. End the workflow with instructions if the published files of a data set are missing."""
     config = load_cached_preset(presets.load_dataset_preset, wildcards.dataset)
-    if os.environ.get(PLANNING_VARIABLE) != "1" and not is_available(f"data/{wildcards.dataset}/dataset.json"):
+    if os.environ.get(PLANNING_VARIABLE) != "1" and not is_available(whole_dataset_file(wildcards)):
         load_or_stop(preparation.find_source_files, config, preparation.source_folder(wildcards.dataset))
     return []
 
@@ -164,7 +170,7 @@ def require_imported_cache(wildcards):
     """Return no inputs. End the workflow with instructions if the cache of an imported feature is missing."""
     cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
     if os.environ.get(PLANNING_VARIABLE) != "1" and not is_available(cache):
-        dataset = Path("data", wildcards.dataset, "dataset.json")
+        dataset = Path(whole_dataset_file(wildcards))
         raise WorkflowError(feature_preset(wildcards).describe_import(dataset, cache))
     return []
 

@@ -31,7 +31,7 @@ rule prepare:
 # A fold of a cross-validation.
 rule fold:
     input:
-        lambda wildcards: f"data/{dataset_preset(wildcards).folds_of}/dataset.json",
+        lambda wildcards: find_dataset_file(Path("data", dataset_preset(wildcards).folds_of)).as_posix(),
     output:
         "data/{dataset}/fold-{number}.json",
     log:

@@ -4,7 +4,7 @@
 
 rule fit:
     input:
-        dataset="data/{dataset}/dataset.json",
+        dataset=whole_dataset_file,
         words=word_file,
     output:
         "features/{dataset}_{feature}.encoder.safetensors",
@@ -24,7 +24,7 @@ rule fit:
 
 rule extract:
     input:
-        dataset="data/{dataset}/dataset.json",
+        dataset=whole_dataset_file,
         encoder=encoder_file,
         files=input_files,
         photos=photo_folder,
@@ -51,7 +51,7 @@ rule extract:
 
 rule merge:
     input:
-        dataset="data/{dataset}/dataset.json",
+        dataset=whole_dataset_file,
         shards=feature_shards,
         durations=fit_duration,
     output:

@@ -5,6 +5,7 @@ A file under its final name is always complete. The last import gives the same f
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -88,3 +89,37 @@ def test_a_killed_import_and_the_next_give_the_same_files(
             suite.record("silent", f"{detail}; other files: {set(found) ^ set(expected) or 'other content'}")
         else:
             suite.record("harmless", detail)
+
+
+def test_a_killed_import_of_parts_does_not_read_finished_parts_again(forks: Forks, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    given = tmp_path / "given"
+    for number in range(3):
+        rows = [{"image_path": f"{k % 4}.jpg", "caption": f"gull {number} {k}"} for k in range(N_IMAGES)]
+        images = np.repeat(np.arange(4)[:, None], 5, 1).astype(np.float16)[np.arange(N_IMAGES) % 4]
+        write_part(given, number, images, vectors(rng, N_IMAGES), rows)
+
+    def run(out: Path, kill_at: int | None = None) -> tuple[int, int]:
+        arguments = ["import", given, "--out", out / "gulls", "--out-features", out / "features"]
+        return forks.run(MAIN, arguments, tmp_path / "log", kill_at)
+
+    code, n_changes = run(tmp_path / "whole")
+    assert code == 0, (tmp_path / "log").read_text()
+    expected, tables = files(tmp_path / "whole"), sorted((given / "metadata").iterdir())
+    n_finished = []
+    for number in range(5):
+        out = tmp_path / f"killed-{number}"
+        assert run(out, (1 + 2 * number) * n_changes // 10)[0] == -signal.SIGKILL
+        finished = sorted((out / "gulls" / ".import.parts.tmp").glob("part-*.parquet"))
+        n_finished.append(len(finished))
+        originals = [(table, table.read_bytes(), table.stat()) for table in tables[: len(finished)]]
+        for table, content, status in originals:  # a reader would refuse this content, in a file that looks unchanged
+            table.write_bytes(b"?" * len(content))
+            os.utime(table, ns=(status.st_atime_ns, status.st_mtime_ns))
+        code, _ = run(out)
+        for table, content, status in originals:
+            table.write_bytes(content)
+            os.utime(table, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert code == 0, (tmp_path / "log").read_text()
+        assert files(out) == expected
+    assert max(n_finished) == len(tables)

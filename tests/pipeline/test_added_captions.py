@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 from tests.conftest import succeeds
 from vse.features.data_cli import main as data_main
 from vse.pipeline.dataset import dataset as datasets
-from vse.pipeline.dataset.columns import columns_file, read_columns, write_columns
-from vse.pipeline.dataset.dataset import ATTRIBUTE_TYPES, load_dataset_file, select_languages
+from vse.pipeline.dataset.columns import ImageColumns
+from vse.pipeline.dataset.dataset import load_dataset_file, select_languages
 from vse.pipeline.errors import UserError
 from vse.pipeline.imports.added_captions import add_captions
 
@@ -116,8 +117,6 @@ def test_languages_are_selected_and_kept_in_columns(demo: Path, tmp_path: Path, 
         select_languages(dataset.images, ["fr"], file)
     with pytest.raises(UserError, match="its captions name no language"):
         select_languages(load_dataset_file(demo).images, ["en"], demo)
-    monkeypatch.setattr(datasets, "_MIN_JSON_BYTES_FOR_COLUMNS", 1)
-    attributes = {name: getattr(dataset, name) for name in ATTRIBUTE_TYPES}
     if any(c.phrases for image in dataset.images for c in image.captions):
         plain = json.loads(file.read_text())
         for image in plain["images"]:
@@ -125,10 +124,12 @@ def test_languages_are_selected_and_kept_in_columns(demo: Path, tmp_path: Path, 
                 sentence.pop("phrases", None)
         file.write_text(json.dumps(plain))
         dataset = load_dataset_file(file)
-    assert write_columns(file, dataset.sha256, dataset.images, attributes) == columns_file(file)
-    read = read_columns(file, dataset.sha256)
-    assert read is not None
-    assert tuple(read[0]) == tuple(dataset.images)
+    monkeypatch.setattr(datasets, "MIN_LARGE_BYTES", 1)
+    shutil.copy(file, tmp_path / "dataset.json")
+    load_dataset_file(tmp_path / "dataset.json")
+    read = load_dataset_file(tmp_path / "dataset.json").images
+    assert isinstance(read, ImageColumns)
+    assert tuple(read) == tuple(dataset.images)
 
 
 def test_a_wrong_language_in_a_data_set_is_refused(demo: Path, tmp_path: Path) -> None:

@@ -2,12 +2,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,8 +12,8 @@ from hypothesis import strategies as st
 
 from vse.pipeline.dataset import columns
 from vse.pipeline.dataset import dataset as module
-from vse.pipeline.dataset.columns import IdIndex, columns_file, read_columns, select_images, write_columns
-from vse.pipeline.dataset.dataset import SPLITS, load_dataset_file
+from vse.pipeline.dataset.columns import IdIndex, ImageColumns, select_images
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, columns_copy, load_dataset_file
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(lambda text: bool(text.strip()))
 
@@ -39,7 +36,13 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat every ``dataset.json`` as a large one."""
-    monkeypatch.setattr(module, "_MIN_JSON_BYTES_FOR_COLUMNS", 0)
+    monkeypatch.setattr(module, "MIN_LARGE_BYTES", 0)
+
+
+def load_twice(path: Path) -> Dataset:
+    """Load a data set from its copy in columns, which the first call writes."""
+    load_dataset_file(path)
+    return load_dataset_file(path)
 
 
 def written(folder: Path, content: dict[str, Any]) -> Path:
@@ -57,14 +60,12 @@ def small(text: str = "a dog", imgid: int = 1) -> dict[str, Any]:
 def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.mktemp("data"), content)
     parsed = load_dataset_file(path)
-    assert not columns_file(path).exists()  # it is small
-    kept = {name: getattr(parsed, name) for name in ("name", "has_image_files", "tokeniser", "fold", "parent")}
-    assert write_columns(path, parsed.sha256, parsed.images, kept) == columns_file(path)
-    read = read_columns(path, parsed.sha256)
-    assert read is not None
-    images, attributes = read
-    assert attributes == kept
-    again = replace(parsed, images=images)
+    assert not columns_copy(path).exists()  # it is small
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MIN_LARGE_BYTES", 0)
+        again = load_twice(path)
+    images = again.images
+    assert isinstance(images, ImageColumns)
     assert again == parsed
     assert tuple(images) == tuple(parsed.images) == tuple(images[index] for index in range(len(images)))
     assert (images[-1], tuple(images[1:])) == (parsed.images[-1], tuple(parsed.images[1:]))
@@ -113,46 +114,16 @@ def test_phrases_and_what_cannot_be_written_are_parsed_each_time(why: str, tmp_p
         content["images"][0]["sentences"][0]["phrases"] = [{"first_token": 0, "n_tokens": 2}]
     path = written(tmp_path, content)
     if why == "not writable":
-        columns_file(path).mkdir()
+        columns_copy(path).mkdir()
     assert load_dataset_file(path) == load_dataset_file(path)
-    assert not columns_file(path).is_file()
-
-
-def _replaced(file: h5py.File, name: str, values: list[int]) -> None:
-    del file[name]
-    file.create_dataset(name, data=values)
-
-
-FAULTS: dict[str, Callable[[h5py.File], Any]] = {
-    "no captions": lambda f: f.__delitem__("captions"),
-    "an attribute of another kind": lambda f: f.attrs.__setitem__("name", 3),
-    "another version": lambda f: f.attrs.__setitem__("version", 0),
-    "too few images": lambda f: _replaced(f, "splits", []),
-    "an unknown split": lambda f: _replaced(f, "splits", [9]),
-    "more captions than there are": lambda f: _replaced(f, "captions", [2]),
-    "an unknown word": lambda f: _replaced(f, "tokens", [0, 2]),
-    "ends that fall": lambda f: _replaced(f, "words_ends", [4, 3]),
-    "numbers with fractions": lambda f: f.__delitem__("sentids") or f.create_dataset("sentids", data=[0.5]),
-}
-
-
-@pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("fault", FAULTS)
-def test_columns_that_are_spoilt_are_not_read(fault: str, tmp_path: Path) -> None:
-    path = written(tmp_path, small())
-    first = load_dataset_file(path)
-    with h5py.File(columns_file(path), "r+") as file:
-        FAULTS[fault](file)
-    assert read_columns(path, first.sha256) is None
-    assert load_dataset_file(path) == first
-    assert read_columns(path, first.sha256) is not None  # they were written again
+    assert not columns_copy(path).is_file()
 
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.9, None])
 def test_a_file_of_columns_that_was_changed_or_cut_short_is_not_believed(place: float | None, tmp_path: Path) -> None:
     path = written(tmp_path, small(" ".join(f"word{k}" for k in range(3000))))
-    first, file = load_dataset_file(path), columns_file(path)
+    first, file = load_dataset_file(path), columns_copy(path)
     content = bytearray(file.read_bytes())
     if place is None:
         del content[len(content) // 2 :]

@@ -1,0 +1,158 @@
+"""Write a data set as ``dataset.json`` or ``dataset.parquet``, table by table, and convert one form to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from vse.pipeline.dataset.captions import find_tokeniser
+from vse.pipeline.dataset.columns import build_tables
+from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, read_head, write_columns_copy
+from vse.pipeline.dataset.json_images import parse_images
+from vse.pipeline.dataset.parquet import ParquetColumns, ParquetColumnsWriter, decode_captions
+from vse.pipeline.dataset.preparation import (
+    build_caption_entry,
+    build_image_entry,
+    check_dataset_name,
+    link_images,
+    write_dataset,
+)
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import InputFile
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
+from vse.pipeline.files.writing import lock_for_writing, open_atomic, remove_temporary_files
+
+DatasetForm = Literal["json", "parquet"]
+MAX_JSON_PAIRS = 1_000_000  # a larger data set is written as parquet, unless the user chooses
+Tables = Callable[[], Iterator[Any]]
+
+
+def choose_form(n_pairs: int) -> DatasetForm:
+    """Return the form in which an import writes a data set with this number of pairs, unless the user chooses."""
+    return "parquet" if n_pairs > MAX_JSON_PAIRS else "json"
+
+
+def check_no_other_form(out: Path, form: DatasetForm) -> None:
+    """Raise UserError if a folder has a data set in another form than ``form``."""
+    other = out / ("dataset.json" if form == "parquet" else "dataset.parquet")
+    if other.exists():
+        raise UserError(f"{other} already exists, and a data set has one form; move it away, or give another --out")
+
+
+def write_dataset_tables(
+    head: dict[str, Any],
+    tables: Tables,
+    out: Path,
+    images: Path | None,
+    inputs: list[Path],
+    form: DatasetForm,
+) -> Path:
+    """Write a data set to the folder ``out``, link ``out/images`` to ``images``, and return the path of the file.
+
+    ``head`` has the keys of ``dataset.json`` besides ``images``. ``tables`` yields the images, from the first one at each
+    call, as in :func:`~vse.pipeline.dataset.columns.build_tables`. A file that already has this content is left as it is.
+    Raises UserError if another file is there, or the other form of the data set.
+    """
+    check_no_other_form(out, form)
+    if form == "parquet":
+        return _write_parquet(head, tables, out, images, inputs)
+    entries = _ImageEntries(tables)
+    path = write_dataset({**head, "images": entries}, out, images, inputs, may_replace=may_replace_other_kinds())
+    file = InputFile(path)
+    if file.size >= MIN_LARGE_BYTES:
+        write_columns_copy(path, file.sha256, head, tables())
+    return path
+
+
+def write_content(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], form: DatasetForm) -> Path:
+    """Write the content of a ``dataset.json`` in any form, as :func:`write_dataset_tables` does; return the path."""
+    if form == "json":
+        check_no_other_form(out, form)
+        return write_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
+    parsed = parse_images(out, list(content["images"]), find_tokeniser(content["tokeniser"], out))
+    head = {key: value for key, value in content.items() if key != "images"}
+    return write_dataset_tables(head, lambda: build_tables(parsed), out, images, inputs, form)
+
+
+def convert_dataset(dataset_file: Path, out: Path) -> Path:
+    """Write a data set in the other form to the folder ``out``, and return the path of the new file.
+
+    ``dataset.parquet`` becomes a ``dataset.json`` with the layout of the Karpathy splits, and any other file becomes
+    ``dataset.parquet``. Raises UserError if the captions have phrases, which only ``dataset.json`` has.
+    """
+    dataset = load_dataset_file(dataset_file)
+    check_dataset_name(dataset.name)
+    form: DatasetForm = "json" if dataset_file.suffix == ".parquet" else "parquet"
+    if form == "parquet" and any(caption.phrases for image in dataset.images for caption in image.captions):
+        raise UserError(f"{dataset_file}: its captions have phrases, which dataset.parquet cannot store")
+    head = read_head(dataset_file)
+    images = dataset_file.parent / "images" if dataset.has_image_files else None
+    return write_dataset_tables(head, lambda: build_tables(dataset.images), out, images, [dataset_file], form)
+
+
+class _ImageEntries(Iterable[dict[str, Any]]):
+    """The images of tables as entries of ``dataset.json``, which can be iterated several times."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for table in self._tables():
+            sentences = table.column("sentences").combine_chunks()
+            raws, tokens, token_ends, languages = decode_captions(sentences)
+            sentids = sentences.flatten().field("sentid").to_pylist()
+            ends = sentences.offsets.to_pylist()
+            columns = (table.column(name).to_pylist() for name in ("imgid", "filename", "split", "cocoid"))
+            for imgid, file, split, cocoid, start, end in zip(*columns, ends[:-1], ends[1:], strict=True):
+                captions = [
+                    build_caption_entry(
+                        sentids[row],
+                        imgid,
+                        raws[row],
+                        tokens[token_ends[row] : token_ends[row + 1]],
+                        languages[row] if languages else None,
+                    )
+                    for row in range(start, end)
+                ]
+                yield build_image_entry(imgid, file, split, cocoid, captions)
+
+
+def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path | None, inputs: list[Path]) -> Path:
+    path = out / "dataset.parquet"
+
+    def is_dataset(existing: Path) -> bool:
+        return bool(ParquetColumns(InputFile(existing)).head.get("dataset") == head["dataset"])
+
+    check_output(path, OutputKind(f"the data set {head['dataset']!r}", is_dataset), inputs)
+    with lock_for_writing(out, folder=True):
+        has_content = _has_tables(path, head, tables)
+        if path.exists() and not has_content and not may_replace_other_kinds():
+            raise UserError(f"{path} already exists with other content; move it away, or give another --out or --force")
+        remove_temporary_files(out)
+        if images is not None and (out / "images").resolve() != images.resolve():
+            link_images(out / "images", images.resolve())
+        if not has_content:
+            with open_atomic(path) as stream:
+                writer = ParquetColumnsWriter(stream)
+                for table in tables():
+                    writer.write(table)
+                writer.close(head)
+    return path
+
+
+def _has_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
+    """Return whether a parquet file has these metadata and exactly these tables."""
+    parquet = import_module("pyarrow.parquet")
+    try:
+        file = parquet.ParquetFile(path, page_checksum_verification=True)
+        if ParquetColumns(InputFile(path)).head != head:
+            return False
+        n_equal = 0
+        for n_equal, table in enumerate(tables(), 1):
+            if n_equal > file.num_row_groups or not file.read_row_group(n_equal - 1).equals(table):
+                return False
+        return bool(n_equal == file.num_row_groups)
+    except (UserError, OSError, import_module("pyarrow").ArrowException):
+        return False

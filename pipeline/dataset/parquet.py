@@ -1,0 +1,212 @@
+"""Read and write the columns of a data set in a parquet file.
+
+A row is an image with all captions (:func:`column_schema`). The metadata of the file have the other keys of ``dataset.json``
+under ``vse-dataset``. Columns are read on access: ids for all images at once, texts for one row group at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache, cached_property, lru_cache
+from importlib import import_module
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import InputFile, wrap_read_errors
+
+SPLITS = ("train", "val", "test", "restval")
+NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
+IMAGES_PER_GROUP = 4096  # in a row group, the smallest part that is read
+HEAD_KEY, COPIED_KEY = b"vse-dataset", b"vse-copied-sha256"
+_CAPTION_LEAF = "sentences.list.element."
+_CACHED_GROUPS = 8
+_DICTIONARY_LEAVES = ["split", f"{_CAPTION_LEAF}tokens.list.element", f"{_CAPTION_LEAF}language"]
+
+
+@cache
+def column_schema() -> Any:
+    """Return the schema of the columns (pyarrow). Only ``cocoid`` and ``language`` may be null."""
+    arrow = import_module("pyarrow")
+    caption = arrow.struct(
+        [
+            arrow.field("sentid", arrow.int64(), nullable=False),
+            arrow.field("raw", arrow.string(), nullable=False),
+            arrow.field("tokens", arrow.list_(arrow.field("element", arrow.string(), nullable=False)), nullable=False),
+            arrow.field("language", arrow.string()),
+        ]
+    )
+    return arrow.schema(
+        [
+            arrow.field("imgid", arrow.int64(), nullable=False),
+            arrow.field("filename", arrow.string(), nullable=False),
+            arrow.field("split", arrow.string(), nullable=False),
+            arrow.field("cocoid", arrow.int64()),
+            arrow.field("sentences", arrow.list_(arrow.field("element", caption, nullable=False)), nullable=False),
+        ]
+    )
+
+
+class CaptionTexts(NamedTuple):
+    """The texts of consecutive captions. Caption k has the tokens ``tokens[ends[k]:ends[k + 1]]``."""
+
+    raws: list[str]
+    tokens: list[str]
+    ends: list[int]
+    languages: list[str | None] | None
+
+
+class ParquetColumns:
+    """The columns of a data set in a parquet file, which :mod:`vse.pipeline.dataset.parquet_checks` has checked.
+
+    Raises UserError, at the creation or later, if the file is damaged.
+    """
+
+    def __init__(self, file: InputFile) -> None:
+        self.path, self.input_file = file.path, file  # the open file: a later file at the same path is not read
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        with wrap_read_errors(self.path, "a parquet file"):
+            source = arrow.OSFile(str(file.descriptor_path))  # reads at positions, so that a fork may read, too
+            self._file = parquet.ParquetFile(source, page_checksum_verification=True)
+        leaves = {self._file.schema.column(index).path for index in range(len(self._file.schema))}
+        if f"{_CAPTION_LEAF}sentid" not in leaves:
+            raise UserError(f"{self.path}: not a data set; it needs the nested column {_CAPTION_LEAF}sentid")
+        groups = (self._file.metadata.row_group(index).num_rows for index in range(self._file.num_row_groups))
+        self.group_ends = np.cumsum([*groups], dtype=np.int64)
+        self.read_files = lru_cache(_CACHED_GROUPS)(self._read_files)
+        self.read_captions = lru_cache(_CACHED_GROUPS)(self._read_captions)
+
+    @property
+    def n_images(self) -> int:
+        return int(self._file.metadata.num_rows)
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The keys of ``dataset.json`` other than ``images``. Raises UserError if they are missing."""
+        with wrap_read_errors(self.path, "a data set: its metadata need the key vse-dataset with a JSON object"):
+            head = json.loads((self._file.schema_arrow.metadata or {})[HEAD_KEY])
+            if not isinstance(head, dict):
+                raise ValueError("not an object")
+            return head
+
+    @property
+    def copied_sha256(self) -> str | None:
+        """The SHA-256 of the ``dataset.json`` whose copy this file is; None for a data set of its own."""
+        value = (self._file.schema_arrow.metadata or {}).get(COPIED_KEY)
+        return None if value is None else value.decode(errors="replace")
+
+    @cached_property
+    def imgids(self) -> NDArray[np.int64]:
+        return _to_numpy(self._read("imgid"))
+
+    @cached_property
+    def splits(self) -> NDArray[np.int8]:
+        """The index of the split of each image in :data:`SPLITS`, (n_images,)."""
+        arrow, compute = import_module("pyarrow"), import_module("pyarrow.compute")
+        return _to_numpy(compute.index_in(self._read("split"), value_set=arrow.array(SPLITS))).astype(np.int8)
+
+    @cached_property
+    def cocoids(self) -> NDArray[np.int64]:
+        """The id of each image in MS-COCO, (n_images,); :data:`NO_COCOID` for an image without such an id."""
+        if "cocoid" not in self._file.schema_arrow.names:
+            return np.full(self.n_images, NO_COCOID)
+        return _to_numpy(self._read("cocoid").cast("int64").fill_null(NO_COCOID))
+
+    @cached_property
+    def has_languages(self) -> bool:
+        """True if the file has a column of languages."""
+        return any(field.name == "language" for field in self._file.schema_arrow.field("sentences").type.value_type)
+
+    @property
+    def caption_ends(self) -> NDArray[np.int64]:
+        """The number of captions up to and including each image, (n_images,)."""
+        return self._captions[0]
+
+    @property
+    def sentids(self) -> NDArray[np.int64]:
+        return self._captions[1]
+
+    @cached_property
+    def _captions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        compute = import_module("pyarrow.compute")
+        lists = self._read(f"{_CAPTION_LEAF}sentid")
+        ends = np.cumsum(_to_numpy(compute.list_value_length(lists)), dtype=np.int64)
+        return ends, _to_numpy(compute.struct_field(compute.list_flatten(lists), [0]))
+
+    def read_raws(self, group: int) -> list[str]:
+        """Return the text of each caption of a row group."""
+        raws: list[str] = self._read_caption_field("raw", group).to_pylist()
+        return raws
+
+    def read_words(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
+        """Return the words of a row group, the index of each token's word, and the number of tokens up to each caption."""
+        return _encode_tokens(self._read_caption_field("tokens", group))
+
+    def read_languages(self, group: int) -> list[str | None]:
+        """Return the language of each caption of a row group; an empty list without a column of languages."""
+        return self._read_caption_field("language", group).to_pylist() if self.has_languages else []
+
+    def _read_files(self, group: int) -> list[str]:
+        files: list[str] = self._read("filename", [group]).to_pylist()
+        return files
+
+    def _read_captions(self, group: int) -> CaptionTexts:
+        return decode_captions(self._read("sentences", [group]).combine_chunks())
+
+    def _read_caption_field(self, name: str, group: int) -> Any:
+        return self._read(f"{_CAPTION_LEAF}{name}", [group]).combine_chunks().flatten().field(0)
+
+    def _read(self, leaf: str, groups: Sequence[int] | None = None) -> Any:
+        """Return a column of some row groups, or of all (pyarrow)."""
+        with wrap_read_errors(self.path, "readable: it is damaged, so write it again; a copy of dataset.json may be deleted"):
+            chosen = range(self._file.num_row_groups) if groups is None else groups
+            return self._file.read_row_groups(chosen, columns=[leaf], use_threads=False).column(0)
+
+
+def decode_captions(sentences: Any) -> CaptionTexts:
+    """Return the texts in the column ``sentences`` (pyarrow array) of :func:`column_schema`."""
+    captions = sentences.flatten()
+    tokens, ends, words = _encode_tokens(captions.field("tokens"))
+    has_languages = any(field.name == "language" for field in captions.type)
+    languages = captions.field("language").to_pylist() if has_languages else None
+    texts = list(map(words.__getitem__, tokens.tolist()))  # equal words are one object
+    return CaptionTexts(captions.field("raw").to_pylist(), texts, [0, *ends.tolist()], languages)
+
+
+def _encode_tokens(lists: Any) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
+    compute = import_module("pyarrow.compute")
+    encoded = lists.flatten().dictionary_encode()
+    ends = np.cumsum(_to_numpy(compute.list_value_length(lists)), dtype=np.int64)
+    return _to_numpy(encoded.indices), ends, encoded.dictionary.to_pylist()
+
+
+def _to_numpy(array: Any) -> NDArray[Any]:
+    values: NDArray[Any] = array.to_numpy() if hasattr(array, "chunks") else array.to_numpy(zero_copy_only=False)
+    return values
+
+
+class ParquetColumnsWriter:
+    """A writer of images to a parquet file, a row group for each table. :meth:`close` adds the metadata."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        parquet = import_module("pyarrow.parquet")
+        self._writer = parquet.ParquetWriter(
+            stream,
+            column_schema(),
+            compression="zstd",
+            use_dictionary=_DICTIONARY_LEAVES,
+            write_page_checksum=True,
+            store_schema=False,
+        )
+
+    def write(self, table: Any) -> None:
+        self._writer.write_table(table, row_group_size=max(1, len(table)))
+
+    def close(self, head: dict[str, Any], copied_sha256: str | None = None) -> None:
+        """Write the keys of ``dataset.json`` other than ``images``, and the SHA-256 of the file whose copy this is."""
+        copied = {} if copied_sha256 is None else {COPIED_KEY: copied_sha256}
+        self._writer.add_key_value_metadata({HEAD_KEY: json.dumps(head, ensure_ascii=False), **copied})
+        self._writer.close()

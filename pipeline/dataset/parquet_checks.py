@@ -1,0 +1,133 @@
+"""Check a data set in a parquet file (:mod:`vse.pipeline.dataset.parquet`) that another program may have written."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vse.pipeline.dataset.languages import is_language_tag
+from vse.pipeline.dataset.parquet import SPLITS, column_schema
+from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
+from vse.pipeline.files.columnar import read_parquet_batches
+from vse.pipeline.files.inputs import InputFile, wrap_read_errors
+
+_OPTIONAL_NAMES = ("cocoid", "language")
+# Paths that are absolute, lead out of the folder, are not in their shortest form, or cannot exist
+_BAD_PATH_PATTERN = r"^$|^/|/$|//|(^|/)\.\.?(/|$)|\x00|[^/]{256}"
+
+
+def check_parquet_columns(file: InputFile) -> None:
+    """Check all values in the columns of a data set. They follow the same rules as the values in ``dataset.json``.
+
+    Raises UserError, which names the image or caption, for columns that are missing or of another type, null values, ids or
+    files that occur twice, unknown splits, empty captions, images outside the folder ``images``, and for a damaged file.
+    """
+    arrow, compute = import_module("pyarrow"), import_module("pyarrow.compute")
+    ids: dict[str, list[Any]] = {"imgid": [], "sentid": [], "image file": []}
+
+    def choose(names: list[str]) -> list[str]:
+        wanted = column_schema().names
+        if missing := [name for name in wanted if name not in names and name not in _OPTIONAL_NAMES]:
+            raise UserError(f"{file.path}: no column {missing[0]!r}; its columns are {', '.join(names)}")
+        return [name for name in wanted if name in names]
+
+    with wrap_read_errors(file.path, "a data set in a parquet file"):
+        for batch in read_parquet_batches(file.path, file.stream, choose):
+            _check_types(file.path, batch.schema)
+            batch.validate(full=True)  # texts are UTF-8
+            captions = _check_images(file.path, batch)
+            columns = batch.column("imgid"), captions.field("sentid"), _as_text(batch.column("filename"))
+            for name, values in zip(ids, columns, strict=True):
+                ids[name].append(values)
+        if not sum(map(len, ids["imgid"])):
+            raise UserError(f"{file.path}: no images")
+        for name, parts in ids.items():
+            counts = compute.value_counts(arrow.chunked_array(parts))
+            if len(counts) < sum(map(len, parts)):
+                double = counts.filter(compute.greater(counts.field("counts"), 1))
+                raise UserError(f"{file.path}: duplicate {name} {to_printable_line(double.field('values')[0].as_py())}")
+
+
+def _check_types(path: Path, schema: Any) -> None:
+    """Check the types of the columns that are there. Texts may be dictionaries, and texts and lists may be large."""
+
+    def check(name: str, found: Any, wanted: Any) -> None:
+        kind = import_module("pyarrow.types")
+        plain = found.value_type if kind.is_dictionary(found) else found  # texts are read as dictionaries
+        is_wanted = found == wanted or (name in _OPTIONAL_NAMES and kind.is_null(found))
+        if kind.is_string(wanted):
+            is_wanted = kind.is_string(plain) or kind.is_large_string(plain) or (name == "language" and kind.is_null(plain))
+        elif kind.is_list(wanted) and (kind.is_list(found) or kind.is_large_list(found)):
+            return check(name, found.value_type, wanted.value_type)
+        elif kind.is_struct(wanted) and kind.is_struct(found):
+            there = {field.name: field.type for field in found}
+            for field in wanted:
+                if field.name in there:
+                    check(field.name, there[field.name], field.type)
+                elif field.name not in _OPTIONAL_NAMES:
+                    raise UserError(f"{path}: the sentences have no field {field.name!r}; they have {', '.join(there)}")
+            return None
+        if not is_wanted:
+            raise UserError(
+                f"{path}: the column {name} has the type {to_printable_line(plain)}; it must be {to_printable_line(wanted)}"
+            )
+        return None
+
+    for field in column_schema():
+        if field.name in schema.names:
+            check(field.name, schema.field(field.name).type, field.type)
+
+
+def _check_images(path: Path, batch: Any) -> Any:
+    """Check the images of a record batch, and return their captions (pyarrow)."""
+    compute = import_module("pyarrow.compute")
+    imgids, files, splits, lists = (batch.column(name) for name in ("imgid", "filename", "split", "sentences"))
+    for name, values in (("imgid", imgids), ("filename", files), ("split", splits), ("sentences", lists)):
+        if values.null_count:
+            raise UserError(f"{path}: the column {name} has a null value")
+    captions = lists.flatten()
+    if captions.null_count or captions.field("sentid").null_count:
+        raise UserError(f"{path}: a caption has no sentid")
+
+    def refuse(where: str, ids: Any, is_bad: Any, reason: str) -> NoReturn:
+        raise UserError(f"{path}: {where} {ids[compute.index(is_bad, True).as_py()].as_py()}{reason}")
+
+    names, texts = _as_text(files), _as_text(splits)
+    is_bad = compute.match_substring_regex(names.cast("binary"), _BAD_PATH_PATTERN)
+    if compute.any(is_bad).as_py():
+        name = to_printable_line(names[compute.index(is_bad, True).as_py()].as_py())[:200]
+        refuse("image", imgids, is_bad, f": the file {name!r} is not a path inside the images folder in its shortest form")
+    is_bad = compute.invert(compute.is_in(texts, value_set=import_module("pyarrow").array(SPLITS)))
+    if compute.any(is_bad).as_py():
+        split = to_printable_line(texts[compute.index(is_bad, True).as_py()].as_py())
+        refuse("image", imgids, is_bad, f": unknown split{did_you_mean(split[:100], SPLITS)}")
+    _check_captions(path, captions, refuse)
+    return captions
+
+
+def _check_captions(path: Path, captions: Any, refuse: Any) -> None:
+    compute = import_module("pyarrow.compute")
+    sentids, raws, tokens = captions.field("sentid"), _as_text(captions.field("raw")), captions.field("tokens")
+    words = tokens.flatten()
+    for name, values in (("raw", raws), ("tokens", tokens)):
+        if values.null_count:
+            refuse("caption", sentids, values.is_null(), f": its {name} is null")
+    if words.null_count:
+        raise UserError(f"{path}: a token is null")
+    is_empty = compute.or_(
+        compute.equal(compute.utf8_trim_whitespace(raws), ""), compute.equal(compute.list_value_length(tokens), 0)
+    )
+    if compute.any(is_empty).as_py():
+        refuse("caption", sentids, is_empty, " is empty")
+    if any(field.name == "language" for field in captions.type):
+        languages = _as_text(captions.field("language"))
+        known = [language for language in languages.unique().to_pylist() if language is not None]
+        if wrong := [language for language in known if not is_language_tag(language)]:
+            refuse(
+                "caption", sentids, compute.equal(languages, wrong[0]), ": 'language' must be a tag such as en, de or pt-BR"
+            )
+
+
+def _as_text(values: Any) -> Any:
+    return values.cast("string") if not import_module("pyarrow.types").is_string(values.type) else values

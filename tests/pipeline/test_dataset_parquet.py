@@ -1,0 +1,182 @@
+"""A data set in ``dataset.parquet``: the same content as in ``dataset.json``, and one line for a file that is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+
+from tests.conftest import succeeds
+from tests.pipeline.conftest import Fails
+from tests.pipeline.test_dataset_columns import contents
+from vse.features.data_cli import main
+from vse.pipeline.dataset.columns import build_tables
+from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file, read_head
+from vse.pipeline.dataset.forms import choose_form, convert_dataset
+from vse.pipeline.dataset.identity import build_identity
+from vse.pipeline.dataset.preparation import read_content
+
+Row = dict[str, Any]
+
+
+def convert(folder: Path, content: dict[str, Any]) -> tuple[Path, Path]:
+    """Write a data set in both forms."""
+    path = folder / "json" / "dataset.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(content))
+    return path, convert_dataset(path, folder / "parquet")
+
+
+@given(content=contents())
+def test_both_forms_hold_the_same_data_set(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    first, parquet = convert(folder, content)
+    assert find_dataset_file(folder / "parquet") == parquet
+    ours, theirs = load_dataset_file(first), load_dataset_file(parquet)
+    assert tuple(theirs.images) == tuple(ours.images)
+    assert {name: tuple(some) for name, some in theirs.splits.items()} == ours.splits
+    assert (theirs.name, theirs.has_image_files, theirs.tokeniser) == (ours.name, ours.has_image_files, ours.tokeniser)
+    assert build_identity(theirs.images).checksums == build_identity(ours.images).checksums
+    assert read_head(parquet) == read_head(first)
+    again = convert_dataset(parquet, folder / "again")
+    assert load_dataset_file(again).images == ours.images
+    assert read_content(again) == read_content(parquet)
+
+
+def test_a_data_set_is_not_rewritten_and_has_one_form(tmp_path: Path, fails: Fails) -> None:
+    path, parquet = convert(tmp_path, read_content_of(rows()))
+    before = parquet.stat().st_mtime_ns
+    succeeds(main, "convert", path, "--out", parquet.parent)
+    assert parquet.stat().st_mtime_ns == before
+    changed = read_content_of(rows())
+    changed["images"][0]["sentences"][0]["raw"] = "another gull"
+    path.write_text(json.dumps(changed))
+    assert "already exists with other content" in fails(main, "convert", path, "--out", parquet.parent)
+    succeeds(main, "convert", path, "--out", parquet.parent, "--force")
+    assert load_dataset_file(parquet).images[0].captions[0].raw == "another gull"
+    assert "a data set has one form" in fails(main, "convert", path, "--out", path.parent)
+    succeeds(main, "check", parquet)
+    assert [choose_form(n_pairs) for n_pairs in (10**6, 10**6 + 1)] == ["json", "parquet"]
+
+
+def rows() -> list[Row]:
+    return [
+        {
+            "imgid": k,
+            "filename": f"a/{k}.jpg",
+            "split": "train",
+            "cocoid": None,
+            "sentences": [{"sentid": k, "raw": f"gull {k}", "tokens": ["gull", str(k)], "language": None}],
+        }
+        for k in range(2)
+    ]
+
+
+def read_content_of(some: list[Row]) -> dict[str, Any]:
+    images = [{**row, "sentences": [{**s, "language": s["language"] or ""} for s in row["sentences"]]} for row in some]
+    return {"dataset": "gulls", "pictures": False, "images": images}
+
+
+def write(path: Path, some: list[Row], head: object = {"dataset": "gulls", "pictures": False}) -> Path:
+    """Write rows as another program might, with types that pyarrow infers."""
+    table = pyarrow.Table.from_pylist(some)
+    pyarrow.parquet.write_table(table.replace_schema_metadata({"vse-dataset": json.dumps(head)}), path)
+    return path
+
+
+def change(**values: object) -> Callable[[Row], None]:
+    return lambda row: row.update(values)
+
+
+def change_caption(**values: object) -> Callable[[Row], None]:
+    return lambda row: row["sentences"][0].update(values)
+
+
+def drop_column(name: str) -> Callable[[Row], None]:
+    return lambda row: row.pop(name)
+
+
+FAULTS: dict[str, tuple[Callable[[Row], Any], str]] = {
+    "a text as id": (change(imgid="one"), "the column imgid has the type string; it must be int64"),
+    "a fraction as id": (change(imgid=0.5), "the column imgid has the type double"),
+    "no split": (drop_column("split"), "no column 'split'"),
+    "captions that are texts": (change(sentences=["gull"]), "the column sentences"),
+    "no tokens": (lambda row: row["sentences"][0].pop("tokens"), "the sentences have no field 'tokens'"),
+    "tokens in a text": (change_caption(tokens="gull"), "the column tokens has the type string"),
+    "a null file": (lambda row: row["imgid"] or row.update(filename=None), "the column filename has a null value"),
+    "a null caption": (lambda row: row["imgid"] or row["sentences"][0].update(raw=None), "caption 0: its raw is null"),
+    "a null token": (lambda row: row["imgid"] or row["sentences"][0].update(tokens=["a", None]), "a token is null"),
+    "an id twice": (change(imgid=7), "duplicate imgid 7"),
+    "a caption twice": (change_caption(sentid=7), "duplicate sentid 7"),
+    "a file twice": (change(filename="a.jpg"), "duplicate image file a.jpg"),
+    "another split": (change(split="tarin"), "image 0: unknown split (did you mean 'train'?"),
+    "a file elsewhere": (change(filename="../x.jpg"), "image 0: the file '../x.jpg' is not a path inside the images folder"),
+    "a blank caption": (change_caption(raw=" \n"), "caption 0 is empty"),
+    "no words": (lambda row: row["imgid"] or row["sentences"][0].update(tokens=[]), "caption 0 is empty"),
+    "another language": (change_caption(language="german!"), "caption 0: 'language' must be a tag"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_value_is_one_line(fault: str, tmp_path: Path, fails: Fails) -> None:
+    spoil, message = FAULTS[fault]
+    some = rows()
+    for row in some:
+        spoil(row)
+    line = fails(main, "check", write(tmp_path / "dataset.parquet", some))
+    assert message in line
+    assert "dataset.parquet" in line
+
+
+@pytest.mark.parametrize("head", [None, [], {}, {"dataset": "../x"}, {"dataset": "x", "tokeniser": "none"}])
+def test_wrong_metadata_are_one_line(head: object, tmp_path: Path, fails: Fails) -> None:
+    assert "dataset.parquet" in fails(main, "check", write(tmp_path / "dataset.parquet", rows(), head))
+
+
+def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "dataset.parquet", [{name: row[name] for name in row if name != "cocoid"} for row in rows()])
+    images = load_dataset_file(path).images
+    assert [(image.imgid, image.file, image.captions[0].tokens) for image in images] == [
+        (0, "a/0.jpg", ("gull", "0")),
+        (1, "a/1.jpg", ("gull", "1")),
+    ]
+
+
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.6, 0.98, None])
+def test_a_damaged_file_is_one_line_or_a_data_set(place: float | None, tmp_path: Path, fails: Fails) -> None:
+    path = tmp_path / "dataset.parquet"
+    with path.open("wb") as stream:
+        from vse.pipeline.dataset.parquet import ParquetColumnsWriter
+
+        words = [f"word{k}" for k in range(3000)]
+        some = [row | {"sentences": [{**row["sentences"][0], "tokens": words}]} for row in rows()]
+        source = load_dataset_file(write(tmp_path / "other.parquet", some))
+        writer = ParquetColumnsWriter(stream)
+        for table in build_tables(source.images):
+            writer.write(table)
+        writer.close({"dataset": "gulls", "pictures": False})
+    content = bytearray(path.read_bytes())
+    if place is None:
+        del content[len(content) // 2 :]
+    else:
+        content[int(place * len(content))] ^= 0xFF
+    path.write_bytes(content)
+    assert "dataset.parquet" in fails(main, "check", path)
+
+
+def test_texts_that_decode_to_gigabytes_are_refused(tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VSE_MAX_DECODED_GB", "0.001")
+    some = rows()
+    for row in some:
+        row["sentences"] = [{**row["sentences"][0], "sentid": row["imgid"] * 100 + k, "raw": "a" * 10**5} for k in range(50)]
+    assert "decode to" in fails(main, "check", write(tmp_path / "dataset.parquet", some))
+
+
+def test_build_tables_of_no_images_is_empty() -> None:
+    assert not list(build_tables([]))
