@@ -81,7 +81,7 @@ def fit_command(request: FeatureRequest) -> None:
 def merge_command(request: MergeRequest) -> None:
     """Merge finished shards to a cache."""
     from vse.features import extraction
-    from vse.features.cache.shards import replaceable_cache_kind
+    from vse.features.cache.output_checks import replaceable_cache_kind
     from vse.features.feature_job import choose_shard_count
     from vse.pipeline.dataset.dataset import load_dataset_file
     from vse.pipeline.files.outputs import check_output

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
@@ -27,14 +27,12 @@ from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, CacheIdentity, 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import is_valid_name
-from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read_first_bytes
 from vse.pipeline.files.writing import open_atomic, read_json, sha256_file, sha256_json, write_json
 from vse.pipeline.presets.presets import list_setting_changes
 
 REGION_ARRAY_NAMES = ("boxes", "scores")  # arrays with one entry per region
 ROW_ARRAY_NAMES = ("image_size",)  # arrays with one entry per row
 CHECKED_ARRAY_NAMES = ("features", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES)  # arrays with block checksums and virtual views
-_ROWS_PER_TEST = 4096
 PAGE_BYTES = 4096  # size of a memory page
 _BLOCK_BYTES = 2**24  # size of a block of features that is checked and written at once
 
@@ -274,13 +272,6 @@ def _split_into_blocks(features: NDArray[Any]) -> Iterator[NDArray[Any]]:
     return (features[start : start + size] for start in range(0, len(features), size))
 
 
-def test_rows(features: NDArray[Any], test: Callable[[NDArray[Any]], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Return ``test`` of all rows, block by block. ``test`` gets a block as a matrix (n_rows, n_numbers)."""
-    starts = range(0, len(features), _ROWS_PER_TEST)
-    blocks = (features[start : start + _ROWS_PER_TEST] for start in starts)
-    return np.concatenate([np.empty(0, bool), *(test(block.reshape(len(block), -1)) for block in blocks)])
-
-
 def encode_cache_file(
     cache: Path,
     shards: Sequence[ShardRecord],
@@ -347,67 +338,3 @@ def concatenate_offsets(parts: Sequence[Ids]) -> Ids:
     """Return the offsets, which start at 0, of the concatenated rows of several shards."""
     counts = np.concatenate([np.diff(part) for part in parts])
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
-
-
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_SHARD_KIND = OutputKind(
-    "a shard of a feature cache", lambda path: read_first_bytes(path, len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
-)
-_RECORD_KIND = json_kind("the record of a shard", "identity", "sha256")
-_MANIFEST_KIND = json_kind("the manifest of a feature cache", "shards", "key")
-_ENCODER_KIND = OutputKind("an encoder of captions", lambda path: b'"vse"' in read_first_bytes(path, 2**16))
-_ENCODER_TIMES_KIND = json_kind("the record of an encoder", "seconds")
-_FAILURES_KIND = OutputKind(
-    "a list of images that were left out", lambda path: "id" in json.loads(read_first_bytes(path, 2**16).partition(b"\n")[0])
-)
-
-
-def replaceable_cache_kind(out: Path) -> OutputKind:
-    """Return the kind of a file that a new cache at ``out`` may replace: a feature cache.
-
-    A damaged cache is also of this kind, if the file begins like HDF5 and a manifest exists.
-    """
-    manifest = shards_folder(out) / "manifest.json"
-    return OutputKind(
-        "a feature cache",
-        lambda path: (
-            _read_dataset_and_feature(path) is not None or (_MANIFEST_KIND.is_at(manifest) and _SHARD_KIND.is_at(path))
-        ),
-    )
-
-
-def check_cache_output(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
-    """Check that the cache of this data set and feature may be written to ``out``. Raises UserError if not.
-
-    The new cache, its shards and the file ``encoder`` may replace files of the same kind, but none of the ``inputs`` and no
-    cache of another data set or feature.
-    """
-    files = list(inputs)
-    check_output(out, replaceable_cache_kind(out), files)
-    check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES_KIND, files)
-    if encoder is not None:
-        check_output(encoder, _ENCODER_KIND, files)
-        check_output(encoder.with_suffix(".json"), _ENCODER_TIMES_KIND, files)
-    if shards_folder(out).exists() and not shards_folder(out).is_dir():
-        raise UserError(f"cannot write {out}: {shards_folder(out)} is a file, and the shards would lie in that folder")
-    check_output(shards_folder(out) / "manifest.json", _MANIFEST_KIND, files)
-    for shard in sorted(shards_folder(out).glob("shard-*")):
-        check_output(shard, _RECORD_KIND if shard.suffix == ".json" else _SHARD_KIND, files)
-    existing = _read_dataset_and_feature(out)
-    if existing is not None and existing != (dataset, feature):
-        raise UserError(f"{out}: holds the feature {existing[1]!r} of {existing[0]!r}; give another --out, or delete it")
-
-
-def parse_feature_name(out: Path, dataset: str) -> str:
-    """Return the feature name in the file name of a cache: ``clip`` for ``birds_clip.h5`` of the data set ``birds``."""
-    return out.stem.removeprefix(f"{dataset}_")
-
-
-def _read_dataset_and_feature(path: Path) -> tuple[str, str] | None:
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            if file.attrs.get("format") != CACHE_FORMAT:
-                return None
-            return str(file.attrs["dataset"]), str(file.attrs["feature"])
-    except (OSError, KeyError):
-        return None

@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
+from vse.features.cache.output_checks import check_cache_output, parse_feature_name
 from vse.features.cache.rows import CacheIdentity, FeatureRows, Ids, row_ids, sha256_bytes
 from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
@@ -130,9 +131,9 @@ def write_imported_cache(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = CacheIdentity(dataset.name, shards.parse_feature_name(out, dataset.name), kind, content)
+    identity = CacheIdentity(dataset.name, parse_feature_name(out, dataset.name), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // MAX_SHARD_BYTES)))
-    shards.check_cache_output(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
+    check_cache_output(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with lock_for_writing(out):
         empty: list[int] = []
         for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
@@ -152,6 +153,13 @@ def _write_shard(path: Path, identity: CacheIdentity, rows: FeatureRows, files: 
     return _find_zero_rows(rows)
 
 
+def _test_rows(features: NDArray[Any], test: Callable[[NDArray[Any]], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Return ``test`` of all rows, block by block. ``test`` gets a block as a matrix (n_rows, n_numbers)."""
+    starts = range(0, len(features), _ROWS_PER_BLOCK)
+    blocks = (features[start : start + _ROWS_PER_BLOCK] for start in starts)
+    return np.concatenate([np.empty(0, bool), *(test(block.reshape(len(block), -1)) for block in blocks)])
+
+
 def _has_numbers(block: NDArray[Any]) -> NDArray[np.bool_]:
     """Return whether each row of a matrix has a number other than 0.0 and -0.0."""
     bits = block.view(f"u{block.itemsize}") << 1  # without the sign; comparisons of float16 are slow
@@ -159,7 +167,7 @@ def _has_numbers(block: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _find_zero_rows(rows: FeatureRows) -> list[int]:
-    filled = shards.test_rows(np.asarray(rows.features), _has_numbers)
+    filled = _test_rows(np.asarray(rows.features), _has_numbers)
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
     return [int(identity) for identity in rows.ids[~filled]]

@@ -24,9 +24,9 @@ from vse.eval.files.embeddings import (
 )
 from vse.eval.files.phrase_scores import PHRASE_SCORES_KIND
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
+from vse.features.cache.output_checks import check_cache_output, parse_feature_name
 from vse.features.cache.rows import FeatureKind as RowKind
 from vse.features.cache.rows import Ids, row_ids
-from vse.features.cache.shards import check_cache_output, parse_feature_name
 from vse.features.data_checks import compute_data_checksums
 from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN_ID
