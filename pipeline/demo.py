@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vse.pipeline.dataset.captions import ascii_words
-from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_scene
+from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, choose, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, read_json, remove_temporary_files, write_bytes, write_json
@@ -177,7 +177,7 @@ class _CaptionWriter:
         return len(self.scene.objects) == 1
 
     def pick(self, choices: Sequence[str]) -> str:
-        return choices[int(self.rng.integers(len(choices)))]
+        return choose(self.rng, choices)
 
     def pick_synonym(self, concept: str) -> str:
         return self.pick(SYNONYMS[concept])

@@ -7,6 +7,7 @@ of a scene depends only on the seed and the index of the image, so a larger data
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,23 +87,28 @@ class Scene:
 
 def compose_scene(rng: np.random.Generator) -> Scene:
     """Return a random scene; no two of its objects have the same colour and the same shape."""
-    background = str(rng.choice(list(RGB_BY_BACKGROUND)))
+    background = choose(rng, list(RGB_BY_BACKGROUND))
     colours = [c for c in RGB_BY_COLOUR if c not in _SIMILAR_COLOURS_BY_BACKGROUND[background]]
     n_objects = int(rng.integers(1, 5))
     cells = sorted(int(cell) for cell in rng.choice(9, n_objects, replace=False))
     objects: list[SceneObject] = []
     while len(objects) < n_objects:
-        colour, shape = str(rng.choice(colours)), str(rng.choice(SHAPES))
+        colour, shape = choose(rng, colours), choose(rng, SHAPES)
         if any((o.colour, o.shape) == (colour, shape) for o in objects):
             continue
-        size = str(rng.choice(list(RADIUS_BY_SIZE)))
+        size = choose(rng, list(RADIUS_BY_SIZE))
         row, column = divmod(cells[len(objects)], 3)
         radius = RADIUS_BY_SIZE[size] + float(rng.uniform(-1.5, 1.5))
         cell = IMAGE_SIZE / 3
         slack = cell / 2 - radius - 0.5  # keeps the object inside its cell
         x, y = ((k + 0.5) * cell + float(rng.uniform(-slack, slack)) for k in (column, row))
-        objects.append(SceneObject(shape, colour, size, str(rng.choice(TEXTURES)), row, column, (x, y), radius))
+        objects.append(SceneObject(shape, colour, size, choose(rng, TEXTURES), row, column, (x, y), radius))
     return Scene(background, tuple(objects))
+
+
+def choose(rng: np.random.Generator, choices: Sequence[str]) -> str:
+    """Return a random choice. ``rng.choice`` returns the same one, but converts the choices to an array each time."""
+    return choices[int(rng.integers(len(choices)))]
 
 
 def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
@@ -117,9 +123,8 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
 
 def _draw_background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
     n = IMAGE_SIZE
-    y, x = np.mgrid[0:n, 0:n].astype(np.float32)
     dx, dy = rng.uniform(0, 32, 2)
-    x, y = x + dx, y + dy
+    x, y = np.arange(n) + dx, np.arange(n)[:, None] + dy  # a row and a column, so that sines of one of them are cheap
     grain = rng.normal(0, 1, (n, n)).astype(np.float32)
     light: NDArray[np.floating[Any]]
     match name:
@@ -140,21 +145,21 @@ def _draw_background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
         case _:  # sky
             light = 40 * (y - n / 2) / n + 2 * grain
     pixels = np.asarray(RGB_BY_BACKGROUND[name], np.float32) + light[:, :, None]
-    return pixels.clip(0, 255).astype(np.uint8)
+    return pixels.clip(0, 255, out=pixels).astype(np.uint8)
 
 
 def _draw_texture(item: SceneObject, side: int) -> Image.Image:
     """Return a square image filled with the colour and texture of an object."""
     colour = np.asarray(RGB_BY_COLOUR[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
-    y, x = np.mgrid[0:side, 0:side]
+    y, x = np.ogrid[0:side, 0:side]
     marked = {
         "plain": np.zeros((side, side), bool),
         "striped": (x + y) % 8 < 3,
         "dotted": ((x % 8 - 3.5) ** 2 + (y % 8 - 3.5) ** 2) < 5.5,
         "checkered": (x // 5 + y // 5) % 2 == 1,
     }[item.texture]
-    return Image.fromarray(np.where(marked[:, :, None], second, colour).astype(np.uint8))
+    return Image.fromarray(np.where(marked[:, :, None], second.astype(np.uint8), colour.astype(np.uint8)))
 
 
 def _draw_mask(shape: str, side: int) -> Image.Image:
