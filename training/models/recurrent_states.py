@@ -95,6 +95,10 @@ class _StepProducts:
         rows = _round_up(size, _STEP_ROW_MULTIPLE)
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
+    def add_product(self, step: slice, bias: Tensor, out: Float[Tensor, "size n_out"]) -> Float[Tensor, "size n_out"]:
+        """Write the product of a step plus the bias to ``out``. The rows of the first step, the first states, are zeros."""
+        return torch.add(self.multiply(step), bias, out=out) if step.start else out.copy_(bias)
+
 
 class _GruRecurrence(torch.autograd.Function):
     """The states h' = (1 - z) n + z h of a GRU, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)).
@@ -116,7 +120,7 @@ class _GruRecurrence(torch.autograd.Function):
         for size in batch_sizes:
             step, state = slice(start, start := start + size), state[:size]
             states_before.rows[step] = state
-            gate = torch.add(states_before.multiply(step), bias, out=gates[step])
+            gate = states_before.add_product(step, bias, out=gates[step])
             gate[:, : 2 * dim].add_(inputs[step, : 2 * dim]).sigmoid_()
             reset, update, recurrent = gate.chunk(3, 1)
             candidate = torch.mul(reset, recurrent, out=candidates[step])
@@ -148,7 +152,8 @@ class _GruRecurrence(torch.autograd.Function):
             torch.mul(of_recurrent * recurrent, 1 - reset, out=of_reset)
             torch.mul(kept * (states_before[step] - candidate), 1 - update, out=of_update)
             of_hidden.rows[step] = of_gates[step]
-            torch.add(kept, of_hidden.multiply(step), out=gradient)
+            if end:  # nothing depends on the first state
+                torch.add(kept, of_hidden.multiply(step), out=gradient)
         of_weight = (of_hidden.rows[: len(states_before)].t() @ states_before).to(gates.dtype)
         of_bias = of_gates.sum(0)
         of_inputs = of_hidden.rows[:n]
@@ -177,7 +182,7 @@ class _LstmRecurrence(torch.autograd.Function):
         for size in batch_sizes:
             step, cell = slice(start, start := start + size), cell[:size]
             states_before.rows[step] = state[:size]
-            gate = torch.add(states_before.multiply(step), bias, out=gates[step]).add_(inputs[step])
+            gate = states_before.add_product(step, bias, out=gates[step]).add_(inputs[step])
             gate[:, : 2 * dim].sigmoid_()
             gate[:, 2 * dim : 3 * dim].tanh_()
             gate[:, 3 * dim :].sigmoid_()
@@ -211,7 +216,8 @@ class _LstmRecurrence(torch.autograd.Function):
             torch.mul(through * entering, 1 - candidate.square(), out=of_candidate)
             through.mul_(forget)
             of_hidden.rows[step] = of_gates[step]
-            of_state[:size] = of_hidden.multiply(step)
+            if end:  # nothing depends on the first state
+                of_state[:size] = of_hidden.multiply(step)
         of_weight = (of_hidden.rows[: len(states_before)].t() @ states_before).to(gates.dtype)
         return of_hidden.rows[:n].to(ctx.inputs_dtype), of_weight, of_gates.sum(0), None, None
 
