@@ -149,7 +149,7 @@ def _stack_views(views: Sequence[NDArray[np.uint8]]) -> Tensor:
     return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)
 
 
-_CPU_CROPS_AT_ONCE = 4  # with more crops, the memory for the outputs of layers is slow to allocate
+_CPU_CROPS_AT_ONCE = 2  # with more crops, the outputs of layers do not fit into the memory that glibc keeps
 
 
 class CnnExtractor(NetworkExtractor[Tensor]):

@@ -147,12 +147,20 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
     provenance: dict[str, Any]
 
     def __init__(self, config: NetworkSettings, device: str) -> None:
-        from vse.features.backbones.device import choose_precision, describe_device, library_versions, pick_device
+        from vse.features.backbones.device import (
+            choose_precision,
+            describe_device,
+            keep_freed_memory,
+            library_versions,
+            pick_device,
+        )
 
         library = (
             {config.library.distribution: config.library.find_version(config.model)} if config.library is not None else {}
         )
         self.device = pick_device(device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.requested_precision = config.precision
         self.config = config.model_copy(update={"precision": choose_precision(self.device, config.precision, "images")})
         self.provenance = {
