@@ -87,9 +87,8 @@ def test_the_steps_of_the_main_job_import_only_what_they_use(cache: Path, tmp_pa
     steps = output(MAIN_JOB, cache, tmp_path)[-5:]
     training, embedding, search, evaluation, extraction = (HEAVY & set(step.split()) for step in steps)
     assert training == embedding == {"torch"}
-    assert search == {"torch", "faiss"}
-    assert evaluation == {"torch", "faiss", "scipy"}
-    assert extraction == {"torch", "faiss", "scipy", "torchvision"}
+    assert evaluation == search == {"torch", "faiss"}
+    assert extraction == {"torch", "faiss", "torchvision"}
 
 
 ASKS_WHEN_TORCH_IS_LOADED = """

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from vse.eval.defaults import DEFAULT_KS
@@ -309,11 +310,11 @@ def _weighted_means(queries: MeasuredQueries, images: Ints, weights: Floats) -> 
 
 
 def _weighted_median_rank(ranks: Ints, images: Ints, weights: Floats) -> Floats:
-    from scipy.sparse import csr_array
-
     values, value_of_query = np.unique(ranks, return_inverse=True)
-    queries_by_rank = csr_array((np.ones(len(ranks)), (value_of_query, images)), shape=(len(values), len(weights)))
-    cumulative = np.cumsum(queries_by_rank @ weights, axis=0)
+    positions = torch.from_numpy(np.stack([value_of_query, images]))
+    ones = torch.ones(len(ranks), dtype=torch.float64)
+    queries_by_rank = torch.sparse_coo_tensor(positions, ones, (len(values), len(weights)), check_invariants=False)
+    cumulative = np.cumsum((queries_by_rank @ torch.from_numpy(weights)).numpy(), axis=0)
     total = cumulative[-1]
     middle = [values[(cumulative > np.floor(position)).argmax(0)] for position in ((total - 1) / 2, total / 2)]
     return np.where(total > 0, np.floor((middle[0] + middle[1]) / 2) + 1, np.nan)
