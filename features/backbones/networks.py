@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torch.overrides import TorchFunctionMode
 
 from vse.features.backbones.model_folder import download_first_file, hash_tensors
 from vse.features.backbones.weight_files import WEIGHTS_FILE_KEY, WeightsFile
@@ -46,14 +47,29 @@ def load_backbone(
     """
     notes = {} if notes is None else notes
     file = find_weights_file(config.model, config.weights, weights_dir)
-    with torch.random.fork_rng(devices=[]):
+    pretrained = file is None and config.weights != "random"
+    is_replaced = file is not None or (pretrained and "/" not in config.model)  # torchvision's weights are loaded below
+    with torch.random.fork_rng(devices=[]), _SkipInitialisation() if is_replaced else nullcontext():
         torch.manual_seed(config.seed)
-        pretrained = file is None and config.weights != "random"
         model = _build_model(config, pretrained, family, notes, options)
     if file is not None:
         load_weights_file(model, file, _rename_weights, config.weights_sha256)
         notes[WEIGHTS_FILE_KEY] = WeightsFile.describe(file)
     return model.eval().requires_grad_(False)
+
+
+class _SkipInitialisation(TorchFunctionMode):
+    """Leave most parameters of a new model uninitialised in this block, because the caller loads all of them.
+
+    The random weights of VGG19 take almost as long to draw as ``import torch``. Functions that draw again until the numbers
+    satisfy a condition are not skipped.
+    """
+
+    _functions = frozenset([nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_])
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        return (*args, *named.values())[0] if func in self._functions else func(*args, **named)
 
 
 def hash_weights(model: nn.Module) -> str:
