@@ -57,7 +57,7 @@ class FeatureRequest(Options):
     out: FileOrFolderPath | None = None
     """The cache.  [default: features/DATASET_FEATURE.h5]"""
     shards: PositiveInteger | None = None
-    """Number of shards.  [default: the number in config/datasets, or 4]"""
+    """Number of shards.  [default: as in an existing cache or in config/datasets, else 4, or more for many captions]"""
     shard: int | None = None
     """Extract only this shard (counted from 0) and do not merge."""
     like: FileOrFolderPath | None = None
@@ -75,7 +75,7 @@ class MergeRequest(Options):
     out: FileOrFolderPath
     """The cache to write; the folder of its shards lies next to it."""
     shards: PositiveInteger | None = None
-    """Number of shards.  [default: the number in config/datasets, or 4]"""
+    """Number of shards.  [default: as in an existing cache or in config/datasets, else 4, or more for many captions]"""
     force: Force = False
 
 

@@ -167,11 +167,13 @@ class TrainConfig(Settings):
     on_collapse: Literal["stop", "warn"] = Field(
         "stop", description="if the mean loss of an epoch is the loss of equal embeddings: stop, or log a warning and continue"
     )
-    features_in_memory: bool = Field(True, description="keep the training features in memory, on a GPU if there is one")
+    features_in_memory: bool = Field(
+        True, description="keep the training features in GPU memory or, on a CPU, in memory maps that all processes share"
+    )
     memory_gb: float = Field(
         2.0,
         ge=0,
-        description="largest size, in units of 1e9 bytes, of features in CPU memory; larger ones are read from files",
+        description="largest size, in units of 1e9 bytes, of mapped features; larger ones are read from files in each batch",
     )
     save_minutes: float = Field(
         10.0, gt=0, description="minutes between checkpoints within an epoch; the first is saved after a minute"

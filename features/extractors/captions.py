@@ -76,7 +76,7 @@ class CaptionExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
-        """Return the rows of captions, in order, which are computed when they are written.
+        """Return the rows of captions, in order. The features are computed while they are written.
 
         Captions without a known word get zeros, and their number is reported.
         """

@@ -15,7 +15,7 @@ from tests.features.conftest import Edit, Fails, as_sources, succeed, write_cach
 from tests.training.data.caches import drop_checksums
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import CacheIdentity, FeatureRows, sha256_bytes
+from vse.features.cache.rows import CacheIdentity, FeatureRows, RowBlocks, sha256_bytes
 from vse.features.cache.shards import shard_path, shards_folder, write_shard
 from vse.features.cli import main
 from vse.pipeline.errors import UserError
@@ -37,6 +37,19 @@ def make(folder: Path, n_rows: int = 10, n_shards: int = 3, identity: CacheIdent
 
 def shard(cache: Path, index: int) -> Path:
     return shard_path(cache, index, 3)
+
+
+def test_rows_that_are_computed_while_they_are_written_give_the_same_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    features, ids = rng.standard_normal((100, 3, 4)).astype(np.float16), np.arange(100)
+    blocks = RowBlocks(features.shape, features.dtype, iter(np.split(features, [1, 50, 99])))
+    for name, values in (("array", features), ("blocks", blocks)):
+        write_shard(tmp_path / f"{name}.h5", IDENTITY, FeatureRows(ids, values, as_sources(100)))
+    assert (tmp_path / "array.h5").read_bytes() == (tmp_path / "blocks.h5").read_bytes()
+    too_few = RowBlocks(features.shape, features.dtype, iter([features[:99]]))
+    with pytest.raises(ValueError, match="99 rows of features, 100 expected"):
+        write_shard(tmp_path / "few.h5", IDENTITY, FeatureRows(ids, too_few, as_sources(100)))
+    assert not (tmp_path / "few.h5").exists()
 
 
 def test_the_format_is_the_documented_one(tmp_path: Path) -> None:
