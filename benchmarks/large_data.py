@@ -93,10 +93,7 @@ def steps(folder: Path) -> list[tuple[str, list[str]]]:
         ("import", imports),
         ("import again", imports),
         ("check", ["vse-data", "check", str(dataset)]),
-        (
-            "import as parquet",
-            [*imports[:-3], str(parquet.parent), "--out-features", str(folder / "copy"), "--form", "parquet"],
-        ),
+        ("convert to parquet", ["vse-data", "convert", str(dataset), "--out", str(parquet.parent)]),
         ("check of parquet", ["vse-data", "check", str(parquet)]),
         ("tfidf", tfidf),
         ("tfidf again", tfidf),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -114,8 +114,6 @@ class ImportOptions(Options):
     tokeniser: TokeniserOption = None
     skip_bad: Flag = False
     """Skip invalid rows and list them in OUT/import.failures.jsonl."""
-    form: Literal["json", "parquet"] | None = None
-    """Form of the data set: dataset.json or dataset.parquet.  [default: parquet for more than a million pairs]"""
     out_features: FileOrFolderPath = Path("features")
     """Folder for the feature caches, if SOURCES contain vectors (clip-retrieval)."""
     force: Force = False

@@ -28,7 +28,6 @@ ABILITY_BY_EXTRA = {
     "text": "caption features of transformers, such as minilm",
     "openclip": "features of OpenCLIP, such as clip",
     "serve": "the search page of vse serve",
-    "parquet": "parquet files",
     "xlsx": "spreadsheets of Excel (.xlsx)",
     "datasets": "data sets of the Hugging Face library datasets",
     "edgeboxes": "box proposals of EdgeBoxes and selective search",
@@ -36,7 +35,10 @@ ABILITY_BY_EXTRA = {
     "nltk": "captions split into words by NLTK",
     "eccv": "the protocols cxc and eccv",
     "tensorboard": "vse train --tensorboard",
+    "remote": "archives of photos at a URL",
     "slurm": "the workflow on SLURM",
+    "storage": "the workflow with its files in S3 or another storage",
+    "kubernetes": "the workflow on Kubernetes",
     "docs": "this documentation as a site",
     "test": "the tests",
 }

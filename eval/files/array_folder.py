@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset.languages import encode_languages
-from vse.pipeline.errors import UserError, did_you_mean, import_extra
+from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
@@ -108,7 +109,7 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
     import pandas as pd
 
     if file.path.suffix == ".parquet":
-        library = import_extra("pyarrow", str(file.path), "parquet")
+        library = import_module("pyarrow")
 
         def choose(names: Sequence[str]) -> list[str]:
             return [column for column in (*columns, *_VECTOR_COLUMNS) if column in names]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers, RankedList, break_ties, rank_captions, rank_images
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS
-from vse.pipeline.errors import UserError, extra_install_command, to_printable_line
+from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, read_first_bytes
 from vse.pipeline.files.writing import open_atomic
 from vse.pipeline.progress import progress_bar
@@ -54,8 +53,6 @@ def check_query_table_path(out: Path, inputs: Iterable[Path] = ()) -> None:
     check_output(out, csv_kind(_TABLE_DESCRIPTION, *_TABLE_COLUMNS) if out.suffix == ".csv" else _PARQUET_KIND, inputs)
     if out.suffix not in _TABLE_SUFFIXES:
         raise UserError(f"{out}: the file of queries is written as {' or '.join(_TABLE_SUFFIXES)}")
-    if out.suffix == ".parquet" and not find_spec("pyarrow"):
-        raise UserError(f"{out}: parquet needs a package: {extra_install_command('parquet')}; or name a .csv")
 
 
 def write_query_table(out: Path, folds: Iterable[FoldAnswers]) -> Path:

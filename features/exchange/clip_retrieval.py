@@ -94,7 +94,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     for feature in ("img_emb", "text_emb"):
         check_cache_output(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
     parts_folder = settings.out / ".import.parts.tmp"
-    chosen = [settings.name, settings.val, settings.test, settings.seed, settings.skip_bad, settings.form]
+    chosen = [settings.name, settings.val, settings.test, settings.seed, settings.skip_bad]
     keys = [_hash_part(part, settings, images) for part in parts]
     key = sha256_json([chosen, str(out_features.absolute()), keys])
     caches = tuple(out_features / f"{settings.name}_{feature}.h5" for feature in ("img_emb", "text_emb"))
@@ -156,7 +156,7 @@ def _join_parts(
     if images is None:
         head = {**head, "pictures": False}
     inputs = [path for part in parts for path in part.files]
-    form = settings.form or choose_form(len(joined.places.sentids))
+    form = choose_form(len(joined.places.sentids))
     file = write_dataset_tables(head, lambda: joined.build_tables(sampled), settings.out, images, inputs, form)
     counts = ", ".join(f"{count} {split}" for split, count in joined.count_splits(sampled).items())
     log.info("%s: %d images (%s) with %d captions", file, len(joined.files), counts, len(joined.places.sentids))

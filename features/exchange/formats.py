@@ -102,7 +102,6 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
         parse_columns(request.columns),
         options.quoting,
         options.encoding,
-        form=options.form,
         asks=not request.yes and sys.stdin.isatty() and sys.stderr.isatty(),
     )
     if options.format is not None and options.format not in IMPORT_FORMATS:

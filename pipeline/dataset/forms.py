@@ -25,12 +25,12 @@ from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_oth
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, remove_temporary_files
 
 DatasetForm = Literal["json", "parquet"]
-MAX_JSON_PAIRS = 1_000_000  # a larger data set is written as parquet, unless the user chooses
+MAX_JSON_PAIRS = 1_000_000  # an import writes a larger data set as parquet
 Tables = Callable[[], Iterator[Any]]
 
 
 def choose_form(n_pairs: int) -> DatasetForm:
-    """Return the form in which an import writes a data set with this number of pairs, unless the user chooses."""
+    """Return the form in which an import writes a data set with this number of pairs."""
     return "parquet" if n_pairs > MAX_JSON_PAIRS else "json"
 
 

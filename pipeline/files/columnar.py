@@ -14,7 +14,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from vse.pipeline.errors import import_extra
 from vse.pipeline.files.inputs import check_decoded_size, check_gzip_xz_bz2, check_input, check_zip, wrap_read_errors
 
 _MAX_FIELDS = 1000  # fields of one header, nested fields included
@@ -129,8 +128,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
     stream : the open file
     choose : a function from the names of all columns to the names of the columns to read
     """
-    library = import_extra("pyarrow.parquet", str(path), "parquet")
-    arrow = import_extra("pyarrow", str(path), "parquet")
+    arrow, library = import_module("pyarrow"), import_module("pyarrow.parquet")
     with wrap_read_errors(path, "a parquet file"):
         n_stored = stream.seek(0, 2)
         parquet = library.ParquetFile(stream)
@@ -213,7 +211,7 @@ def _count_expanded_bytes(array: Any) -> int:
 
 def check_arrow(path: Path) -> None:
     """Raise UserError if the buffers of an Arrow stream decode to too many bytes (:func:`max_decoded_bytes`)."""
-    library = import_extra("pyarrow", str(path), "datasets")
+    library = import_module("pyarrow")
     with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
         stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
         n_decoded = sum(map(_count_message_bytes, library.ipc.MessageReader.open_stream(stream)))

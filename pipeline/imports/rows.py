@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
@@ -57,7 +57,6 @@ class ImportSettings:
     encoding : the encoding of CSV files; None: it is detected
     column_names : the names of the columns of a CSV file without a header; None: the first line has them
     asks : whether the user is asked if a table was understood
-    form : the form of the data set, "json" or "parquet"; None: parquet for more than a million pairs
     """
 
     name: str
@@ -72,7 +71,6 @@ class ImportSettings:
     encoding: str | None = None
     column_names: tuple[str, ...] | None = None
     asks: bool = False
-    form: Literal["json", "parquet"] | None = None
 
 
 class ImportedRow(NamedTuple):
@@ -355,7 +353,7 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
     check_dataset_name(settings.name)
     n_captions = sum(len(image["sentences"]) for image in content["images"])
     counts = Counter(image["split"] for image in content["images"]).items()
-    written = write_content(content, settings.out, images, inputs, settings.form or choose_form(n_captions))
+    written = write_content(content, settings.out, images, inputs, choose_form(n_captions))
     n_images, listed = len(content["images"]), ", ".join(f"{count} {split}" for split, count in counts)
     log.info("%s: %d images (%s) with %d captions", written, n_images, listed, n_captions)
     return written

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib import import_module
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def read_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Ite
 
 def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None:
     """Return the columns of files, captions and, perhaps, splits of a parquet table, if it has texts only and no ids."""
-    library, kinds = (import_extra(name, str(path), "parquet") for name in ("pyarrow.parquet", "pyarrow.types"))
+    library, kinds = map(import_module, ("pyarrow.parquet", "pyarrow.types"))
     with wrap_read_errors(path, "a parquet file"):
         schema = library.read_schema(check_input(path))
     chosen = choose_columns(path, dict.fromkeys(schema.names), settings.columns, REQUIRED_FIELDS)

@@ -113,6 +113,7 @@ LINES = [
     f"{PRECOMP} --out-features p_x.h5 --out-data dataset.json",
     "vse-data export-precomp {cache} --out out: out/test_caps.txt out/test_ims.npy out/dev_ids.txt",
     f"vse-data import-npy {ROWS} --out-features out.h5",
+    "vse-data convert {demo} --out converted: converted/dataset.parquet",
     "vse-data pack {cache} --out bundle.tar",
     *(f"vse-extract {name} --dataset {{demo}} --feature {PRESETS.get(name, name)} --out out.h5" for name in EXTRACTORS),
     "vse-extract fit --dataset {demo} --feature tfidf --out fitted/x.h5: fitted/x.encoder.safetensors fitted/x.encoder.json",

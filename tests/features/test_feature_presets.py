@@ -48,13 +48,14 @@ CONTENT_ON_FLICKR8K = {
 
 @pytest.mark.parametrize("name", [*CONTENT, *CONTENT_ON_FLICKR8K])
 def test_the_content_of_a_preset_stays_what_it_was_so_that_caches_stay_valid(name: str) -> None:
+    unfolded = ["fold_batch_norm=false"] if name.startswith(("effnet", "resnet")) else []  # until presets folded batch norms
     if name in CONTENT:
-        assert sha256_json(load_feature(name).key_settings()) == CONTENT[name]
+        assert sha256_json(load_feature(name, None, unfolded).key_settings()) == CONTENT[name]
         return
     before = ["random_crop=resized"] if name == "effnet_rc_of_the_authors" else []  # until plain crops were seen to do better
     preset = name.removesuffix("_of_the_authors")
     in_bf16 = ["precision=bf16"] if has_auto_precision(preset, "f8k") else []  # as a processor with bf16 makes them
-    assert sha256_json(load_feature(preset, "f8k", [*before, *in_bf16]).key_settings()) == CONTENT_ON_FLICKR8K[name]
+    assert sha256_json(load_feature(preset, "f8k", [*before, *in_bf16, *unfolded]).key_settings()) == CONTENT_ON_FLICKR8K[name]
 
 
 def from_timm() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from tests.eval.evaluating import Fails, succeeds
 from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.pipeline.errors import extra_install_command
 
 COLUMNS = ["seed", "protocol", "fold", "direction", "query_id", "rank", "right_id", "right_score", "wrong_id", "wrong_score"]
 
@@ -99,14 +97,11 @@ def test_a_query_without_a_wrong_answer_has_none(tmp_path: Path) -> None:
     assert (table["rank"] == 0).all()
 
 
-def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, fails: Fails) -> None:
+def test_parquet_has_the_rows_of_csv(tmp_path: Path) -> None:
     file, csv, parquet = write_embeddings(tmp_path / "e.h5", made()), tmp_path / "q.csv", tmp_path / "q.parquet"
     succeeds(eval_main, file, "--bootstrap", 0, "--per-query", csv)
-    if find_spec("pyarrow"):
-        succeeds(eval_main, file, "--bootstrap", 0, "--per-query", parquet)
-        pd.testing.assert_frame_equal(pd.read_parquet(parquet), pd.read_csv(csv), check_dtype=False)
-    else:
-        assert extra_install_command("parquet") in fails(eval_main, file, "--bootstrap", 0, "--per-query", parquet)
+    succeeds(eval_main, file, "--bootstrap", 0, "--per-query", parquet)
+    pd.testing.assert_frame_equal(pd.read_parquet(parquet), pd.read_csv(csv), check_dtype=False)
 
 
 @pytest.mark.parametrize(
