@@ -69,17 +69,27 @@ for number in 36 200; do
   done
 done
 
-# Neighbourhood sampling, and the embedding network without it: features and training in bf16
+# Variants of the embedding network: features and training in bf16
 out=features/${dataset}_boxes_bf16.h5
 [ -f "$out" ] || vse-extract boxes --dataset "data/$dataset/dataset.json" --feature boxes_effnet_levels --set "boxes=$2" \
   --set precision=bf16 --out "$out"
 for seed in 0 1 2; do
   boxes=boxes_bf16 precision=bf16 suffix=_bf16 train sampling "$seed" phrase_embedding_sampling_effnet
   boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding "$seed" phrase_embedding_effnet
+  boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding_truth "$seed" phrase_embedding_truth_effnet
+  boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding_truth_single "$seed" phrase_embedding_truth_single_effnet
 done
-vse-eval runs/${dataset}_sampling_bf16/seed-*/test.h5 --out "$results/sampling.json"
-vse-eval --compare runs/${dataset}_sampling_bf16/seed-*/test.h5 runs/${dataset}_embedding_bf16/seed-*/test.h5 \
-  --out "$results/sampling_vs_embedding.json"
+for name in sampling embedding_truth embedding_truth_single; do
+  vse-eval runs/${dataset}_${name}_bf16/seed-*/test.h5 --out "$results/$name.json"
+done
+while read -r one other; do
+  vse-eval --compare runs/${dataset}_"$one"_bf16/seed-*/test.h5 runs/${dataset}_"$other"_bf16/seed-*/test.h5 \
+    --out "$results/${one}_vs_$other.json"
+done <<END
+sampling embedding
+embedding embedding_truth
+embedding_truth embedding_truth_single
+END
 
 names="edge_boxes_36 edge_boxes_200 cca $(echo "$list" | cut -d ' ' -f 1 | tr '\n' ' ')"
 for name in $names; do evaluate "$name"; done
@@ -90,6 +100,6 @@ compare network_coordinates network
 compare network_after_first network
 compare edge_boxes_200 edge_boxes_36
 for table in summary cards; do
-  for name in $names sampling; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
+  for name in $names sampling embedding_truth embedding_truth_single; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done
 vse-table significance "$results"/*_vs_*.json --out "$results/comparisons.csv"
