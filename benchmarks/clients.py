@@ -40,7 +40,7 @@ from urllib.parse import urlencode, urlsplit
 import faiss
 import numpy as np
 import torch
-from common import report
+from common import RESULTS, report
 from serve import SETS, WORDS, make_cache, make_dataset
 from startup import ROOT, command_line
 
@@ -229,14 +229,16 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=100_000)
     parser.add_argument("--demo-images", type=int, default=2500)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSVs")
     parser.add_argument("--before", type=Path, help="another checkout to measure too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     trees = {"now": ROOT} | ({"before": arguments.before.resolve()} if arguments.before else {})
     with tempfile.TemporaryDirectory() as name:
         run = make_run(Path(name), arguments.images)
-        report("clients", measure_clients(run, trees, arguments.images, arguments.rounds))
-        report("clients_precision", measure_precision(Path(name) / "demo", run, arguments.rounds, arguments.demo_images))
+        report("clients", measure_clients(run, trees, arguments.images, arguments.rounds), arguments.out)
+        precision = measure_precision(Path(name) / "demo", run, arguments.rounds, arguments.demo_images)
+        report("clients_precision", precision, arguments.out)
 
 
 if __name__ == "__main__":

@@ -211,6 +211,29 @@ def processes_block() -> str:
     )
 
 
+def clients_block() -> str:
+    """Return the table of benchmarks/clients.py."""
+    rows = []
+    for row in table_of("clients").to_dict("records"):
+        before = ", earlier version" if row["when"] == "before" else ""
+        clients = f", {row['clients']} client{'s' * (row['clients'] > 1)}" if row["clients"] else ""
+        columns = ("cpu_ms", "times_one_read", "median_ms", "p95_ms", "per_s", "times_one_client")
+        rows.append([f"{row['what']}{clients}{before}", *(number(row[name]) for name in columns)])
+    titles = "query | processor time, ms | times one read | median, ms | 95th percentile, ms | per s | times one client"
+    return markdown(titles, rows, f"Measured on {machine_of('clients')}, without a GPU.")
+
+
+def precision_block() -> str:
+    """Return the table of the indexes of benchmarks/clients.py."""
+    columns = ("i2t_r10", "i2t_exact_top_10", "t2i_r10", "t2i_exact_top_10", "cpu_ms_1", "cpu_ms_32")
+    rows = [
+        [f"`{row['index']}`", number(row["bytes"]), *(number(row[name]) for name in columns)]
+        for row in table_of("clients_precision").to_dict("records")
+    ]
+    titles = "index | bytes | R@10, i2t | found, i2t | R@10, t2i | found, t2i | ms, 1 client | ms, 32 clients"
+    return markdown(titles, rows)
+
+
 def large_data_block() -> str:
     """Return the table of benchmarks/large_data.py, with the numbers of an earlier version for the largest size."""
     table, before = table_of("large_data"), table_of("before_large_data").set_index(["step", "pairs"])
@@ -240,6 +263,8 @@ def blocks() -> dict[str, str]:
         "planning": planning_block(),
         "processes": processes_block(),
         "large_data": large_data_block(),
+        "clients": clients_block(),
+        "clients_precision": precision_block(),
         "gpu": gpu_block(),
     }
 

@@ -133,6 +133,15 @@ def test_all_steps_run_on_data_of_another_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_many_clients_get_the_answers_that_a_single_client_gets(tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/clients.py", "--out", str(tmp_path), "--images", "1000"]
+    subprocess.run([*command, "--demo-images", "66", "--rounds", "1"], check=True, capture_output=True, cwd=ROOT)
+    tables = [pd.read_csv(path) for path in sorted(tmp_path.glob("clients_*.csv"))]
+    assert sorted(map(len, tables)) == [4, 7]
+    assert all((table.filter(like="cpu_ms") >= 0).all(axis=None) for table in tables)
+
+
+@pytest.mark.nightly
 def test_two_processes_exchange_little_more_than_they_must(tmp_path: Path) -> None:
     table = run_script("processes", tmp_path, "--rounds", "1")
     two = table[table["processes"] == 2]

@@ -45,7 +45,7 @@ class VectorMatrix:
     def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
         """Return the ``ks[i]`` best rows for each query (m, dim), or all rows if there are fewer.
 
-        Whatever the other queries are, the results are bit for bit those of
+        The results do not depend on the other queries: they are, bit for bit, those of
         :func:`vse.eval.search.top_k.exact_search_single`.
         """
         queries = check_queries(self.vectors, queries)

@@ -34,7 +34,9 @@ def serve_command(request: ServeRequest) -> None:
     """
     for package in ("flask", "waitress"):
         import_extra(package, "vse-serve", "serve")
-    set_up_openmp(os.environ, threads_may_spin=False)  # before torch is imported
+    # Before torch is imported. In huge pages of memory, a search reads the vectors almost twice as fast.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    set_up_openmp(os.environ, threads_may_spin=False)
     from vse.features.backbones.device import use_threads, wrap_memory_errors
     from vse.training.serve.answers import ServedRuns
     from vse.training.serve.app import PageSettings, create_app

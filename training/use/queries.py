@@ -117,7 +117,7 @@ class QueryEncoder:
         return torch.equal(self._encode_texts(texts, allow_unknown=True).vectors[0][::5], alone)
 
     def _encode_group(self, queries: Sequence[Query], places: Sequence[int]) -> dict[int, EncodedQuery | UserError]:
-        """Return the embeddings of the texts at ``places``, which are encoded at once."""
+        """Encode the texts at ``places`` at once, and return their embeddings."""
         texts = [str(queries[place]) for place in places]
         if not texts:
             return {}

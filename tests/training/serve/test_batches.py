@@ -48,7 +48,7 @@ def draw_texts(seed: int, n: int) -> list[str]:
 def form(
     request: pytest.FixtureRequest, cache: Path, positions: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, ServedRuns]:
-    """A run of a form, and the name of the form."""
+    """Return the name of a form, and a run of it."""
     features, sets = (positions, scan("t2i")) if request.param == "scan" else (cache, FORMS[request.param])
     run = train(features, experiment("train.epochs=1", *sets), out=tmp_path_factory.mktemp("runs") / "run")
     return request.param, ServedRuns([run], "test", [RunFileOptions()], MANY, "cpu")
