@@ -51,11 +51,11 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
     weights_dir, word_file = (_find_option_path(request, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
-    from vse.features.finished import is_finished
+    from vse.features.up_to_date import is_up_to_date
 
     _check_feature_outputs(dataset, config, out, word_file)
     with lock_for_writing(out) if shard is None else nullcontext():  # single shards may run as parallel jobs
-        if shard is None and is_finished(out, dataset, config, n_shards, _encoder_path(out), word_file):
+        if shard is None and is_up_to_date(out, dataset, config, n_shards, _encoder_path(out), word_file):
             log.info("%s: finished, kept", out)
             return out
 

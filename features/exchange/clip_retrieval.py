@@ -27,7 +27,7 @@ from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import FileState, WatchedFile
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
-from vse.pipeline.imports.finished import is_finished, record_finished
+from vse.pipeline.imports.import_record import is_finished, write_import_record
 from vse.pipeline.imports.row_parts import (
     BadPartRow,
     PairPlaces,
@@ -108,7 +108,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
             _write_caches(parts, file, places, caches)
             shards = [(shards_folder(one), entry) for one in caches for entry in read_manifest(one)["shards"]]
             hashed = {folder / entry["file"]: entry["sha256"] for folder, entry in shards}
-            record_finished(settings.out, key, [file, *caches], hashed)
+            write_import_record(settings.out, key, [file, *caches], hashed)
     except UserError:
         shutil.rmtree(parts_folder, ignore_errors=True)
         raise

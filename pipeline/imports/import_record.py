@@ -24,7 +24,7 @@ def is_finished(folder: Path, key: str) -> bool:
         return False
 
 
-def record_finished(folder: Path, key: str, files: Sequence[Path], hashed: Mapping[Path, str]) -> None:
+def write_import_record(folder: Path, key: str, files: Sequence[Path], hashed: Mapping[Path, str]) -> None:
     """Record that an import with this key has written ``files``, and ``hashed`` files whose SHA-256 is known."""
     hashes = {
         str(path.absolute()): sha256 for path, sha256 in [*((path, sha256_file(path)) for path in files), *hashed.items()]

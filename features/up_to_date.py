@@ -22,7 +22,7 @@ from vse.pipeline.presets.parts import is_own_part
 _TORCH_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
 
 
-def is_finished(
+def is_up_to_date(
     out: Path, dataset: Dataset, config: FeatureSettings, n_shards: int, encoder: Path, word_file: Path | None
 ) -> bool:
     """Return whether an extraction would change nothing: the cache ``out``, its shards and its encoder exist and are whole.
