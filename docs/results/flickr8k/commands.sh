@@ -86,9 +86,6 @@ own_20_4 --set adversary.architecture=none --set adversary.scale=20 --set advers
     echo "order0 f8k_folds $seed effnet order0 $(schedule 20 15) $order=squared"
     echo "orderpp f8k_folds $seed effnet order0 $(schedule 20 15) $order=squared $warm"
     echo "vsepp_grid_12_1 f8k_folds $seed effnet_grid vsepp_grid_effnet $(grid 12 8 1)"
-    echo "scan_grid_12_2 f8k_folds $seed effnet_grid scan_i2t_avg_effnet $(grid 12 8 2)"
-    [ $# -lt 2 ] || echo "scan_boxes_12_2 f8k_folds $seed boxes_effnet_levels scan_i2t_avg_effnet $(grid 12 8 2)"
-    [ $# -lt 2 ] || echo "compositional_boxes_12_2 f8k_folds $seed boxes_effnet_levels scan_adversary_effnet $(grid 12 8 2)"
   done
   for seed in 0 1 2 3 4; do
     echo "vsepp_minilm f8k_folds $seed effnet vsepp_minilm_effnet $(schedule 12 8)"
@@ -104,6 +101,7 @@ own_20_4 --set adversary.architecture=none --set adversary.scale=20 --set advers
   done
   echo "scan_grid_6_1 f8k_folds 0 effnet_grid scan_i2t_avg_effnet $(grid 6 4 1)"
   echo "scan_grid_12_1 f8k_folds 0 effnet_grid scan_i2t_avg_effnet $(grid 12 8 1)"
+  echo "scan_grid_12_2 f8k_folds 0 effnet_grid scan_i2t_avg_effnet $(grid 12 8 2)"
   echo "vsepp_grid_6_1 f8k_folds 0 effnet_grid vsepp_grid_effnet $(grid 6 4 1)"
   echo "vsepp_grid_12_2 f8k_folds 0 effnet_grid vsepp_grid_effnet $(grid 12 8 2)"
   echo "vsepp_grid_12_4 f8k_folds 0 effnet_grid vsepp_grid_effnet $(grid 12 8 4)"
@@ -145,8 +143,7 @@ compare() { # NAME NAME
   vse-eval --compare runs/f8k_folds_"$1"/seed-*/test.h5 runs/f8k_folds_"$2"/seed-*/test.h5 --out "$results/$1_vs_$2.json"
 }
 
-names="vse0 vsepp order0 orderpp vsepp_grid_12_1 scan_grid_12_2 vsepp_minilm ace_own_10_minilm todnet_minilm"
-[ $# -lt 2 ] || names="$names scan_boxes_12_2 compositional_boxes_12_2"
+names="vse0 vsepp order0 orderpp vsepp_grid_12_1 vsepp_minilm ace_own_10_minilm todnet_minilm"
 for name in $names vse0_12 vsepp_12; do evaluate f8k_folds "$name"; done
 [ $# -lt 2 ] || { evaluate f8k vsepp_boxes && names="$names vsepp_boxes"; }
 compare vsepp vse0
@@ -156,8 +153,8 @@ compare ace_own_10_minilm vsepp_minilm
 compare todnet_minilm vsepp_minilm
 vse-eval --compare runs/f8k_folds_vsepp/seed-0/test.h5 runs/f8k_folds_vse0/seed-0/test.h5 \
   --out "$results/vsepp_vs_vse0_one_fold.json"
-compare scan_grid_12_2 vsepp_grid_12_1
-[ $# -lt 2 ] || { compare scan_boxes_12_2 scan_grid_12_2 && compare compositional_boxes_12_2 scan_boxes_12_2; }
+vse-eval --compare runs/f8k_folds_scan_grid_12_2/seed-0/test.h5 runs/f8k_folds_vsepp_grid_12_1/seed-0/test.h5 \
+  --out "$results/scan_vs_vsepp_grid_one_fold.json"
 for table in summary cards; do
   for name in $names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done
