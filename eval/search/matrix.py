@@ -55,11 +55,11 @@ class VectorMatrix:
         return [self._rank(query[None], rows, k) for query, rows, k in zip(queries, candidates, ks, strict=True)]
 
     def _find_candidates(self, queries: Vectors, ks: Sequence[int]) -> list[np.ndarray]:
-        """Return rows, in ascending order, among which are the best ``ks[i]`` rows of each query."""
+        """Return a superset of the best ``ks[i]`` rows of each query, in ascending order."""
         dim = queries.shape[1]
         relative_error = dim * _UNIT_ROUNDOFF / (1 - dim * _UNIT_ROUNDOFF)
         norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-        # One more than 4, because the norms and the floors are rounded, too.
+        # The factor is 5 and not 4, the bound, because the norms and the floors are rounded, too.
         margins = 5 * relative_error * norms * self._max_norm + np.finfo(np.float32).tiny
         found = [_Candidates(k, float(margin)) for k, margin in zip(ks, margins, strict=True)]
         matrix, columns = shared_tensor(self.vectors), shared_tensor(queries).T

@@ -142,7 +142,7 @@ class ParquetColumns:
         return raws
 
     def read_words(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
-        """Return the words of a row group, the index of each token's word, and the number of tokens up to each caption."""
+        """Return the index of each token's word, the tokens up to and including each caption, and the words of a row group."""
         return _encode_tokens(self._read_caption_field("tokens", group))
 
     def read_languages(self, group: int) -> list[str | None]:

@@ -219,7 +219,7 @@ def image_exists(path: Path) -> bool:
 
 
 def check_image_exists(path: Path) -> None:
-    """Raise BadImage if an image file is missing, or if its archive is missing or has changed. No archive is opened."""
+    """Raise BadImage if an image file is missing, or if its archive is missing or has another size or version."""
     if not path.is_file():
         with _wrap_archive_errors(path):
             _require_archived_photo(path).archive.check_unchanged()

@@ -219,7 +219,7 @@ class _LocalReader:
 
 
 class _RemoteReader:
-    """A reader of ranges of a remote file. A range that follows the last one is read with the next 8 MiB.
+    """A reader of ranges of a remote file. If a range follows the last one, 8 MiB are requested from its start.
 
     The photographs of a data set follow each other in an archive; a request for each of them would wait for the network.
     """

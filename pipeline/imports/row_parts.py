@@ -127,7 +127,7 @@ class PairPlaces(NamedTuple):
 
 
 def release_unused_memory() -> None:
-    """Return the memory that pyarrow has freed to the system."""
+    """Give memory that pyarrow no longer uses back to the operating system."""
     import_module("pyarrow").default_memory_pool().release_unused()
 
 
@@ -274,7 +274,7 @@ class RowJoin:
         return PairPlaces(
             imgids=np.asarray([one.imgid for one in facts] if has_imgids else np.arange(len(facts)), np.int64),
             caption_ends=np.cumsum(np.bincount(image_of_row[order], minlength=len(facts))),
-            sentids=sentids if has_sentids else np.arange(len(order)),
+            sentids=np.where(sentids >= 0, sentids, np.arange(len(order))) if has_sentids else np.arange(len(order)),
             part_index=part_index,
             position=order - np.concatenate([[0], self._part_ends])[part_index],
             row=numbers,

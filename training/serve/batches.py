@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 class QueryBatches(Generic[Query, Answer]):
     """A thread that answers the queries of other threads.
 
-    Queries that arrive while the thread computes are its next batch, so that a query waits for no timer.
+    Queries that arrive during a computation form the next batch, so no query waits for a timer.
 
-    ``answer_all`` : function that returns the answer to each query of a batch, or the exception for the thread that asked.
+    ``answer_all`` : function that returns, for each query of a batch, its answer or an exception for the waiting thread.
     """
 
     def __init__(self, answer_all: Callable[[Sequence[Query]], Sequence[Answer | Exception]]) -> None:
@@ -31,14 +31,14 @@ class QueryBatches(Generic[Query, Answer]):
         return self._waiting.qsize()
 
     def ask(self, query: Query) -> Answer:
-        """Return the answer to a query, or raise its exception."""
+        """Return the answer to a query. Raises the exception that ``answer_all`` returned for this query."""
         future: Future[Answer] = Future()
         self._waiting.put((query, future))
         self._executor.submit(self._answer_waiting)  # finds nothing if an earlier call has answered the query
         return future.result()
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """Return the result of other work in the thread."""
+        """Run a function in the answering thread, and return its result."""
         return self._executor.submit(work).result()
 
     def _answer_waiting(self) -> None:

@@ -1,9 +1,9 @@
-"""Score only the pairs that can change a rank, chosen by the scores of the backbone.
+"""Score only the pairs that are likely to change a rank, chosen by the scores of the backbone.
 
-The own pairs of each query are scored first. The best of their scores is the query's threshold: another candidate changes the
+The right pairs of each query are scored first. The best of their scores is the query's threshold: another candidate changes the
 rank only if it reaches this threshold. TOD-Net starts as its backbone and moves most scores little. Pairs are therefore scored
-in rounds, first those with the highest difference of the backbone's score from the threshold. The last round is the first one
-in which no pair reaches its threshold. This is a check and no proof: a later pair could still reach its threshold.
+in rounds, first those whose backbone score is highest above, or least below, the threshold. The last round is the first one in
+which no pair reaches its threshold. This is a check and no proof: a later pair could still reach its threshold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def require_shortlist_similarity(run: Path, similarity: nn.Module) -> TodNetSimilarity:
-    """Return ``similarity``. Raises UserError, which names the ``run``, if its scores of listed pairs are not implemented."""
+    """Return ``similarity``. Raises UserError, naming ``run``, unless ``similarity`` is a TOD-Net with a condition."""
     if isinstance(similarity, TodNetSimilarity) and similarity.has_condition:
         return similarity
     raise UserError(f"{run}: --shortlist is for a TOD-Net with a condition, whose pairs take long; leave it out")
@@ -42,11 +42,12 @@ def score_shortlist(
     image_of_caption: Int[Tensor, " n_captions"],
     min_round: int = MIN_ROUND,
 ) -> tuple[tuple[ScoreBlocks, ScoreBlocks | None], dict[str, float]]:
-    """Return scores i2t and t2i with the ranks of a complete scoring, and the share of the pairs that the model scored.
+    """Return scores i2t and t2i, and the share of the pairs that the model scored. The ranks should be those of all scores.
 
     All other pairs are ranked behind these, in the order of the backbone's scores. The second scores are None if both
-    directions have the same. A round has a twentieth of all pairs, and at least ``min_round`` pairs, so small sets are scored
-    completely. The similarity must have a condition.
+    directions have the same. The first round has all pairs whose backbone score is above the threshold, and a twentieth of all
+    pairs. Each later round has a twentieth of all pairs, and at least ``min_round`` pairs, so small sets are scored completely.
+    The similarity must have a condition.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))
@@ -78,7 +79,7 @@ def _score_rounds(
 ) -> float:
     """Replace the backbone's ``scores`` that may reach ``thresholds`` by the model's, and return the share of scored pairs.
 
-    All other scores are lowered by one number, below the lowest score of the model.
+    All other scores are shifted by one constant, to below the lowest score of the model.
 
     ``own_pairs`` has the image of each caption, and the model's score of this pair.
     """
