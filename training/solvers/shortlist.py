@@ -1,7 +1,7 @@
 """Score only the pairs that are likely to change a rank, chosen by the scores of the backbone.
 
-The right pairs of each query are scored first. The best of their scores is the query's threshold: another candidate changes the
-rank only if it reaches this threshold. TOD-Net starts as its backbone and moves most scores little. Pairs are therefore scored
+The right pairs of each query are scored first. The best of their scores is the query's threshold: another candidate changes
+the rank only if it reaches this threshold. TOD-Net starts as its backbone and moves most scores little. Pairs are therefore scored
 in rounds, first those whose backbone score is highest above, or least below, the threshold. The last round is the first one in
 which no pair reaches its threshold. This is a check and no proof: a later pair could still reach its threshold.
 """
@@ -46,8 +46,8 @@ def score_shortlist(
 
     All other pairs are ranked behind these, in the order of the backbone's scores. The second scores are None if both
     directions have the same. The first round has all pairs whose backbone score is above the threshold, and a twentieth of all
-    pairs. Each later round has a twentieth of all pairs, and at least ``min_round`` pairs, so small sets are scored completely.
-    The similarity must have a condition.
+    pairs. Each later round has a twentieth of all pairs, and at least ``min_round`` pairs, so small sets are scored
+    completely. The similarity must have a condition.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))
