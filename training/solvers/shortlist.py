@@ -1,9 +1,9 @@
 """Score only the pairs that are likely to change a rank, chosen by the scores of the backbone.
 
 The right pairs of each query are scored first. The best of their scores is the query's threshold: another candidate changes
-the rank only if it reaches this threshold. TOD-Net starts as its backbone and moves most scores little. Pairs are therefore scored
-in rounds, first those whose backbone score is highest above, or least below, the threshold. The last round is the first one in
-which no pair reaches its threshold. This is a check and no proof: a later pair could still reach its threshold.
+the rank only if it reaches this threshold. TOD-Net starts as its backbone and moves most scores little. Pairs are therefore
+scored in rounds, first those whose backbone score is highest above, or least below, the threshold. The last round is the
+first one in which no pair reaches its threshold. This is a check and no proof: a later pair could still reach its threshold.
 """
 
 from __future__ import annotations
