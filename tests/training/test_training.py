@@ -175,6 +175,14 @@ def test_kills_do_not_change_the_last_checkpoint(cache: Path, tmp_path: Path, re
     assert (tmp_path / "killed/best.safetensors").read_bytes() == (tmp_path / "whole/best.safetensors").read_bytes()
 
 
+def test_mapped_features_train_the_same_weights_as_features_read_from_files(cache: Path, tmp_path: Path) -> None:
+    mapped, files = (
+        train(cache, experiment(f"train.features_in_memory={value}", "train.epochs=1"), out=tmp_path / value)
+        for value in ("true", "false")
+    )
+    assert_same(state(mapped), state(files))
+
+
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(cache: Path, tmp_path: Path) -> None:
     arguments = ["--features", str(cache), "--out", str(tmp_path / "run"), *COMMAND, "--set", "model.dim=64"]
     log = tmp_path / "log.txt"
