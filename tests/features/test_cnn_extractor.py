@@ -151,7 +151,7 @@ def test_bad_usage_is_one_line(demo: Path, tmp_path: Path, fails: Fails) -> None
     out = tmp_path / "x.h5"
     assert "did you mean 'fc7'" in fails(main, "cnn", "--dataset", demo, "--feature", "fc8")
     assert "did you mean 'crop'" in fails(main, "cnn", "--dataset", demo, "--out", out, "--set", "crop5=10c")
-    assert "shard 9 is not one of 0-3" in fails(main, "cnn", "--dataset", demo, "--out", out, *COMMAND, "--shard", 9)
+    assert "shard 9 is not one of 0-1" in fails(main, "cnn", "--dataset", demo, "--out", out, *COMMAND, "--shard", 9)
     assert "No such command 'cnm'" in fails(main, "cnm")
     assert "unknown setting 'extractor'" in fails(main, "cnn", "--dataset", demo, "--out", out, "--set", "extractor=regions")
     common = ["cnn", "--dataset", demo, "--out", out, *COMMAND]
