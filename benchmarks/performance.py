@@ -242,12 +242,13 @@ def large_data_block() -> str:
     for step in table["step"].unique():
         points = table[table["step"] == step].set_index("pairs")
         power = exponent(points.index, points["cpu_s"])
-        row = [*(number(points["cpu_s"][size]) for size in sizes), number(points["peak_gb"][sizes[-1]])]
+        memory = (number(points[name][sizes[-1]]) for name in ("peak_gb", "own_gb"))
+        row = [*(number(points["cpu_s"][size]) for size in sizes), *memory]
         row.append(_DASH if np.isnan(power) else f"{power:.2f}")
         earlier = (step, sizes[-1])
         known = [number(before[name][earlier]) if earlier in before.index else _DASH for name in ("cpu_s", "peak_gb")]
         rows.append([step, *row, *known])
-    titles = ["step", *(f"{size:,} pairs, s" for size in sizes), "GB, largest", "power of time", "before, s", "before, GB"]
+    titles = ["step", *(f"{size:,} pairs, s" for size in sizes), "GB", "GB without mapped files", "power of time", "before, s", "before, GB"]
     return markdown(" | ".join(titles), rows)
 
 
