@@ -248,7 +248,15 @@ def large_data_block() -> str:
         earlier = (step, sizes[-1])
         known = [number(before[name][earlier]) if earlier in before.index else _DASH for name in ("cpu_s", "peak_gb")]
         rows.append([step, *row, *known])
-    titles = ["step", *(f"{size:,} pairs, s" for size in sizes), "GB", "GB without mapped files", "power of time", "before, s", "before, GB"]
+    titles = [
+        "step",
+        *(f"{size:,} pairs, s" for size in sizes),
+        "GB",
+        "GB without mapped files",
+        "power of time",
+        "before, s",
+        "before, GB",
+    ]
     return markdown(" | ".join(titles), rows)
 
 
