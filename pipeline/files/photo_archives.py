@@ -126,9 +126,8 @@ def find_archived_photo(path: Path) -> ArchivedPhoto | None:
 
     Returns None if no folder ``images`` of the path has an index with this file. Raises UserError if an index is damaged.
     """
-    folder, separator, file = path.as_posix().rpartition(
-        _IMAGES_FOLDER
-    )  # texts, because paths would take longer than the read
+    # Texts, because paths would take longer than the read
+    folder, separator, file = path.as_posix().rpartition(_IMAGES_FOLDER)
     while separator:
         index_file = Path(folder + separator + INDEX_NAME)
         if (state := read_file_state(index_file)) is not None:
@@ -141,7 +140,7 @@ def find_archived_photo(path: Path) -> ArchivedPhoto | None:
 
 
 class _PhotoIndex:
-    """An index, opened for reading. It may come from a stranger, so that its content is checked."""
+    """An index, opened for reading. Its content is checked, because the file may come from someone else."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, Lock()

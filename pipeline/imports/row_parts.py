@@ -226,6 +226,8 @@ class RowJoin:
                 if value != earlier and not fault:
                     place = self._read_place(known.part, known.position)
                     fault = f"{file} has {name} {value}, but {name} {earlier} at {place}"
+            if (sentid is None) != (known.sentid is None) and not fault:
+                fault = f"{file} has captions with and without an id"
         if imgid is not None and not fault and self._file_by_imgid.get(imgid, file) != file:
             fault = f"{self._file_by_imgid[imgid]} also has imgid {imgid}"
         if sentid is not None and not fault and sentid in self._sentids:
@@ -274,7 +276,7 @@ class RowJoin:
         return PairPlaces(
             imgids=np.asarray([one.imgid for one in facts] if has_imgids else np.arange(len(facts)), np.int64),
             caption_ends=np.cumsum(np.bincount(image_of_row[order], minlength=len(facts))),
-            sentids=np.where(sentids >= 0, sentids, np.arange(len(order))) if has_sentids else np.arange(len(order)),
+            sentids=sentids if has_sentids else np.arange(len(order)),
             part_index=part_index,
             position=order - np.concatenate([[0], self._part_ends])[part_index],
             row=numbers,

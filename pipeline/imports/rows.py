@@ -212,6 +212,8 @@ class RowCollector:
             for name, value, earlier in (("split", split, known.split), ("imgid", row.imgid, known.imgid)):
                 if value != earlier:
                     raise BadRow(f"{file} has {name} {value}, but {name} {earlier} at {known.row_locations[0]}")
+            if bool(row.sentids) != (known.captions[0][0] is not None):
+                raise BadRow(f"{file} has captions with and without an id")
         if row.imgid is not None and self._file_by_imgid.get(row.imgid, file) != file:
             raise BadRow(f"{self._file_by_imgid[row.imgid]} also has imgid {row.imgid}")
         if row.sentids and len(row.sentids) != len(row.captions):

@@ -109,6 +109,18 @@ def test_hundreds_of_pairs_with_faults_among_them(tmp_path: Path, fails: Fails) 
         np.testing.assert_array_equal(FeatureReader(open_cache(cache)).read_rows(np.arange(len(kept))), wanted[kept])
 
 
+def test_a_caption_without_an_id_is_a_fault_if_others_of_the_image_have_one(tmp_path: Path, fails: Fails) -> None:
+    rows: list[dict[str, Any]] = [{"image_path": "a.jpg", "caption": "a gull", "sentid": 4}]
+    rows += [{"image_path": "a.jpg", "caption": "a tern"}]
+    for number, row in enumerate(rows):
+        write_part(tmp_path / "clip", number, ROW, ROW, [row])
+    photos = write_photos(tmp_path / "photos", ["a.jpg"])
+    write_table(photos / "captions.jsonl", [{"file": "a.jpg", **row} for row in rows])
+    for source in (tmp_path / "clip", photos):
+        line = fails(main, "import", source, "--out", tmp_path / "x", "--out-features", tmp_path / "features")
+        assert "a.jpg has captions with and without an id" in line
+
+
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no texts": (lambda f: (f / "text_emb/text_emb_0.npy").unlink(), "part 0 has no text_emb_0"),
     "no metadata": (lambda f: (f / "metadata/metadata_0.jsonl").unlink(), "part 0 has no metadata_0"),

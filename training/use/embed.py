@@ -166,9 +166,7 @@ def embed_split(
         provenance=provenance_json(),
         trained_on=trained.training_data_name,
         fold=trained.dataset.fold or None,
-        coco_ids=None
-        if shortlist
-        else pairs.coco_ids,  # the protocols of COCO have further right answers, which need all scores
+        coco_ids=None if shortlist else pairs.coco_ids,  # the protocols of COCO have more right answers and need all scores
         **encode_languages(pairs.caption_languages),
         **build_vector_fields(trained.model, images, captions),
         **bank_scores,

@@ -161,7 +161,7 @@ class TodNetSimilarity(Similarity):
     def _score_conditions(
         self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "k n"]:
-        """Return the scores of conditions (rows), which are images or captions, with vectors of the other side (columns)."""
+        """Return the scores of conditions (rows) with vectors of the other side (columns)."""
         k, n = len(conditions), len(others)
         size = max(1, _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15) // max(1, n))
         recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
