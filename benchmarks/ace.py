@@ -23,7 +23,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.experiment import load_experiment
 from vse.training.options import TrainInputs
 from vse.training.prepare import prepare_task
-from vse.training.processes.join import join_processes
+from vse.training.processes.launchers import join_processes
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import open_inputs
 from vse.training.solvers.retrieval import RetrievalTrainer

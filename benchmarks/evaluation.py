@@ -22,8 +22,8 @@ import numpy as np
 from common import report
 from ranks import published
 
-from vse.eval.defaults import N_IMAGES_PER_FOLD
 from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.options import N_IMAGES_PER_FOLD
 from vse.eval.ranking.metrics import average_metrics, compute_metrics
 from vse.eval.ranking.ranks import Ranks
 

@@ -1,22 +1,42 @@
-"""Recognise a finished cache of captions without the libraries that compute vectors, which take seconds to import."""
+"""Find out whether a cache is up to date, without the libraries that compute vectors, which take seconds to import.
+
+A finished cache of captions is recognised by its key. A shard of images is compared with its photographs, for the plan of the
+workflow. A photograph whose file is older than the shard is not opened. A newer file is hashed, and compared with the hash in
+the shard. The file ``photos-00000-of-00004.h5`` next to the shard keeps the result, with size and modification time. So a file
+that was only touched is hashed once. Photographs in an archive have the size and times of the archive. A plan does not ask
+the server of an archive at a URL.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import h5py
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from vse.features.cache.feature_cache import FeatureCache, open_cache
-from vse.features.cache.shards import read_manifest, read_shard_record, shard_path
+from vse.features.cache.rows import sha256_bytes
+from vse.features.cache.shards import read_arrays, read_manifest, read_shard_record, shard_path, shard_slice
 from vse.features.data_checks import is_from_file
 from vse.features.settings.base import FeatureSettings
 from vse.features.settings.captions import FittedCaptionSettings, hash_word_file
-from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.dataset.columns import image_files, image_ids
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.writing import sha256_json
+from vse.pipeline.files.images import BadImage, read_image_bytes
+from vse.pipeline.files.outputs import read_first_bytes
+from vse.pipeline.files.photo_archives import find_archived_photo
+from vse.pipeline.files.writing import sha256_json, write_bytes
 from vse.pipeline.presets.parts import is_own_part
 
 _TORCH_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "int64", "U8": "uint8", "BOOL": "bool"}
@@ -82,3 +102,148 @@ def _hash_tensors(file: Any) -> str:
         digest.update(f"{name} torch.{_TORCH_TYPES[part.get_dtype()]} {shape};".encode())
         digest.update(file.get_tensor(name).tobytes())
     return digest.hexdigest()
+
+
+_MAX_HEAD_BYTES = 2**20  # of dataset.json before its images
+_UNREADABLE = bytes(32)  # stands for the hash of a photograph that is missing or damaged
+
+
+class _CheckedPhoto(NamedTuple):
+    """A photograph at its last check, and whether it ever differed from the extracted one. ``sha256`` is that of a change."""
+
+    size: int
+    modified_ns: int
+    sha256: bytes
+    changed: bool
+
+
+def describe_changed_photos(
+    dataset_file: Path, cache: Path, index: int, n_shards: int, splits: Sequence[str] | None = None
+) -> str:
+    """Return a hash of all changes of photographs since the first extraction of shard ``index``; "" if there were none.
+
+    The workflow runs the job of the shard again if this value changes. The job itself does not change the value, or it would
+    run again and again. The result of the check is stored next to the shard.
+    ``splits`` are the splits in the cache; None: all. Raises UserError if the data set has no photographs.
+    """
+    shard = shard_path(cache, index, n_shards)
+    record = shard.with_name(f"{shard.stem.replace('shard', 'photos', 1)}.h5")
+    checked = _read_checked_photos(record)
+    if _says_no_photographs(dataset_file):
+        raise UserError(
+            f"{dataset_file}: this data set has no photographs, so {cache} cannot be extracted; choose an experiment that "
+            "reads an imported feature, or change the experiment's features"
+        )
+    if dataset_file.is_file() and read_shard_record(shard) is not None:
+        status = dataset_file.stat()
+        ids, paths = _list_photos(dataset_file, status.st_mtime_ns, status.st_size, tuple(splits or ()))
+        rows = shard_slice(len(ids), index, n_shards)
+        updated = _check_newer_photos(shard, ids[rows].tolist(), paths[rows], checked)
+        if updated != checked:
+            checked = updated
+            with suppress(UserError):  # in a folder that this user may not change, the photographs are hashed each time
+                _write_checked_photos(record, checked)
+    digest = hashlib.sha256()
+    changed = {identity: photo for identity, photo in sorted(checked.items()) if photo.changed}
+    for identity, photo in changed.items():
+        digest.update(identity.to_bytes(8, "little", signed=True) + photo.sha256)
+    return digest.hexdigest() if changed else ""
+
+
+def _check_newer_photos(
+    shard: Path, ids: list[int], paths: list[str], checked: dict[int, _CheckedPhoto]
+) -> dict[int, _CheckedPhoto]:
+    """Return the photographs that are newer than the shard or missing, and those with a change in ``checked``."""
+    written_ns = shard.stat().st_mtime_ns
+    updated = {identity: photo for identity, photo in checked.items() if photo.changed}
+    hash_by_id: dict[int, bytes] | None = None
+    for identity, path in zip(ids, paths, strict=True):
+        try:
+            status = _stat_photo(path)
+            if status is None:
+                continue
+            state = (status.st_size, status.st_mtime_ns)
+            if status.st_ctime_ns < written_ns:
+                continue
+        except OSError:
+            state = (-1, -1)
+        known = checked.get(identity)
+        if known is not None and (known.size, known.modified_ns) == state:
+            updated[identity] = known
+            continue
+        if hash_by_id is None:
+            extracted_ids, hashes = read_arrays(shard, "ids", "sources")
+            hash_by_id = {one: row.tobytes() for one, row in zip(extracted_ids.tolist(), hashes, strict=True)}
+        found = _hash_photo(path)
+        if found != hash_by_id.get(identity, _UNREADABLE):
+            updated[identity] = _CheckedPhoto(*state, found, changed=True)
+        else:
+            updated[identity] = _CheckedPhoto(
+                *state, known.sha256 if known else found, changed=known is not None and known.changed
+            )
+    return updated
+
+
+def _stat_photo(path: str) -> os.stat_result | None:
+    """Return the status of the file or local archive of a photograph; None if the archive is at a URL."""
+    try:
+        return os.stat(path)  # Path.stat would take twice as long for a million files
+    except OSError:
+        photo = find_archived_photo(Path(path))
+        if photo is None:
+            raise
+        return None if photo.archive.path is None else photo.archive.path.stat()
+
+
+def _hash_photo(path: str) -> bytes:
+    try:
+        return sha256_bytes(read_image_bytes(Path(path))).tobytes()
+    except (OSError, BadImage):
+        return _UNREADABLE
+
+
+def _says_no_photographs(dataset_file: Path) -> bool:
+    """Return whether ``dataset.json`` has ``"pictures": false`` before its images.
+
+    Only its beginning is read, because a plan must not load a data set of a million images.
+    """
+    if not dataset_file.is_file():
+        return False
+    if dataset_file.suffix == ".parquet":
+        return not load_dataset_file(dataset_file).has_image_files
+    head, _, _ = read_first_bytes(dataset_file, _MAX_HEAD_BYTES).partition(b'"images":')
+    return re.search(rb'"pictures":\s*false', head) is not None
+
+
+@lru_cache(maxsize=4)
+def _list_photos(
+    dataset_file: Path, mtime_ns: int, size: int, splits: tuple[str, ...]
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
+    """Return the ids and paths of a data set's photographs, cached by time and size of ``dataset.json``."""
+    dataset = load_dataset_file(dataset_file)
+    images = (dataset.keep_splits(splits) if splits else dataset).images
+    folder = dataset_file.parent / "images"
+    return image_ids(images), [f"{folder}/{file}" for file in image_files(images)]
+
+
+def _read_checked_photos(path: Path) -> dict[int, _CheckedPhoto]:
+    """Return the photographs in a record by id; empty if there is no valid record."""
+    if not path.is_file():
+        return {}
+    try:
+        ids, states, hashes, changed = read_arrays(path, "ids", "states", "sha256", "changed")
+        rows = zip(ids.tolist(), states.tolist(), hashes.reshape(len(ids), 32), changed.tolist(), strict=True)
+        return {identity: _CheckedPhoto(size, time, row.tobytes(), bool(flag)) for identity, (size, time), row, flag in rows}
+    except (UserError, ValueError, TypeError):
+        return {}
+
+
+def _write_checked_photos(path: Path, checked: dict[int, _CheckedPhoto]) -> None:
+    photos = list(checked.values())
+    buffer = BytesIO()
+    with h5py.File(buffer, "w") as file:
+        file["ids"] = np.asarray(list(checked), np.int64)
+        file["states"] = np.asarray([(photo.size, photo.modified_ns) for photo in photos], np.int64).reshape(-1, 2)
+        file["sha256"] = np.frombuffer(b"".join(photo.sha256 for photo in photos), np.uint8).reshape(-1, 32)
+        file["changed"] = np.asarray([photo.changed for photo in photos], bool)
+    write_bytes(path, buffer.getbuffer())

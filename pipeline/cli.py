@@ -152,7 +152,7 @@ def folds_command(request: FoldsRequest) -> None:
     Each file has all images. One part is the test split, the next part the validation split, and the rest the training split.
     The folds read the image features of the original data set; nothing is extracted again.
     """
-    from vse.pipeline.dataset.folds import write_folds
+    from vse.pipeline.dataset.splits import write_folds
 
     for path in write_folds(request.dataset, request.out, request.count, request.seed, request.name, request.only):
         click.echo(path)

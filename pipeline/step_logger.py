@@ -1,10 +1,15 @@
-"""Print one line for each step of the workflow. With ``--verbose``, Snakemake prints its own, longer output instead."""
+"""Print one line for each step of the workflow: its name, duration and result, and the log of a failed step.
+
+With ``--verbose``, Snakemake prints its own, longer output instead.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging import ERROR, INFO, Handler, LogRecord
 from pathlib import Path
@@ -15,8 +20,8 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 from tqdm import tqdm
 
-from vse.pipeline import steps
-from vse.pipeline.errors import to_printable_line
+from vse.pipeline.errors import UserError, to_printable_line
+from vse.pipeline.files.writing import read_json
 
 _N_LOG_LINES = 10  # lines of the log of a failed step
 _MAX_TABLES = 6  # results whose metrics are printed at the end
@@ -67,7 +72,7 @@ class _Step:
     started: float
 
     def line(self, now: float, result: str) -> str:
-        return f"{self.name:<44} {steps.format_duration(now - self.started):>7}   {result}"
+        return f"{self.name:<44} {format_duration(now - self.started):>7}   {result}"
 
 
 class LogHandler(LogHandlerBase):
@@ -142,7 +147,7 @@ class LogHandler(LogHandlerBase):
     def _start_step(self, record: Any) -> None:
         names = (record.output, record.log)
         outputs, logs = ([Path(name.removesuffix(" (send to storage)")) for name in files] for files in names)
-        step = _Step(record.rule_name, steps.name_step(record.rule_name, record.wildcards), outputs, logs, record.created)
+        step = _Step(record.rule_name, name_step(record.rule_name, record.wildcards), outputs, logs, record.created)
         self._running[record.jobid] = step
         self._failed.pop(record.jobid, None)  # the step is repeated
         if self.common_settings.dryrun:
@@ -156,7 +161,7 @@ class LogHandler(LogHandlerBase):
         if step is None or self.common_settings.dryrun:
             return
         self._finished.append(step)
-        self._print(step.line(record.created, steps.describe_result(step.rule, step.outputs[0])))
+        self._print(step.line(record.created, describe_result(step.rule, step.outputs[0])))
         if self._bar is not None:
             self._bar.update()
 
@@ -173,10 +178,10 @@ class LogHandler(LogHandlerBase):
         lines = [step.line(record.created, f"failed (exit code {code[1]})" if code else "failed")]
         lines += [to_printable_line(record.rule_msg)] if record.rule_msg else []
         for log in map(Path, record.log):
-            if last_lines := steps.read_last_lines(log, _N_LOG_LINES):
+            if last_lines := read_last_lines(log, _N_LOG_LINES):
                 lines += [f"The last lines of {log}:", *(f"    {line}" for line in last_lines)]
         if command:
-            lines += ["This command repeats the step:", f"    {steps.repeat_command(command, self._added_variables())}"]
+            lines += ["This command repeats the step:", f"    {repeat_command(command, self._added_variables())}"]
         self._print("\n".join(lines))
 
     def _added_variables(self) -> dict[str, str]:
@@ -199,7 +204,7 @@ class LogHandler(LogHandlerBase):
         results = [path for path in results if path.is_file()]  # a result in a bucket is no local file
         if len(results) <= _MAX_TABLES:
             for result in results:
-                self._print("\n".join(["", *steps.format_metrics(result)]))
+                self._print("\n".join(["", *format_metrics(result)]))
         for path in reports:
             self._print(f"report: {path}")
 
@@ -207,7 +212,7 @@ class LogHandler(LogHandlerBase):
         """Display the last line of the log of the step that started last, until the end."""
         while not self._ended.wait(_REFRESH_SECONDS):
             if running := list(self._running.values()):
-                lines = [line for log in running[-1].logs for line in steps.read_last_lines(log, 1)]
+                lines = [line for log in running[-1].logs for line in read_last_lines(log, 1)]
                 self._bar.set_description_str(": ".join([running[-1].name, *lines]))
 
     def _print(self, text: str) -> None:
@@ -223,3 +228,92 @@ def _clean_error(message: str) -> str:
     message = re.sub(r"^Wildcards:\n(  .*\n?)*", "", message, flags=re.M)
     lines = [line.strip() for line in message.splitlines()]
     return "\n".join(line for line in lines if line and not _ERROR_HEADER_PATTERN.fullmatch(line))
+
+
+_DIRECTIONS = {"i2t": "image to text", "t2i": "text to image", "phrase": "phrase to region"}
+_COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "Med r"}
+_LOG_TAIL_BYTES = 20_000
+_LOG_SUFFIX_PATTERN = re.compile(r"\s*2>&1 \| tee \S+$")
+
+
+def name_step(rule: str, wildcards: Mapping[str, str]) -> str:
+    """Return a step in words, such as ``train demo_vsepp seed 0`` or ``extract demo_fc7 shard 1 of 4``."""
+    subject = [wildcards[key] for key in ("dataset", "feature", "experiment", "table") if key in wildcards]
+    words = [rule.replace("_", " "), *(["_".join(subject)] if subject else [])]
+    words += [f"{word} {wildcards[key]}" for word, key in (("seed", "seed"), ("fold", "number")) if key in wildcards]
+    if "shard" in wildcards:
+        words.append(f"shard {int(wildcards['shard']) + 1} of {int(wildcards['shards'])}")
+    return " ".join([*words, *(wildcards[key] for key in ("split", "suffix") if key in wildcards)])
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration such as ``34 s``, ``12 min`` or ``3.5 h``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def describe_result(rule: str, output: Path) -> str:
+    """Return the result of a finished step: the metric of a training or an evaluation, and otherwise the file it wrote."""
+    try:
+        if rule == "train":
+            return f"val rsum {read_json(output)['best_rsum']:.1f}"
+        if rule == "evaluate":
+            *_, protocol = _distinct_protocols(output).values()
+            return _describe_rsum(protocol) or f"R@1 {_mean(protocol['phrase']['r1']):.1f}"
+    except (UserError, KeyError, TypeError, ValueError):
+        pass  # a metric that the file does not have, such as the rsum of a run without validation
+    return re.sub("^s3:/", "s3://", str(output))  # a path has single slashes
+
+
+def format_metrics(result: Path) -> Iterator[str]:
+    """Yield the lines of a table of a result file: R@K and the median rank of each direction, and rsum, of each protocol."""
+    for name, protocol in _distinct_protocols(result).items():
+        columns = [key for key in _COLUMNS if any(key in protocol.get(direction, {}) for direction in _DIRECTIONS)]
+        if not columns:
+            continue
+        title = f"{result} ({name})"
+        yield f"{title:<44}" + "".join(f"{_COLUMNS[key]:>7}" for key in columns)
+        for direction, words in _DIRECTIONS.items():
+            if direction in protocol:
+                metrics = protocol[direction]
+                values = (f"{_mean(metrics[key]):7.1f}" if key in metrics else " " * 7 for key in columns)
+                yield f"  {words:<42}" + "".join(values)
+        if rsum := _describe_rsum(protocol):
+            yield f"  {rsum}"
+
+
+def read_last_lines(log: Path, count: int) -> list[str]:
+    """Return the last lines of a log that are not blank, safe for a terminal; none if there is no such file."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            text = stream.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [to_printable_line(line) for line in re.split(r"[\r\n]+", text) if line.strip()][-count:]
+
+
+def repeat_command(shell_command: str, variables: Mapping[str, str]) -> str:
+    """Return the command that repeats a step in a terminal: with its environment variables, and without writing a log."""
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return " ".join([*assignments, _LOG_SUFFIX_PATTERN.sub("", shell_command)])
+
+
+def _distinct_protocols(result: Path) -> dict[str, dict[str, Any]]:
+    """Return the protocols of a result file. Return only the last of several with the same metrics."""
+    protocols = read_json(result)["protocols"]
+    names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
+    return {name: protocols[name] for name in names.values()}
+
+
+def _describe_rsum(protocol: Mapping[str, Any]) -> str:
+    if protocol.get("rsum") is None:
+        return ""
+    interval = protocol.get("ci95", {}).get("rsum")
+    return f"rsum {_mean(protocol['rsum']):.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
+
+
+def _mean(metric: Any) -> float:
+    """Return a metric, or its mean over several seeds."""
+    return float(metric["mean"] if isinstance(metric, Mapping) else metric)

@@ -1,4 +1,4 @@
-"""The commands ``vse-train``, ``vse-embed``, ``vse-search`` and ``vse-report``.
+"""The commands ``vse-train``, ``vse-embed``, ``vse-search``, ``vse-report``, ``vse model``, ``vse check`` and ``vse new``.
 
 Each command imports the code that it needs only when it runs.
 """
@@ -11,7 +11,16 @@ from vse.pipeline.command import entry_point
 from vse.pipeline.errors import to_printable_line
 from vse.pipeline.options import command
 from vse.pipeline.presets.preset_files import list_preset_descriptions
-from vse.training.options import EmbedRequest, ReportRequest, SearchCommandRequest, TrainRequest
+from vse.training.options import (
+    CheckRequest,
+    EmbedRequest,
+    NewRequest,
+    PackRequest,
+    PushRequest,
+    ReportRequest,
+    SearchCommandRequest,
+    TrainRequest,
+)
 
 
 class _ExperimentListCommand(click.Command):
@@ -109,3 +118,53 @@ train_main = entry_point(train_command)
 embed_main = entry_point(embed_command)
 search_main = entry_point(search_command)
 report_main = entry_point(report_command)
+
+
+@command("check")
+def check_command(request: CheckRequest) -> None:
+    """Try your own loss, similarity, encoder or extractor on a small batch.
+
+    PART is a file and a name in it, such as my_loss.py:my_loss. vse-train and vse-extract try such a part, too, before they
+    start.
+    """
+    from vse.pipeline.presets.own_code import allow_named_code
+    from vse.training.own_parts.check import check_part
+
+    with allow_named_code([request.part]):
+        click.echo(f"{request.part}: this {check_part(request.part, request.sets)} is sound")
+
+
+@command("new")
+def new_command(request: NewRequest) -> None:
+    """Write a commented template of a loss, a similarity or an extractor to FILE, and a test of it next to FILE."""
+    from vse.training.own_parts.templates import write_template
+
+    click.echo("\n".join(write_template(request.kind, request.file)))
+
+
+@click.group("model")
+def model_group() -> None:
+    """Pack a trained model into a folder that needs no data, and publish the folder."""
+
+
+@command("pack", group=model_group)
+def pack_command(request: PackRequest) -> None:
+    """Write the model of RUN to the folder OUT, which vse.load, vse-search and vse-serve open without data set and caches.
+
+    The folder has the layout of Hugging Face: weights, settings, vocabulary, and a model card, README.md. The networks that
+    compute features are named with their hashes, or added by --with-backbone.
+    """
+    from vse.training.share.pack import pack
+
+    click.echo(pack(request.run, request.out, request.options))
+
+
+@command("push", group=model_group)
+def push_command(request: PushRequest) -> None:
+    """Upload a packed model to the Hugging Face hub as the repository NAME, such as user/name.
+
+    The token is that of hf auth login, or HF_TOKEN. HF_ENDPOINT is the address of another hub.
+    """
+    from vse.training.share.hub import push_model
+
+    click.echo(push_model(request.folder, request.name, request.private))

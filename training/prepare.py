@@ -21,14 +21,15 @@ from vse.training.data.pairs import (
     CaptionsPartlyEncoded,
     Pairs,
     RetrievalSplit,
+    check_same_backbone,
+    describe_model_inputs,
     encode_texts,
+    load_caption_inputs,
     select_images_with_features,
 )
 from vse.training.experiment import ExperimentConfig
 from vse.training.kinds import InputKind
-from vse.training.model_inputs import check_same_backbone, describe_model_inputs, load_caption_inputs
-from vse.training.models.build import MODEL_PARTS, Model, build_model
-from vse.training.models.trainable_cnn import TrainableCnn
+from vse.training.models.build import MODEL_PARTS, Model, TrainableCnn, build_model
 from vse.training.phrases.task import (
     PhraseSettings,
     PhraseTask,
@@ -40,8 +41,7 @@ from vse.training.phrases.task import (
 from vse.training.processes.group import ProcessGroup
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import RunInputs, initialise_word_embeddings
-from vse.training.solvers.base import RetrievalTask, TrainingTask
-from vse.training.solvers.negatives import HardNegatives
+from vse.training.solvers.base import HardNegatives, RetrievalTask, TrainingTask
 
 log = logging.getLogger(__name__)
 _TEXTS_PER_BLOCK = 1000

@@ -39,11 +39,9 @@ from vse.training.own_parts.check import check_own_parts
 from vse.training.prepare import prepare_task
 from vse.training.processes.group import ProcessGroup
 from vse.training.processes.interruption import TrainingFailed
-from vse.training.processes.join import join_processes
-from vse.training.processes.launchers import find_launch
-from vse.training.run.folder import RunFolder
+from vse.training.processes.launchers import find_launch, join_processes
+from vse.training.run.folder import RunFolder, choose_action
 from vse.training.run.inputs import RunInputs, open_inputs
-from vse.training.run.resume import choose_action
 from vse.training.solvers.base import Progress, Solver
 
 log = logging.getLogger(__name__)

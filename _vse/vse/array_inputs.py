@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from vse.features.exchange.array_data import ArrayData
+from vse.features.exchange.embeddings import ArrayData
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import AllowedValues, is_text
 from vse.pipeline.options import format_value

@@ -26,8 +26,8 @@ COMMANDS_BY_TASK = {
         "embed": "vse.training.cli:embed_command",
     },
     "Write your own parts": {
-        "new": "vse.training.own_parts.cli:new_command",
-        "check": "vse.training.own_parts.cli:check_command",
+        "new": "vse.training.cli:new_command",
+        "check": "vse.training.cli:check_command",
     },
     "Evaluate": {
         "eval": "vse.eval.cli:eval_command",
@@ -39,7 +39,7 @@ COMMANDS_BY_TASK = {
         "serve": "vse.training.serve.cli:serve_command",
     },
     "Share": {
-        "model": "vse.training.share.cli:model_group",
+        "model": "vse.training.cli:model_group",
     },
 }
 _COMMANDS = {name: place for commands in COMMANDS_BY_TASK.values() for name, place in commands.items()}

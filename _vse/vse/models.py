@@ -26,10 +26,9 @@ from vse.array_inputs import (
     read_validation,
 )
 from vse.data_files import N_DISPLAYED_ROWS, html_summary
-from vse.encoding import EncodingModel, InputEncoder
-from vse.features.exchange.array_data import ARRAYS_NAME, ArrayData, sample_validation_images, write_array_data
+from vse.encoding import DATA_FOLDER, EncodingModel, FittedRun, InputEncoder
+from vse.features.exchange.embeddings import ARRAYS_NAME, ArrayData, sample_validation_images, write_array_data
 from vse.features.options import ExtractOptions, FeatureRequest
-from vse.fitted_run import DATA_FOLDER, FittedRun
 from vse.pipeline.dataset.photo_folder import QUERY_PHOTO_SUFFIXES
 from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.option_types import NonNegativeInteger, PositiveInteger

@@ -240,9 +240,8 @@ class TrainedModel(EncodingModel, PathWrapper):
     @cached_property
     def encoder(self) -> InputEncoder:
         from vse.training.use.arrays import ArrayEncoder
-        from vse.training.use.model import load_opened_run
+        from vse.training.use.model import QueryEncoder, load_opened_run
         from vse.training.use.open_run import open_run
-        from vse.training.use.queries import QueryEncoder
 
         opened = open_run(self.path, self._file_options, self._device, allow_unfinished=True)
         split = next((name for name in ("test", *opened.dataset.splits) if name in opened.dataset.splits), None)

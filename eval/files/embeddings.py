@@ -16,12 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.eval.files.array_folder import MAX_IN_MEMORY_BYTES, read_array_folder
-from vse.eval.files.hdf5_fields import (
+from vse.eval.files.split import BANK_SCORE_NAMES, MATRIX_NAMES, POOLED_VECTOR_NAMES, SCORE_NAMES, VECTOR_NAMES, Embeddings
+from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
+from vse.pipeline.dataset.dataset import parse_fold
+from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, check_same_data
+from vse.pipeline.dataset.languages import check_languages
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files.hdf5 import (
     HASH_ATTRIBUTE,
     ArrayHash,
     FileMetadata,
     check_content_hash,
     check_same_attributes,
+    find_hdf5_dataset,
     hash_array,
     hash_content,
     parse_attribute,
@@ -29,13 +36,6 @@ from vse.eval.files.hdf5_fields import (
     parse_hashes,
     parse_ids,
 )
-from vse.eval.files.split import BANK_SCORE_NAMES, MATRIX_NAMES, POOLED_VECTOR_NAMES, SCORE_NAMES, VECTOR_NAMES, Embeddings
-from vse.eval.ranking.ranks import SIMILARITIES, ScoreBlocks, ScoreMatrix
-from vse.pipeline.dataset.dataset import parse_fold
-from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, check_same_data
-from vse.pipeline.dataset.languages import check_languages
-from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.hdf5 import find_hdf5_dataset
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
 from vse.pipeline.files.outputs import hdf5_kind
 from vse.pipeline.files.writing import open_atomic, write_bytes

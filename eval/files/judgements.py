@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from vse.eval.defaults import JUDGED_PREFIX
 from vse.eval.files.embeddings import find_dataset_file
 from vse.eval.files.split import Embeddings
-from vse.eval.options import AllEvaluateOptions
+from vse.eval.options import JUDGED_PREFIX, AllEvaluateOptions
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.inputs import InputFile

@@ -12,10 +12,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.hdf5_fields import (
+from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, DataIdentity, check_same_data
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.hdf5 import (
     HASH_ATTRIBUTE,
     check_content_hash,
     check_same_attributes,
+    find_hdf5_dataset,
     hash_array,
     hash_content,
     parse_attribute,
@@ -23,9 +26,6 @@ from vse.eval.files.hdf5_fields import (
     parse_hashes,
     parse_ids,
 )
-from vse.pipeline.dataset.identity import CAPTION_HASH_BYTES, PHOTO_HASH_BYTES, DataIdentity, check_same_data
-from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import find_hdf5_dataset
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 from vse.pipeline.files.outputs import hdf5_kind
 from vse.pipeline.files.writing import write_bytes

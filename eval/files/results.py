@@ -13,12 +13,12 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError, model_validator
 
-from vse.eval.defaults import N_IMAGES_PER_FOLD
-from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.split import SplitIdentity
+from vse.eval.options import N_IMAGES_PER_FOLD
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.pipeline.dataset.identity import DataChecksums
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.hdf5 import FileMetadata
 from vse.pipeline.files.outputs import json_kind
 from vse.pipeline.files.writing import read_json, sha256_json
 

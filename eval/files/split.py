@@ -1,4 +1,4 @@
-"""Embeddings or scores of a split, with ids and the identity of the data."""
+"""Embeddings or scores of a split, with ids and the identity of the data, and the captions of one language."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from vse.eval.defaults import published_folder
+from vse.eval.options import published_folder
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores, shared_tensor
 from vse.pipeline.dataset.identity import DataIdentity
-from vse.pipeline.errors import UserError
+from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import InputFile, InputFolder
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.preset_files import read_yaml
@@ -254,3 +254,25 @@ class Embeddings:
             image_id = self.caption_image_ids[unknown][0]
             raise UserError(f"a caption belongs to image {image_id}, but there is no such image id")
         return rows
+
+
+def select_language(path: Path, embeddings: Embeddings, language: str) -> Embeddings:
+    """Return the captions in ``language``, and the images that have captions in every language of the file.
+
+    So the results of several languages are results on the same images. Raises UserError if the file does not have the
+    language, or if no image has captions in all languages.
+    """
+    names = (embeddings.languages or "").split(",")
+    if embeddings.caption_languages is None:
+        raise UserError(f"{path}: does not have the languages of its captions, so --language and --pairs cannot select some")
+    if language not in names:
+        raise UserError(f"{path}: has no caption in the language {language!r}{did_you_mean(language, names)}")
+    image_of_caption = embeddings.image_of_caption()
+    has_language = np.zeros((len(embeddings.image_ids), len(names)), bool)
+    has_language[image_of_caption, embeddings.caption_languages] = True
+    has_all = np.logical_and.reduce(has_language, axis=1)
+    if not has_all.any():
+        raise UserError(f"{path}: no image has captions in all of its languages, {', '.join(names)}")
+    captions = (embeddings.caption_languages == names.index(language)) & has_all[image_of_caption]
+    selected = embeddings.select(np.flatnonzero(has_all), np.flatnonzero(captions))
+    return replace(selected, caption_languages=np.zeros(len(selected.caption_ids), np.int64), languages=language)

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.defaults import CHOICES_PROTOCOL
 from vse.eval.files.split import Embeddings
+from vse.eval.options import CHOICES_PROTOCOL
 from vse.eval.ranking.answers import BestAnswers
 from vse.eval.ranking.metrics import Floats, MeasuredQueries, QueriesByDirection
 from vse.eval.ranking.ranks import Ints

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.defaults import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings
+from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.answers import BestAnswers, unit_rows
 from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, position_metrics
 from vse.eval.ranking.ranks import Ints, ScoreBlocks, blocks_from_embeddings, check_finite, iter_caption_scores, shared_tensor

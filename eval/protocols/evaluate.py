@@ -8,7 +8,7 @@ A call of ``vse-eval FILE.h5`` passes through these files:
 4. ``eval/ranking/ranks.py`` computes scores, and the rank of the right answer to each query.
 5. ``eval/search/cross_check.py`` compares these ranks with a FAISS search.
 6. ``eval/ranking/metrics.py`` turns ranks into recalls and the other metrics.
-7. ``eval/ranking/bootstrap.py`` computes their 95% intervals.
+7. ``eval/ranking/statistics.py`` computes their 95% intervals.
 8. ``eval/protocols/result_content.py`` combines the seeds, builds the result and formats the printed lines.
 
 Ensembles (``ensemble.py``), the COCO protocols (``coco.py``), judgements (``judged.py``) and phrase scores
@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, FOLDED_PROTOCOLS, JUDGED_PREFIX, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_name, require_complete_scores
 from vse.eval.files.judgements import Judgements, read_judgement_files
 from vse.eval.files.query_files import (
@@ -38,7 +37,7 @@ from vse.eval.files.query_files import (
 )
 from vse.eval.files.results import RESULT_KIND, UNSAVED_RESULT_PATH
 from vse.eval.files.split import split_identity
-from vse.eval.options import AllEvaluateOptions
+from vse.eval.options import DEFAULT_IOU_THRESHOLD, FOLDED_PROTOCOLS, JUDGED_PREFIX, TREC_DEPTH, AllEvaluateOptions
 from vse.eval.protocols.choices import ChoiceSet, read_choice_sets
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
 from vse.eval.protocols.compression import measure_compression
@@ -68,10 +67,9 @@ from vse.eval.protocols.protocols import (
     unify_embeddings,
 )
 from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
-from vse.eval.ranking.bootstrap import compute_intervals
-from vse.eval.ranking.chance import chance_recall
 from vse.eval.ranking.hubness import diagnose, mean_cosine, measure_hubs
-from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, fold_metrics
+from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, chance_recall, fold_metrics
+from vse.eval.ranking.statistics import compute_intervals
 from vse.eval.search.approximate import measure_index_recalls, measure_reranked_search
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output

@@ -25,9 +25,9 @@ from vse.eval.files.judgements import Judgements
 from vse.eval.files.split import Embeddings
 from vse.eval.protocols.result_content import mean_and_std_over_seeds
 from vse.eval.ranking.answers import BestAnswers
-from vse.eval.ranking.bootstrap import compute_interval
 from vse.eval.ranking.metrics import Floats, MeasuredQueries, QueriesByDirection
 from vse.eval.ranking.ranks import Ints, iter_caption_scores
+from vse.eval.ranking.statistics import compute_interval
 from vse.pipeline.errors import UserError
 
 _DEPTH = 10  # of nDCG@10 and judged@10

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vse.eval.files.languages import select_language
-from vse.eval.files.split import Embeddings
+from vse.eval.files.split import Embeddings, select_language
 from vse.eval.ranking.answers import unit_rows
 from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection
 from vse.eval.ranking.ranks import blocks_from_embeddings, ranks_from_blocks, shared_tensor

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, N_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, is_phrase_score_file, read_phrase_scores
 from vse.eval.files.results import Metric
 from vse.eval.files.split import split_identity_from_ids
+from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.protocols.protocols import unify_seeds
 from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
-from vse.eval.ranking.bootstrap import compute_differences, compute_intervals
 from vse.eval.ranking.localisation import phrase_ranks
 from vse.eval.ranking.metrics import QueriesByDirection, fold_metrics
+from vse.eval.ranking.statistics import compute_differences, compute_intervals
 from vse.pipeline.errors import UserError
 
 _TYPE_PREFIX = "type "  # marks the name of a type among the keys of a fold
@@ -81,7 +81,7 @@ def evaluate_phrases(
 def phrase_differences(
     files: Sequence[Sequence[Path]], runs: Sequence[Sequence[PhraseScores]], samples: int, iou: float
 ) -> dict[str, Any]:
-    """Return the differences of two models on the same phrases (see :func:`vse.eval.ranking.bootstrap.compute_differences`).
+    """Return the differences of two models on the same phrases (see :func:`vse.eval.ranking.statistics.compute_differences`).
 
     ``files`` and ``runs`` have the seeds of each model. The result has all metrics under ``phrase``, and R@1 of each type of
     phrases under ``per_type``.

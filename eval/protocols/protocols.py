@@ -20,13 +20,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COCO_PROTOCOLS, DEFAULT_KS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
-from vse.eval.files.hdf5_fields import check_same_attributes
 from vse.eval.files.judgements import Judgements
-from vse.eval.files.languages import select_language
 from vse.eval.files.phrase_scores import PhraseScores
-from vse.eval.files.split import MATRIX_NAMES, ROW_FIELDS
+from vse.eval.files.split import MATRIX_NAMES, ROW_FIELDS, select_language
+from vse.eval.options import COCO_PROTOCOLS, DEFAULT_KS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
 from vse.eval.protocols.choices import ChoiceSet, rank_choices
 from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
 from vse.eval.protocols.judged import rank_judged_queries
@@ -44,6 +42,7 @@ from vse.eval.search.cross_check import (
 from vse.pipeline.dataset.dataset import parse_fold
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files.hdf5 import check_same_attributes
 
 _EmbeddingsOrScores = TypeVar("_EmbeddingsOrScores", Embeddings, PhraseScores)
 _JUDGED_REASON = "its right answers are judged, not only the captions of the image"  # why FAISS does not check the ranks

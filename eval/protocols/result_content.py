@@ -12,14 +12,14 @@ import faiss
 import numpy as np
 import torch
 
-from vse.eval.defaults import DEFAULT_KS, JUDGED_PREFIX, PHRASE_PROTOCOL
 from vse.eval.files.embeddings import parse_provenance
-from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.results import RESULT_VERSION, Combination, Result, file_reference, hash_file_content, mean_and_std
+from vse.eval.options import DEFAULT_KS, JUDGED_PREFIX, PHRASE_PROTOCOL
 from vse.eval.ranking.metrics import METRIC_TITLES, POSITION_METRICS, RANK_METRICS, metric_title
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.hdf5 import FileMetadata
 
 _COUNT_KEYS = ("folds", "n_queries")  # keys whose values are the same in every seed
 

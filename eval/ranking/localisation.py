@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
-from vse.eval.defaults import DEFAULT_KS
+from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.metrics import MeasuredQueries
 
 MISSED_RANK = np.iinfo(np.int64).max  # the rank of a phrase without a right candidate

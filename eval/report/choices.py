@@ -1,14 +1,22 @@
-"""The choices in a report: photos with the caption that the model chose, and the other one."""
+"""Two sections of a report: choices between captions, and errors that people accept.
+
+The first has photos with the caption that the model chose, and the other one. The second has captions that the model put
+first, and that describe the photo though they belong to another one.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from vse.eval.defaults import CHOICES_PROTOCOL
-from vse.eval.files.embeddings import resolve_path
+from vse.eval.files.embeddings import Embeddings, resolve_path
+from vse.eval.files.judgements import Judgements, read_judgements
+from vse.eval.options import CHOICES_PROTOCOL, JUDGED_PREFIX
 from vse.eval.protocols.choices import rank_choices, read_choice_sets
+from vse.eval.protocols.judged import rank_judged_queries
+from vse.eval.ranking.metrics import Floats
 from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.report.report_inputs import ReportInput
 from vse.pipeline.errors import UserError
@@ -55,3 +63,68 @@ def sample_choices(
             photo = photos.find_photo(choice_set.choices[k].imgid)
             shown.append(ShownChoice(photo, right, wrong, wanted, choice_set.choices[k].kind.replace("_", " ")))
     return shown
+
+
+N_ACCEPTED = 10  # accepted answers of each kind of judgements
+
+
+@dataclass(frozen=True)
+class AcceptedAnswer:
+    """A photo, the first caption that the model found for it, its own caption, and what people said."""
+
+    photo: Photo
+    caption: str
+    own_caption: str
+    verdict: str
+
+
+def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, missing: list[str]) -> list[AcceptedAnswer]:
+    """Return the accepted answers by the judgements that a result names, those with the highest grades first.
+
+    If a file of judgements is not where the result names it, or has changed, a sentence about it is added to ``missing``.
+    """
+    answers: list[AcceptedAnswer] = []
+    run = report_input.embeddings
+    for name, facts in report_input.result.judgements.items():
+        file = resolve_path(report_input.path, str(facts.get("file")))
+        try:
+            if run is None:
+                raise UserError("no embeddings")
+            judgements = read_judgements(name.removeprefix(JUDGED_PREFIX), file, run, photos.dataset.path)
+        except UserError:
+            missing.append(f"the judgements {file.name} cannot be read: no answers that people accept")
+            continue
+        if judgements.facts["sha256"] != facts.get("sha256"):
+            missing.append(f"the judgements {file.name} have changed since the evaluation: no answers that people accept")
+            continue
+        answers += _list_accepted(run, judgements, photos)
+    return answers
+
+
+def _list_accepted(run: Embeddings, judgements: Judgements, photos: DatasetPhotos) -> list[AcceptedAnswer]:
+    queries = rank_judged_queries(run, judgements)["i2t"]
+    assert queries.answers is not None
+    wrong_but_accepted = (queries.values_by_metric["r1"] > 0) & (queries.values_by_metric["r1_own"] == 0)
+    index_of = {
+        pair: index
+        for index, pair in enumerate(zip(judgements.image_ids.tolist(), judgements.caption_ids.tolist(), strict=True))
+    }
+    found = []
+    for row in np.flatnonzero(wrong_but_accepted):
+        image_row, caption_row = int(queries.answers.queries[row]), int(queries.answers.right_answers[row])
+        found.append((index_of[int(run.image_ids[image_row]), int(run.caption_ids[caption_row])], image_row, caption_row))
+    found.sort(key=lambda one: (-judgements.grades[one[0]], one[1]))
+    answers = []
+    for index, image_row, caption_row in found[:N_ACCEPTED]:
+        photo = photos.find_photo(int(run.image_ids[image_row]))
+        caption = photos.find_caption(int(run.caption_ids[caption_row]))
+        answers.append(
+            AcceptedAnswer(photo, caption, photo.caption, _describe_verdict(judgements.kind, judgements.ratings[index]))
+        )
+    return answers
+
+
+def _describe_verdict(kind: str, ratings: Floats) -> str:
+    if kind == "expert":
+        return f"experts: {', '.join(f'{rating:g}' for rating in ratings)} of 4"
+    return f"{100 * ratings[0]:.0f}% of a crowd say yes" if kind == "crowd" else f"grade {ratings[0]:g}"

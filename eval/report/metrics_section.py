@@ -11,12 +11,11 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from vse.eval.defaults import CHOICES_PROTOCOL, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, drop_repeated_protocols, mean_and_std
-from vse.eval.ranking.bootstrap import SIGNIFICANCE_LEVEL, compute_differences
-from vse.eval.ranking.chance import chance_recall
-from vse.eval.ranking.metrics import DIRECTIONS, METRIC_TITLES, build_fold, metric_title
+from vse.eval.options import CHOICES_PROTOCOL, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
+from vse.eval.ranking.metrics import DIRECTIONS, METRIC_TITLES, build_fold, chance_recall, metric_title
 from vse.eval.ranking.ranks import Ranks
+from vse.eval.ranking.statistics import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.report.charts import Bars, draw_recall_bars
 
 _PROTOCOL_TITLES = {
@@ -97,7 +96,7 @@ class ReportDifference(NamedTuple):
 def compute_retrieval_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ReportDifference]:
     """Return the differences of two models, first minus second, in the recalls of each direction and in rsum.
 
-    See :mod:`vse.eval.ranking.bootstrap` for the intervals and p-values.
+    See :mod:`vse.eval.ranking.statistics` for the intervals and p-values.
     """
     compared = compute_differences(
         [[build_fold(first, image_of_caption)]], [[build_fold(second, image_of_caption)]], N_COMPARISON_SAMPLES
@@ -111,7 +110,7 @@ def compute_retrieval_differences(image_of_caption: NDArray[np.int64], first: Ra
 
 
 def format_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
-    """Format the entry of a metric in the result of :func:`vse.eval.ranking.bootstrap.compute_differences` for a table."""
+    """Format the entry of a metric in the result of :func:`vse.eval.ranking.statistics.compute_differences` for a table."""
     return ReportDifference(
         name,
         f"{metric['difference']:+.1f}",

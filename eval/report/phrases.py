@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.results import ProtocolMetrics, mean_and_std
+from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.protocols.phrase_evaluation import phrase_folds
-from vse.eval.ranking.bootstrap import compute_differences
 from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, phrase_ranks, rowwise_iou
 from vse.eval.ranking.metrics import METRIC_TITLES
+from vse.eval.ranking.statistics import compute_differences
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
 from vse.eval.report.metrics_section import ReportDifference, ReportMetric, format_difference
 from vse.eval.report.pages import thumbnail_uri_and_size

@@ -12,20 +12,18 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from vse.eval.defaults import N_GALLERY_QUERIES, N_REPORT_QUERIES, PHRASE_PROTOCOL
 from vse.eval.files.results import Result
+from vse.eval.options import N_GALLERY_QUERIES, N_REPORT_QUERIES, PHRASE_PROTOCOL
 from vse.eval.protocols.result_content import combination_line, compression_line, hubs_line, rerank_line
-from vse.eval.ranking.chance import captions_per_image, chance_rsum
-from vse.eval.ranking.metrics import DIRECTIONS
+from vse.eval.ranking.metrics import DIRECTIONS, captions_per_image, chance_rsum
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
-from vse.eval.report.accepted import AcceptedAnswer, find_accepted_answers
 from vse.eval.report.charts import (
     RESULT_COLOURS,
     Curve,
     draw_rank_histogram,
     draw_training_curves,
 )
-from vse.eval.report.choices import ShownChoice, sample_choices
+from vse.eval.report.choices import AcceptedAnswer, ShownChoice, find_accepted_answers, sample_choices
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, compute_retrieval_differences, headline_metrics

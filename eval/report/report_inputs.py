@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vse.eval.defaults import PHRASE_PROTOCOL
 from vse.eval.files.embeddings import Embeddings, find_dataset_file, read_embeddings, resolve_path
-from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import Result, read_result
+from vse.eval.options import PHRASE_PROTOCOL
 from vse.eval.protocols.correction import repeat_correction
 from vse.eval.protocols.ensemble import build_ensemble
 from vse.eval.protocols.protocols import select_languages_of_seeds
 from vse.pipeline.dataset.identity import check_same_data
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.hdf5 import FileMetadata
 from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
 

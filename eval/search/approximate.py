@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vse.eval.defaults import DEFAULT_KS
+from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, RANK_METRICS, compute_metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
 from vse.eval.search.gpu import copy_to_gpu

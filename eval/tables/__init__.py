@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from vse.eval.defaults import published_tables
+from vse.eval.options import published_tables
 
 if TYPE_CHECKING:
     from vse.eval.tables.table import TableKind
@@ -22,7 +22,7 @@ TABLE_CLASS_PATHS = {
     "compare": "vse.eval.tables.compared:ComparedTable",
     "ladder": "vse.eval.tables.ladder:LadderTable",
     "compression": "vse.eval.tables.compression:CompressionTable",
-    "cards": "vse.eval.tables.cards:CardsTable",
+    "cards": "vse.eval.tables.summary:CardsTable",
 }
 _PUBLISHED_CLASS_PATH = "vse.eval.tables.published:PublishedTable"
 

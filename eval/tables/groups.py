@@ -1,4 +1,4 @@
-"""Groups of results that do not differ significantly, marked by letters (:mod:`vse.eval.ranking.families`)."""
+"""Groups of results that do not differ significantly, marked by letters (:mod:`vse.eval.ranking.statistics`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from vse.eval.protocols.protocols import (
     read_seed_embeddings,
     select_languages_of_seeds,
 )
-from vse.eval.ranking.bootstrap import SeedQueries
-from vse.eval.ranking.families import assign_letters, compare_all_pairs
+from vse.eval.ranking.statistics import SeedQueries, assign_letters, compare_all_pairs
 from vse.pipeline.errors import UserError
 
 COMPARED_PROTOCOL = "full"

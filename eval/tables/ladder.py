@@ -15,13 +15,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COST_NAMES
 from vse.eval.files.results import Result, check_consistent_data, drop_comparisons, read_result
-from vse.eval.options import TableRequest
-from vse.eval.tables.chart_files import write_chart_file
+from vse.eval.options import COST_NAMES, TableRequest
 from vse.eval.tables.groups import Groups, group_results
 from vse.eval.tables.summary import BEST_GROUP_COLUMN, GROUP_COLUMN, method_name, summarise_results
-from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, column_title, metric_cell
+from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, column_title, metric_cell, write_chart_file
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
 
@@ -38,9 +36,9 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | N
 
     The metrics are from the complete split, with 95% intervals (``_low``, ``_high``) and, with several seeds, the standard
     deviation (``_std``). ``best`` is ``yes`` for rows on the Pareto front of rsum against ``cost``, one of
-    :data:`vse.eval.defaults.COST_NAMES`, among the rows of one data set and split. Corrected results
+    :data:`vse.eval.options.COST_NAMES`, among the rows of one data set and split. Corrected results
     (:mod:`vse.eval.protocols.correction`) and plain ones have their own front. With ``family``, the column ``group`` has
-    letters (:func:`vse.eval.tables.groups.group_results`). Raises UserError if a result has no metrics of the complete split.
+    letters (:func:`vse.eval.tables.groups.group_results`). Raises UserError if a result lacks metrics of the complete split.
     """
     paths = drop_comparisons(results)
     if not paths:

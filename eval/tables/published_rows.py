@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from vse.eval.defaults import published_folder, published_tables
+from vse.eval.options import published_folder, published_tables
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline
 

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.files.cards import list_differing_facts
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
-from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.judgements import read_judgement_files
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import (
@@ -30,7 +28,7 @@ from vse.eval.files.results import (
     hash_file_content,
     read_comparison,
 )
-from vse.eval.options import AllEvaluateOptions, TableRequest
+from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL, AllEvaluateOptions, TableRequest
 from vse.eval.protocols.choices import read_choice_sets
 from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, phrase_differences, read_seed_phrase_scores
 from vse.eval.protocols.protocols import (
@@ -43,11 +41,12 @@ from vse.eval.protocols.protocols import (
     select_protocols,
 )
 from vse.eval.protocols.result_content import unfinished_runs
-from vse.eval.ranking.bootstrap import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.ranking.metrics import metric_title
+from vse.eval.ranking.statistics import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, metric_cell
 from vse.pipeline.command import current_provenance, format_code_version
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.hdf5 import FileMetadata
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
 
@@ -61,7 +60,7 @@ def compare_files(
     """Compare two models, given as files of embeddings, scores or phrase scores; write and return the comparison file.
 
     Two files are the two models. More files are the seeds of two models, equally many of each, and are paired in their order.
-    See :func:`vse.eval.ranking.bootstrap.compute_differences` for the values of each metric. The file is ``out`` or, if that
+    See :func:`vse.eval.ranking.statistics.compute_differences` for the values of each metric. The file is ``out`` or, if that
     is None, ``results/<dataset>_<a>_vs_<b>.json``.
     """
     phrases, threshold = (

@@ -1,4 +1,7 @@
-"""The table ``summary``: a row per result and protocol; and the columns that describe a result in all tables."""
+"""The tables ``summary``, a row for each result and protocol, and ``cards``, a row with the facts that readers compare.
+
+The columns that describe a result in all tables are here, too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.defaults import DEFAULT_KS, PHRASE_PROTOCOL
+from vse.eval.files.cards import build_card
 from vse.eval.files.results import (
     ProtocolMetrics,
     Result,
@@ -23,7 +26,7 @@ from vse.eval.files.results import (
     mean_and_std,
     read_result,
 )
-from vse.eval.options import TableRequest
+from vse.eval.options import DEFAULT_KS, PHRASE_PROTOCOL, TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS, RANK_METRICS
 from vse.eval.tables.groups import COMPARED_PROTOCOL, Groups, group_results
 from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
@@ -207,3 +210,27 @@ def _build_summary_row(path: Path, result: Result, name: str, protocol: Protocol
         if protocol.ci95:
             row[f"{column}_low"], row[f"{column}_high"] = protocol.type_interval(name, "r1") or UNKNOWN_INTERVAL
     return row
+
+
+class CardsTable(TableKind):
+    """``vse-table cards``: data, seeds, features, epochs, selection, seconds, processor and precision of each result."""
+
+    first_columns = ("dataset", "experiment", "split", "n_images", "seeds", "features", "epochs", "selection")
+
+    def build_frame(self, request: TableRequest) -> pd.DataFrame:
+        """Return a row for each result file; comparison files are left out. Raises UserError if there is no result file."""
+        rows = []
+        for path in drop_comparisons(request.results):
+            result = read_result(path)
+            names = {"dataset": result.dataset, "experiment": result.display_name, "split": result.split}
+            counts = {"n_images": result.n_images, "seeds": " ".join(map(str, result.seeds))}
+            described = describe_result(path, result)
+            rows.append({**names, **counts, **build_card(result.provenance), "run": described["run"]})
+        if not rows:
+            raise UserError("no result among the files, so there is no table")
+        return pd.DataFrame(rows)
+
+    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+        """Return all columns but ``run``."""
+        printed = frame.drop(columns="run")
+        return PrintedTable(printed.to_numpy().tolist(), [("", str(name)) for name in printed], len(printed.columns), [])

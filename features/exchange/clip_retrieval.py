@@ -22,12 +22,11 @@ from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, r
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.dataset import load_dataset_file, remember_checks
 from vse.pipeline.dataset.forms import choose_form, write_dataset_tables
-from vse.pipeline.dataset.json_images import pause_garbage_collection
+from vse.pipeline.dataset.images import pause_garbage_collection
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import FileState, WatchedFile
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
-from vse.pipeline.imports.import_record import is_finished, write_import_record
 from vse.pipeline.imports.row_parts import (
     BadPartRow,
     PairPlaces,
@@ -35,7 +34,9 @@ from vse.pipeline.imports.row_parts import (
     RowJoin,
     RowPart,
     find_part,
+    is_finished,
     release_unused_memory,
+    write_import_record,
     write_part,
 )
 from vse.pipeline.imports.rows import (

@@ -11,15 +11,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.pipeline.dataset import SPLITS
 from vse.pipeline.dataset.images import Caption, Image
-from vse.pipeline.dataset.parquet import (
-    IMAGES_PER_GROUP,
-    NO_COCOID,
-    SPLITS,
-    CaptionTexts,
-    ParquetColumns,
-    column_schema,
-)
+from vse.pipeline.dataset.parquet import IMAGES_PER_GROUP, NO_COCOID, CaptionTexts, ParquetColumns, column_schema
 from vse.pipeline.files.inputs import InputFile
 
 Ids = NDArray[np.int64]

@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.pipeline.dataset import SPLITS
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import (
     IdIndex,
@@ -33,9 +34,8 @@ from vse.pipeline.dataset.columns import (
     image_ids,
     select_images,
 )
-from vse.pipeline.dataset.images import Caption, Image
-from vse.pipeline.dataset.json_images import intern_tokens, parse_images, pause_garbage_collection
-from vse.pipeline.dataset.parquet import SPLITS, ParquetColumns, ParquetColumnsWriter
+from vse.pipeline.dataset.images import Caption, Image, intern_tokens, parse_images, pause_garbage_collection
+from vse.pipeline.dataset.parquet import ParquetColumns, ParquetColumnsWriter
 from vse.pipeline.dataset.parquet_checks import check_parquet_columns
 from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError, did_you_mean
@@ -86,7 +86,7 @@ class Dataset:
     data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for new text.
 
     ``parent`` is the name of a data set with the same images, whose caches of image features this data set reads. It is empty
-    for most data sets. A fold of a cross-validation (:mod:`vse.pipeline.dataset.folds`) has a parent with other splits, and a
+    for most data sets. A fold of a cross-validation (:mod:`vse.pipeline.dataset.splits`) has a parent with other splits, and a
     ``fold``, such as ``0 of 5``. A data set with further captions (:mod:`vse.pipeline.imports.added_captions`) has a parent
     with fewer captions.
     """

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.columns import build_tables
 from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, read_head, write_columns_copy
-from vse.pipeline.dataset.json_images import parse_images
+from vse.pipeline.dataset.images import parse_images
 from vse.pipeline.dataset.parquet import ParquetColumns, ParquetColumnsWriter, decode_captions
 from vse.pipeline.dataset.preparation import (
     build_caption_entry,

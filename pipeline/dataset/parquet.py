@@ -15,10 +15,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.pipeline.dataset import SPLITS
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
-SPLITS = ("train", "val", "test", "restval")
 NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
 IMAGES_PER_GROUP = 4096  # in a row group, the smallest part that is read
 HEAD_KEY, COPIED_KEY = b"vse-dataset", b"vse-copied-sha256"

@@ -6,8 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from vse.pipeline.dataset import SPLITS
 from vse.pipeline.dataset.languages import is_language_tag
-from vse.pipeline.dataset.parquet import SPLITS, column_schema
+from vse.pipeline.dataset.parquet import column_schema
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors

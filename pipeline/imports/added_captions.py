@@ -20,9 +20,9 @@ from vse.pipeline.dataset.preparation import (
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
-from vse.pipeline.imports.photo_names import list_name_keys
+from vse.pipeline.imports.photos import list_name_keys
 from vse.pipeline.imports.rows import BadRow, BadRowList, ImportSettings, flatten_captions
-from vse.pipeline.imports.table_layout import detect_encoding
+from vse.pipeline.imports.spreadsheets import detect_encoding
 from vse.pipeline.imports.tables import build_row, read_table_rows
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.inputs import error_reason, is_path_text, wrap_read_errors
 from vse.pipeline.files.photo_archives import MAX_PHOTO_BYTES
 from vse.pipeline.files.writing import lock_for_writing, read_json
-from vse.pipeline.imports.image_folders import ImageFolders
-from vse.pipeline.imports.photo_writers import PhotoWriter
+from vse.pipeline.imports.photos import ImageFolders, PhotoWriter
 from vse.pipeline.imports.rows import (
     BadRow,
     ImportSettings,

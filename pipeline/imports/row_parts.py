@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset.parquet import IMAGES_PER_GROUP, column_schema
-from vse.pipeline.files.writing import open_atomic
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import open_atomic, read_json, sha256_file, write_json
 from vse.pipeline.imports.rows import BadRowList
 
 PART_KEY = b"vse-import-part"
@@ -286,3 +287,27 @@ class RowJoin:
         """Return an integer column of all parts, with -1 for null."""
         columns = [part.read(name).column(0).fill_null(-1).to_numpy() for part in self._parts]
         return np.concatenate([np.empty(0, np.int64), *columns])
+
+
+RECORD_NAME = ".import.json"
+
+
+def is_finished(folder: Path, key: str) -> bool:
+    """Return whether the last import to ``folder`` had this key, and all files that it wrote are unchanged."""
+    record = folder / RECORD_NAME
+    if not record.is_file():
+        return False
+    try:
+        content = read_json(record)
+        files = {folder / path: sha256 for path, sha256 in content["files"].items()}
+        return content["key"] == key and all(path.is_file() and sha256_file(path) == sha256 for path, sha256 in files.items())
+    except (UserError, OSError, KeyError, TypeError, AttributeError):  # a damaged record
+        return False
+
+
+def write_import_record(folder: Path, key: str, files: Sequence[Path], hashed: Mapping[Path, str]) -> None:
+    """Record that an import with this key has written ``files``, and ``hashed`` files whose SHA-256 is known."""
+    hashes = {
+        str(path.absolute()): sha256 for path, sha256 in [*((path, sha256_file(path)) for path in files), *hashed.items()]
+    }
+    write_json(folder / RECORD_NAME, {"key": key, "files": hashes})

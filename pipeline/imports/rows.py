@@ -22,12 +22,12 @@ from vse.pipeline.dataset.preparation import (
     check_dataset_name,
     check_dataset_output,
 )
+from vse.pipeline.dataset.splits import sample_splits
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.outputs import check_output, text_kind
 from vse.pipeline.files.writing import write_text
-from vse.pipeline.imports.sampled_splits import sample_splits
 
 _SPLIT_BY_ALIAS = {split: split for split in SPLITS} | {"training": "train", "testing": "test"}
 _SPLIT_BY_ALIAS |= dict.fromkeys(("dev", "valid", "validation"), "val")

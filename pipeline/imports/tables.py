@@ -19,9 +19,7 @@ from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
-from vse.pipeline.imports.csv_rows import QUOTING_MODES, OnBadRow, read_csv_rows
-from vse.pipeline.imports.image_folders import ImageFolders
-from vse.pipeline.imports.photo_names import PhotoNames
+from vse.pipeline.imports.photos import ImageFolders, PhotoNames
 from vse.pipeline.imports.rows import (
     BadRow,
     ImportedRow,
@@ -30,7 +28,14 @@ from vse.pipeline.imports.rows import (
     flatten_captions,
     write_imported_data,
 )
-from vse.pipeline.imports.table_layout import N_SAMPLE_ROWS, find_layout, read_csv_layout
+from vse.pipeline.imports.spreadsheets import (
+    N_SAMPLE_ROWS,
+    QUOTING_MODES,
+    OnBadRow,
+    find_layout,
+    read_csv_layout,
+    read_csv_rows,
+)
 from vse.pipeline.progress import progress_bar
 
 # The usual names of the column of each field; the first existing column is read.

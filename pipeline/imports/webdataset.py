@@ -18,8 +18,7 @@ from vse.pipeline.files.inputs import error_reason
 from vse.pipeline.files.photo_archives import MAX_PHOTO_BYTES
 from vse.pipeline.files.remote import is_remote
 from vse.pipeline.files.writing import lock_for_writing, parse_json
-from vse.pipeline.imports.archive_sources import ARCHIVE_SUFFIXES, Archive, find_archives
-from vse.pipeline.imports.photo_writers import PhotoIndexer, PhotoWriter
+from vse.pipeline.imports.photos import ARCHIVE_SUFFIXES, Archive, PhotoIndexer, PhotoWriter, find_archives
 from vse.pipeline.imports.rows import (
     BadRow,
     ImportedRow,

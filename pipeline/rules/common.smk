@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import published_rows, published_tables
 from vse.features.settings import list_imported_features, load_feature
-from vse.features.photo_changes import describe_changed_photos
+from vse.features.up_to_date import describe_changed_photos
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import preparation
 from vse.pipeline.dataset.dataset import find_dataset_file
@@ -259,7 +259,7 @@ def _phrase_models(wildcards):
 @functools.cache
 def ladder_experiments(dataset):
     """Return the experiments of a ladder whose parts fit together; print once why the others do not."""
-    from vse.training.ladders import trainable_combinations  # lazy: imports torch
+    from vse.training.experiment import trainable_combinations  # lazy: imports torch
 
     fits, misfits = load_or_stop(trainable_combinations, SETTINGS.ladder or dataset, dataset)
     for name, why in misfits.items():
@@ -269,7 +269,7 @@ def ladder_experiments(dataset):
 
 def ladder_results(wildcards):
     """Return the results of all rows of a ladder, and the corrected results of its corrections."""
-    from vse.training.ladders import correctable_combinations  # lazy: imports torch
+    from vse.training.experiment import correctable_combinations  # lazy: imports torch
 
     dataset = wildcards.dataset
     names = ladder_experiments(dataset)

@@ -49,7 +49,7 @@ experiments:
 """
 SMALLER = [
     ("pipeline/demo.py", "DEFAULT_N_IMAGES = 5500", "DEFAULT_N_IMAGES = 22"),
-    ("eval/defaults.py", "N_IMAGES_PER_FOLD = 1000", "N_IMAGES_PER_FOLD = 4"),
+    ("eval/options.py", "N_IMAGES_PER_FOLD = 1000", "N_IMAGES_PER_FOLD = 4"),
 ]
 # Places that the documentation leaves open: a folder with all that is published of three data sets, weights, word vectors.
 PLACES = {

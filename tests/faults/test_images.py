@@ -20,7 +20,7 @@ from tests.training.conftest import done
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.similar_photos import compute_perceptual_hash
+from vse.pipeline.dataset.duplicates import compute_perceptual_hash
 from vse.pipeline.files.images import BadImage, decode_image, read_image_size
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -15,7 +15,7 @@ from tests.conftest import TINY_FEATURE
 from vse.features.cache.shards import shard_path
 from vse.features.extraction import extract_shards
 from vse.features.extractors.cnn import CnnExtractor
-from vse.features.photo_changes import describe_changed_photos
+from vse.features.up_to_date import describe_changed_photos
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import write_dataset_file
 from vse.pipeline.errors import UserError

@@ -31,7 +31,7 @@ from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
 from vse.features.extraction import extract_shards, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor
-from vse.features.photo_changes import describe_changed_photos
+from vse.features.up_to_date import describe_changed_photos
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, UnreadableArchive, decode_image, read_image_bytes, read_image_size

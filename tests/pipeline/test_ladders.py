@@ -10,7 +10,7 @@ from vse.eval.protocols.correction import METHODS
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import list_preset_names, load_ladder
 from vse.pipeline.presets.schema import CORRECTIONS
-from vse.training.ladders import correctable_combinations
+from vse.training.experiment import correctable_combinations
 
 
 @pytest.fixture

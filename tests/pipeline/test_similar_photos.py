@@ -12,8 +12,8 @@ from PIL import Image as Picture
 from PIL import ImageFilter
 
 from tests.hostile import NOT_FILES
-from vse.pipeline.dataset import similar_photos
-from vse.pipeline.dataset.similar_photos import (
+from vse.pipeline.dataset import duplicates
+from vse.pipeline.dataset.duplicates import (
     MAX_DIFFERENT_BITS,
     N_HASH_BITS,
     compute_perceptual_hash,
@@ -80,7 +80,7 @@ def test_near_pairs_are_those_that_a_loop_over_bits_finds(n: int, m: int, most: 
         (i, j) for i in range(n) for j in range(m) if sum(x != y for x, y in zip(hashes[i], others[j], strict=True)) <= most
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(similar_photos, "_HASHES_PER_CHUNK", 2)
+        patch.setattr(duplicates, "_HASHES_PER_CHUNK", 2)
         assert find_similar_hashes(hashes, others, most) == expected
 
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_not_an_image_is_refused(tmp_path: Path) -> None:
 
 def test_a_bomb_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     photo(0).save(tmp_path / "a.png")
-    monkeypatch.setattr(similar_photos, "MAX_PIXELS", 59_999)
+    monkeypatch.setattr(duplicates, "MAX_PIXELS", 59_999)
     with pytest.raises(BadImage, match="300 x 200 pixels are too many"):
         compute_perceptual_hash(tmp_path / "a.png")
 
@@ -115,5 +115,5 @@ def test_a_chain_of_similar_hashes_is_one_group(tmp_path: Path, monkeypatch: pyt
     """The ends of the chain differ in more bits than the limit."""
     steps = range(0, 4 * MAX_DIFFERENT_BITS, MAX_DIFFERENT_BITS)
     hashes = {tmp_path / f"{n}.png": np.arange(N_HASH_BITS) < n for n in [*steps, N_HASH_BITS]}
-    monkeypatch.setattr(similar_photos, "compute_perceptual_hash", hashes.__getitem__)
+    monkeypatch.setattr(duplicates, "compute_perceptual_hash", hashes.__getitem__)
     assert group_similar_photos(list(hashes)) == [[0, 1, 2, 3], [4]]

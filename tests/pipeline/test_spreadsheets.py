@@ -15,9 +15,9 @@ from tests.conftest import succeeds
 from tests.features.conftest import Fails
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.imports.photo_names import PhotoNames
+from vse.pipeline.imports.photos import PhotoNames
 from vse.pipeline.imports.rows import BadRow
-from vse.pipeline.imports.table_layout import detect_encoding
+from vse.pipeline.imports.spreadsheets import detect_encoding
 
 GERMAN = {
     "Küste bei Ebbe.JPG": "Zwei Mädchen laufen über den großen Strand.",

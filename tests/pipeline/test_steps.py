@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from vse.pipeline.steps import describe_result, format_duration, format_metrics, name_step, read_last_lines, repeat_command
+from vse.pipeline.step_logger import (
+    describe_result,
+    format_duration,
+    format_metrics,
+    name_step,
+    read_last_lines,
+    repeat_command,
+)
 
 
 @pytest.mark.parametrize(

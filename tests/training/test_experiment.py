@@ -14,8 +14,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.training.cli import embed_main, train_main
-from vse.training.experiment import load_experiment
-from vse.training.ladders import find_misfit_reason, trainable_combinations
+from vse.training.experiment import find_misfit_reason, load_experiment, trainable_combinations
 from vse.training.options import TrainInputs
 from vse.training.training import train
 

@@ -26,15 +26,13 @@ from vse.training.data.samplers import SAMPLERS
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.losses.hinges import MaxOfHinges
 from vse.training.models.encoders.bert import BertSettings
-from vse.training.models.encoders.gpo import GpoSettings
 from vse.training.models.encoders.mlp import BranchSettings, DenseLayersSettings
-from vse.training.models.encoders.pooling import WeldonSettings
+from vse.training.models.encoders.pooling import GpoSettings, WeldonSettings
 from vse.training.models.encoders.recurrent import GruSettings, LstmSettings, SruSettings
 from vse.training.phrases.solvers import PhraseGradientSettings
 from vse.training.run.folder import RunFolder
 from vse.training.solvers.cca import CommonCcaSettings
-from vse.training.solvers.closed_form import AsifSettings, CsaSettings, RidgeSettings
-from vse.training.solvers.none import NoTrainingSettings
+from vse.training.solvers.closed_form import AsifSettings, CsaSettings, NoTrainingSettings, RidgeSettings
 from vse.training.training import train
 from vse.training.use.embed import cache_run_embeddings
 

@@ -31,8 +31,8 @@ from vse.training.cli import train_main
 from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
+from vse.training.solvers.base import NEGATIVE_COLUMNS
 from vse.training.solvers.encode import encode
-from vse.training.solvers.negatives import NEGATIVE_COLUMNS
 from vse.training.training import train
 from vse.training.use.model import load_run
 

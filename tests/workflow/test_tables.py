@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.test_workflow import Work
-from vse.eval.defaults import published_tables
+from vse.eval.options import published_tables
 from vse.eval.tables.published_rows import table_experiments
 
 FILES = (

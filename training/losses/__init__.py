@@ -1,7 +1,7 @@
 """Losses. A new loss is one file here and one line below.
 
 A ranking loss is a class that derives from :class:`vse.training.losses.ranking.RankingLoss` and defines the method ``cost``.
-A loss of single pairs derives from :class:`vse.training.losses.pair_loss.PairLoss`.
+A loss of single pairs derives from :class:`vse.training.losses.base.PairLoss`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOSSES: Registry[Loss] = Registry(
         "spectrum": "vse.training.losses.hinges:SpectrumOfHinges",
         "infonce": "vse.training.losses.contrastive:InfoNceLoss",
         "sigmoid": "vse.training.losses.contrastive:SigmoidLoss",
-        "gce": "vse.training.losses.robust:GeneralisedCrossEntropy",
-        "logistic": "vse.training.losses.pair_loss:LogisticLoss",
+        "gce": "vse.training.losses.contrastive:GeneralisedCrossEntropy",
+        "logistic": "vse.training.losses.base:LogisticLoss",
     },
 )

@@ -1,11 +1,15 @@
-"""The base class of losses, the input of a loss (a batch) and its output (a cost), hinge costs, and a learned temperature."""
+"""The base class of losses, the input of a loss (a batch) and its output (a cost), hinge costs, and a learned temperature.
+
+A loss of single pairs derives from :class:`PairLoss`, such as the logistic loss of the similarity network. A nested objective
+(:func:`build_nested_objective`) also trains the first dimensions of an embedding to be an embedding.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -14,9 +18,11 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from vse.pipeline.presets.schema import Settings
 from vse.training.kinds import BatchVectors
+from vse.training.models.encoders.base import l2_normalize
 from vse.training.models.similarities.base import Similarity, SimilaritySettings
 from vse.training.processes.group import ProcessGroup
 
@@ -217,3 +223,78 @@ class Loss(Settings, ABC):
 
         ``scale`` is the network that :meth:`build_scale` returned. Without ``scale``, temperature and bias come from settings.
         """
+
+
+def build_nested_objective(objective: Objective, dims: Sequence[int]) -> Objective:
+    """Return the mean of ``objective`` over the first m dimensions, for each m in ``dims``, and over all dimensions.
+
+    The first m dimensions of an embedding are divided by their length (Matryoshka representation learning: Kusupati et al.,
+    NeurIPS 2022, Eq. 1, with equal weights). Hard negatives are listed by the scores over all
+    dimensions.
+    """
+
+    def cost(batch: Batch, seed: int) -> Cost:
+        images, captions = batch.image_embeddings, batch.caption_embeddings
+        parts = [
+            objective(replace(batch, image_embeddings=_truncate(images, m), caption_embeddings=_truncate(captions, m)), seed)
+            for m in dims
+        ]
+        whole = objective(batch, seed)
+        value = torch.stack([part.value for part in [*parts, whole]]).mean()
+        collapsed = torch.stack([part.collapsed_value for part in [*parts, whole]]).mean()
+        return Cost(value, collapsed, whole.query_scores)
+
+    return cost
+
+
+def _truncate(embeddings: BatchVectors, n_dims: int) -> BatchVectors:
+    return (l2_normalize(embeddings[0][..., :n_dims]), *embeddings[1:])
+
+
+class PairLoss(Loss):
+    """A loss of single pairs. Each positive pair of a batch is accompanied by one random negative pair."""
+
+    is_ranking: ClassVar = False
+
+    @abstractmethod
+    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Scalar:
+        """Return the sum of the costs of pairs with ``labels`` +1 (positive) or -1 (negative)."""
+
+    def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
+        def cost(batch: Batch, seed: int) -> Cost:
+            device = batch.image_embeddings[0].device
+            rows, columns = sample_balanced_pairs(batch.image_indices, np.random.default_rng(seed))
+            labels = torch.ones(len(rows), device=device)
+            labels[len(rows) // 2 :] = -1
+            where = (torch.from_numpy(indices).to(device) for indices in (rows, columns))
+            scores = similarity.score_pairs(batch.image_embeddings, batch.caption_embeddings, *where)
+            with torch.no_grad():
+                collapsed = self.cost(torch.zeros_like(scores), labels)
+            return Cost(self.cost(scores, labels), collapsed)
+
+        return cost
+
+
+def sample_balanced_pairs(image_indices: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """Return the images and captions of the pairs of a batch, followed by one random negative pair for each of these pairs.
+
+    A negative pair has the image of the positive pair and a caption of another image. Pairs without such a caption are left
+    out. Both results (2 n_left,) are positions in ``image_indices`` (n,), the image index of each pair of the batch.
+    """
+    order = np.argsort(image_indices, kind="stable")
+    _, image, counts = np.unique(image_indices, return_inverse=True, return_counts=True)
+    firsts = (np.cumsum(counts) - counts)[image]
+    n_wrong = len(image_indices) - counts[image]
+    rows = np.flatnonzero(n_wrong)
+    chosen = rng.integers(0, np.maximum(1, n_wrong))[rows]
+    wrong = order[chosen + counts[image][rows] * (chosen >= firsts[rows])]
+    return np.concatenate([rows, rows]), np.concatenate([rows, wrong])
+
+
+class LogisticLoss(PairLoss):
+    """The logistic loss log(1 + exp(-z p)) for scores p and labels z = +1 or -1 (two-branch paper, Eq. 7)."""
+
+    name: Literal["logistic"] = "logistic"
+
+    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Scalar:
+        return softplus(-labels * scores).sum()

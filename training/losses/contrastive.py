@@ -1,6 +1,6 @@
-"""Contrastive losses, InfoNCE and sigmoid, with a fixed or learned temperature and with one or several positives.
+"""Contrastive losses: InfoNCE and sigmoid, with a fixed or learned temperature, and GCE, which tolerates noisy pairs.
 
-Scores can be computed block by block, to save memory.
+The positives of a query are one or several. Scores can be computed block by block, to save memory.
 """
 
 from __future__ import annotations
@@ -293,3 +293,22 @@ class SigmoidLoss(ContrastiveLoss):
         n_positives = n_same.sum() if self.same_image == "positive" else torch.tensor(n)
         n_negatives = n * n - (n if self.same_image == "keep" else n_same.sum())
         return (self.lambda1 + self.lambda2) * (n_positives * softplus(-mean) + n_negatives * softplus(mean))
+
+
+class GeneralisedCrossEntropy(RankingLoss):
+    """Generalised cross entropy: each query costs (1 - p^q) / q (Zhang and Sabuncu, NeurIPS 2018).
+
+    p is the probability of the query's positive: the softmax of score / temperature over the positive and all negatives. The
+    gradient of a query is the gradient of InfoNCE, -log p, times p^q. A model finds most wrong pairs unlikely, so they count
+    less. With q near 0 the loss is InfoNCE, and with q = 1 it is 1 - p. The margin is not used.
+    """
+
+    name: Literal["gce"] = "gce"
+    temperature: float = Field(0.07, ge=1e-6, description="divisor of the scores")
+    q: float = Field(0.4, gt=0, le=1, description="near 0: InfoNCE; higher: unlikely pairs count less")
+
+    def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
+        own = torch.zeros_like(negatives).scatter(1, positives[:, None], True)
+        logits = (upcast_to_float32(scores) / self.temperature).masked_fill(~(own | negatives), -torch.inf)
+        log_probabilities = logits.log_softmax(1).gather(1, positives[:, None])
+        return -torch.expm1(self.q * log_probabilities).sum() / self.q

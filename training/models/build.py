@@ -1,22 +1,25 @@
-"""The model of an experiment: an image encoder, a caption encoder and a similarity."""
+"""The model of an experiment: an image encoder, a caption encoder and a similarity, and a CNN if it is fine-tuned."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Float, Int, UInt8
 from pydantic import Field, PositiveInt, SerializeAsAny, model_validator
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from vse.features.backbones.transformer import Transformer
+from vse.features.extractors.cnn import CnnExtractor, normalize_pixels
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.schema import Settings
 from vse.training.kinds import BatchVectors, InputKind, add_full_mask
 from vse.training.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
 from vse.training.models.encoders.base import EncoderSettings, EncoderSpec, l2_normalize
-from vse.training.models.encoders.linear import LinearSettings
+from vse.training.models.encoders.mlp import LinearSettings
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities.base import Scores, SimilaritySettings
 from vse.training.models.similarities.vectors import CosineSettings
@@ -193,3 +196,65 @@ def _check_encoder(
             f"the similarity {similarity.name!r} compares {compared_kind} of {side}s, and the {side} encoder "
             f"{settings.name!r} makes {settings.embedding_kind(kind)} of {name}"
         )
+
+
+class TrainableCnn(nn.Module):
+    """The network of an extractor, trained further with the model.
+
+    The features of an image are the mean of the features of its crops: a vector or, for a feature map, a vector at each
+    position. The vectors have unit length if the extractor normalises features. Parameters after the layer whose output is the
+    feature are dropped from the network. Dropout is off.
+
+    ``extractor`` : the CNN, and the preparation of images for the CNN.
+    ``batch_norm`` : statistics of batch norms during training: kept (``frozen``), or of the current batch (``train``).
+    ``checkpointing`` : whether to compute activations again in the backward pass instead of storing them.
+    ``compiled`` : whether to compile the network.
+    """
+
+    def __init__(
+        self,
+        extractor: CnnExtractor,
+        batch_norm: Literal["frozen", "train"] = "frozen",
+        checkpointing: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__()
+        self.network = extractor.network
+        self.config = extractor.config
+        self.batch_norm, self.checkpointing = batch_norm, checkpointing
+        self.network.requires_grad_(True)
+        self._drop_unused_modules(extractor.device)
+        # Methods, because a module kept under a second name would be saved twice.
+        self._run_network = torch.compile(self.network.forward) if compiled else self.network.__call__
+        self.train(False)
+
+    def forward(self, pixels: UInt8[Tensor, "n n_crops 3 side side"]) -> Float[Tensor, "n *positions dim"]:
+        images = normalize_pixels(pixels.flatten(0, 1), self.config.mean, self.config.std, pixels.device)
+        keep = not self.checkpointing or not torch.is_grad_enabled()
+        output = self._run_network(images) if keep else checkpoint(self._run_network, images, use_reentrant=False)
+        vectors = output.float().unflatten(0, pixels.shape[:2]).mean(1)
+        return nn.functional.normalize(vectors, dim=-1) if self.config.normalize else vectors
+
+    def train(self, mode: bool = True) -> TrainableCnn:
+        """Set the mode of batch norms if ``batch_norm`` is ``train``. All other modules stay in evaluation mode."""
+        super().train(False)
+        self.training = mode
+        if mode and self.batch_norm == "train":
+            for module in self.network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.train()
+        return self
+
+    def _drop_unused_modules(self, device: torch.device) -> None:
+        blank = torch.zeros(1, 3, self.config.crop, self.config.crop, dtype=torch.uint8)
+        output = self.network(normalize_pixels(blank, self.config.mean, self.config.std, device))
+        names, parameters = zip(*self.network.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
+        unused = {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}
+        for prefix, module in self.network.named_modules():
+            own = [name for name, _ in module.named_parameters(recurse=False)]
+            if own and all(f"{prefix}.{name}" in unused for name in own):
+                for name in [*own, *(name for name, _ in module.named_buffers(recurse=False))]:
+                    setattr(module, name, None)
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.track_running_stats = False  # loading weights would add the count of its batches

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from vse.features.own_extractor import check_extractor
+from vse.features.feature_job import check_extractor
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import ExtractionArguments, ImageSettings
 from vse.pipeline.errors import UserError
@@ -22,9 +22,7 @@ from vse.training.models.encoders import IMAGE_ENCODERS
 from vse.training.models.encoders.base import EncoderSettings
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities.base import SimilaritySettings
-from vse.training.own_parts.encoders import check_encoder
-from vse.training.own_parts.losses import check_loss
-from vse.training.own_parts.similarities import check_similarity
+from vse.training.own_parts.trials import check_encoder, check_loss, check_similarity
 
 _KINDS: dict[type[BaseModel], tuple[str, Registry[Any]]] = {
     SimilaritySettings: ("similarity", SIMILARITIES),

@@ -14,11 +14,11 @@ from torch import Tensor
 from vse.eval.ranking.localisation import rowwise_iou
 from vse.pipeline.presets.schema import Settings
 from vse.training.data.images import Indices
-from vse.training.losses.base import Cost, QueryScores
-from vse.training.losses.pair_loss import PairLoss
+from vse.training.losses.base import Cost, PairLoss, QueryScores
 from vse.training.losses.ranking import RankingLoss, add_neighbourhood_cost, find_neighbours
 from vse.training.models.similarities.base import Scores, Similarity
 from vse.training.phrases.arrays import (
+    BoxFeatures,
     KeyedSets,
     PhraseArrays,
     flatten_ranges,
@@ -26,7 +26,6 @@ from vse.training.phrases.arrays import (
     sample_mask_per_row,
     sample_one_per_row,
 )
-from vse.training.phrases.regions import BoxFeatures
 
 
 class PositiveRegionSettings(Settings):

@@ -11,13 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vse.eval.defaults import DEFAULT_IOU_THRESHOLD, DEFAULT_KS
+from vse.eval.options import DEFAULT_IOU_THRESHOLD, DEFAULT_KS
 from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import Indices
 from vse.training.models.build import Model
-from vse.training.phrases.arrays import PhraseArrays, flatten_ranges
-from vse.training.phrases.regions import RegionInputs
+from vse.training.phrases.arrays import PhraseArrays, RegionInputs, flatten_ranges
 
 _IMAGES_PER_BLOCK = 32  # images whose regions are embedded at once
 _PAIRS_PER_BLOCK = 2**15  # pairs that are scored at once

@@ -14,8 +14,7 @@ from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import Indices
-from vse.training.losses.base import Loss
-from vse.training.losses.pair_loss import PairLoss
+from vse.training.losses.base import Loss, PairLoss
 from vse.training.losses.ranking import RankingLoss
 from vse.training.phrases.batches import (
     CandidateSampler,

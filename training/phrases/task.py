@@ -17,14 +17,20 @@ from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedFeatures
-from vse.training.data.pairs import select_images_with_features
+from vse.training.data.pairs import describe_cache_input, select_images_with_features
 from vse.training.kinds import InputKind
-from vse.training.model_inputs import describe_cache_input
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
-from vse.training.phrases.arrays import build_phrase_arrays, check_phrase_cache, find_truth_regions
+from vse.training.phrases.arrays import (
+    BoxFeatures,
+    CoordinateUse,
+    RegionInputs,
+    build_phrase_arrays,
+    check_phrase_cache,
+    find_truth_regions,
+    region_input_dim,
+)
 from vse.training.phrases.batches import PositiveRegionSettings
 from vse.training.phrases.localisation import PhraseInputs, PhraseSplit, compute_recalls, score_candidates
-from vse.training.phrases.regions import BoxFeatures, CoordinateUse, RegionInputs, region_input_dim
 from vse.training.run.inputs import RunInputs
 from vse.training.settings import SolverSettings, TrainConfig
 from vse.training.solvers.base import Solver, TrainingTask

@@ -1,12 +1,19 @@
-"""The early end of a training: by Ctrl-C, by SIGTERM, or because it diverged or collapsed."""
+"""The early end of a training.
+
+The user ends it by Ctrl-C, a scheduler by SIGTERM; or it diverged, collapsed, or waited too long for another process.
+"""
 
 from __future__ import annotations
 
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from vse.pipeline.errors import UserError
 
@@ -77,3 +84,117 @@ class Interruption:
         self.signal = number
         if self._raises_on_signal:
             raise StopNow
+
+
+_SECONDS = 1.0  # between two reports of a process
+_SILENT_SECONDS = 5.0  # without a report, after which a process counts as silent
+
+
+@dataclass(frozen=True)
+class Report:
+    """The state of a process, which it reports every second.
+
+    ``number`` counts its reports, and ``exchanges`` its exchanges of data with the other processes. ``signal`` is the signal
+    that asked it to stop, or 0. ``host`` is the name of its machine.
+    """
+
+    number: int
+    exchanges: int
+    signal: int
+    host: str
+
+    def to_text(self) -> str:
+        return f"{self.number} {self.exchanges} {self.signal} {self.host}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Report:
+        number, exchanges, stop, host = text.split(" ", 3)
+        return cls(int(number), int(exchanges), int(stop), host)
+
+
+class Watch:
+    """A thread that reports the state of this process to the others, and reads their reports.
+
+    A signal that asks another process to stop also stops this one, so SIGTERM to any process ends the training with a
+    checkpoint.
+
+    ``store`` : a connection, for this thread alone, to the store through which the processes found each other.
+    ``rank``, ``size`` : number of this process, and the number of all.
+    ``interruption`` : set by the training, while it catches signals.
+    ``exchanges`` : number of exchanges that this process has begun.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store = store
+        self._rank, self._size = rank, size
+        self.interruption: Interruption | None = None
+        self.exchanges = 0
+        self._number = 0
+        self._reports: dict[int, Report] = {}
+        self._changed: dict[int, float] = {}  # time at which the last new report of a process was read
+        self._last_read = time.monotonic()
+        self._ends = threading.Event()
+        self._report()
+        store.wait([f"report {rank}" for rank in range(size)])
+        self._report()
+        self._thread = threading.Thread(target=self._run, name="vse-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ends.set()
+        self._thread.join(timeout=_SILENT_SECONDS)
+
+    def wait_until_others_stop(self) -> None:
+        """Wait until every other process has reported a signal, for five seconds at most."""
+        until = time.monotonic() + _SILENT_SECONDS
+        while time.monotonic() < until and not all(report.signal for report in self._reports.values()):
+            time.sleep(_SECONDS / 10)
+
+    def is_silent(self, rank: int) -> bool:
+        """Return whether a process has not reported for five seconds.
+
+        If this process cannot read reports, only process 0 counts as silent, because it usually keeps the reports.
+        """
+        now = time.monotonic()
+        if now - self._last_read > _SILENT_SECONDS:
+            return rank == 0
+        return now - self._changed.get(rank, now) > _SILENT_SECONDS
+
+    def find_silent(self) -> list[int]:
+        """Return the numbers of the other processes that have not reported for five seconds."""
+        return [rank for rank in range(self._size) if rank != self._rank and self.is_silent(rank)]
+
+    def describe_missing(self) -> str:
+        """Return a sentence that names the processes that do not answer. First wait until missing reports are noticed."""
+        time.sleep(_SILENT_SECONDS + 2 * _SECONDS)
+        if silent := self.find_silent():
+            return f"no answer from {self._name(silent)}, which was killed or hangs, or whose machine cannot be reached"
+        behind = [rank for rank, report in self._reports.items() if report.exchanges < self.exchanges]
+        return f"{self._name(behind)} did not finish its part of the step" if behind else "the exchange of data failed"
+
+    def _name(self, ranks: list[int]) -> str:
+        names = [f"{rank} (on {self._reports[rank].host})" if rank in self._reports else str(rank) for rank in ranks]
+        return f"process {' and process '.join(names)} of {self._size}"
+
+    def _run(self) -> None:
+        while not self._ends.wait(_SECONDS):
+            try:
+                self._report()
+            except Exception:  # whatever the connection raises, nothing was read, and the next attempt follows
+                continue
+
+    def _report(self) -> None:
+        stop = 0 if self.interruption is None else self.interruption.signal or 0
+        self._number += 1
+        own = Report(self._number, self.exchanges, stop, socket.gethostname())
+        self._store.set(f"report {self._rank}", own.to_text())
+        for rank in range(self._size):
+            if rank != self._rank and self._store.check([f"report {rank}"]):
+                report = Report.from_text(self._store.get(f"report {rank}").decode())
+                if report != self._reports.get(rank):
+                    self._changed[rank] = time.monotonic()
+                self._reports[rank] = report
+        self._last_read = time.monotonic()
+        signals = [report.signal for report in self._reports.values() if report.signal]
+        if signals and self.interruption is not None:
+            self.interruption.pass_signal(signals[0])

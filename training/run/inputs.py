@@ -30,7 +30,7 @@ from vse.pipeline.presets.schema import ExperimentOutline
 from vse.training.kinds import InputKind, to_input_kind
 from vse.training.models.build import Model
 from vse.training.models.encoders.base import EncoderSettings
-from vse.training.models.encoders.word_reader import WordReader
+from vse.training.models.encoders.recurrent import WordReader
 from vse.training.options import TrainInputs
 from vse.training.run.folder import RunFolder, relative_path
 

@@ -25,9 +25,8 @@ from vse.training.serve.page_request import ItemKind
 from vse.training.serve.photos import SMALL_PHOTO_SIDE, read_photo
 from vse.training.serve.run_answer import RunAnswer, SplitImage
 from vse.training.use.corpus import describe_searched_images, find_default_split
-from vse.training.use.model import TrainedRun
+from vse.training.use.model import EncodedQuery, Query, TrainedRun
 from vse.training.use.open_run import training_dataset_file
-from vse.training.use.queries import EncodedQuery, Query
 from vse.training.use.searcher import SearchAnswer, Searcher, SearchOptions, SearchQuery, load_run_for_search
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from vse.training.serve.page_request import (
 from vse.training.serve.photos import PHOTO_SLOTS, TooManyLargePhotos, UploadedPhotos, read_upload
 from vse.training.serve.run_answer import SplitImage, build_answer_json, build_attention_json
 from vse.training.serve.server import REFUSAL_KEY
-from vse.training.use.queries import Query
+from vse.training.use.model import Query
 
 _QUERY_PARAMETERS = {"q", "photo", "like"}
 _SCRIPT_FILE = Path(__file__).with_name("page.js")

@@ -12,7 +12,7 @@ from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.training.serve.page_request import ItemKind, PageRequest
 from vse.training.serve.photos import SMALL_PHOTO_SIDE
 from vse.training.serve.run_answer import RunAnswer, SplitImage
-from vse.training.use.queries import Query
+from vse.training.use.model import Query
 
 _CAPTIONS_PER_IMAGE = 2
 

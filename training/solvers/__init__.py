@@ -14,7 +14,7 @@ SOLVERS: Registry[SolverSettings] = Registry(
         "ridge": "vse.training.solvers.closed_form:RidgeSettings",
         "csa": "vse.training.solvers.closed_form:CsaSettings",
         "asif": "vse.training.solvers.closed_form:AsifSettings",
-        "none": "vse.training.solvers.none:NoTrainingSettings",
+        "none": "vse.training.solvers.closed_form:NoTrainingSettings",
         "phrases": "vse.training.phrases.solvers:PhraseGradientSettings",
         "phrases_cca": "vse.training.phrases.solvers:PhraseCcaSettings",
     },

@@ -10,17 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vse.eval.defaults import DEFAULT_KS
+from vse.eval.options import DEFAULT_KS
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.training.adversaries.base import Opponent
 from vse.training.kinds import BatchVectors
-from vse.training.losses.base import Batch, Loss, LossContext, Objective
-from vse.training.losses.nested import build_nested_objective
-from vse.training.processes.batch_norm import synchronise_batch_norms
+from vse.training.losses.base import Batch, Loss, LossContext, Objective, build_nested_objective
+from vse.training.processes.group import synchronise_batch_norms
 from vse.training.solvers.base import RetrievalSolver, RetrievalTask
-from vse.training.solvers.embedder import BatchEmbedder, BothEncoders
+from vse.training.solvers.encode import BatchEmbedder, BothEncoders
 from vse.training.solvers.epochs import GradientSolver, Indices
 from vse.training.solvers.optimisation import OPTIMIZERS
 

@@ -12,15 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import Embeddings
-from vse.features.exchange.array_data import ARRAYS_NAME, ArrayData, Vectors
+from vse.features.exchange.embeddings import ARRAYS_NAME, ArrayData, Vectors
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import QUERY_IMAGE_FORMATS, decode_image
 from vse.pipeline.progress import progress_bar
 from vse.training.data.pairs import CaptionsEncodedOnRead, RetrievalSplit
 from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings, add_full_mask, pack_embeddings
 from vse.training.solvers.encode import PairScores, build_vector_fields
-from vse.training.use.model import TrainedRun, load_run
-from vse.training.use.queries import QueryEncoder
+from vse.training.use.model import QueryEncoder, TrainedRun, load_run
 
 DEFAULT_BATCH_SIZE = 512
 
@@ -97,7 +96,7 @@ class ArrayEncoder:
         hidden: bool = True,
         allow_unknown: bool = False,
     ) -> PackedEmbeddings:
-        """Return the embeddings of texts; see :meth:`vse.training.use.queries.QueryEncoder.encode_texts`."""
+        """Return the embeddings of texts; see :meth:`vse.training.use.model.QueryEncoder.encode_texts`."""
 
         def encode(part: slice) -> BatchVectors:
             return self.queries.encode_texts(texts[part], allow_unknown).vectors

@@ -30,7 +30,7 @@ from vse.training.data.images import Indices
 from vse.training.data.pairs import Pairs, encode_texts, select_images_with_features
 from vse.training.models.build import Model
 from vse.training.options import RunFileOptions, SearchRequest
-from vse.training.phrases.arrays import PhraseArrays, check_phrase_cache
+from vse.training.phrases.arrays import BoxFeatures, PhraseArrays, RegionInputs, check_phrase_cache
 from vse.training.phrases.localisation import (
     PhraseInputs,
     PhraseSplit,
@@ -38,7 +38,6 @@ from vse.training.phrases.localisation import (
     score_candidates,
     score_embedded_pairs,
 )
-from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import PhraseSettings, build_evaluation_split, build_phrase_model, open_phrase_features
 from vse.training.use.open_run import OpenedRun, load_weights, open_run
 

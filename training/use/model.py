@@ -1,35 +1,50 @@
-"""Load the model of a trained run with its best weights, and a split as inputs of the model."""
+"""Load the model of a trained run with its best weights, and encode a split, a new text or a new photo with it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from PIL import Image
 
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
 from vse.features.data_checks import belongs_to_dataset
 from vse.features.exchange.embeddings import read_backbone
-from vse.features.extractors.cnn import rebuild_cnn_extractor
-from vse.features.extractors.text import load_text_input_encoder
-from vse.pipeline.dataset.captions import Vocabulary
+from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
+from vse.features.extractors.text import TextInputEncoder, load_text_input_encoder
+from vse.pipeline.dataset.captions import PAD_ID, UNKNOWN_ID, Vocabulary
 from vse.pipeline.errors import UserError
-from vse.training.data.images import CachedImageFeatures, EvaluationImages, PhotoFeatures, build_photo_crops
+from vse.training.data.images import (
+    CachedImageFeatures,
+    EvaluationImages,
+    PhotoFeatures,
+    build_photo_crops,
+    compute_photo_inputs,
+)
 from vse.training.data.pairs import (
     CaptionInputs,
     CaptionsEncodedOnRead,
     CaptionsLoadedAtFirstRead,
     Pairs,
+    RaggedIndices,
     RetrievalSplit,
+    TokenIndices,
+    check_same_backbone,
+    describe_model_inputs,
+    encode_texts,
+    load_caption_inputs,
     select_images_with_features,
 )
-from vse.training.kinds import InputKind, to_input_kind
-from vse.training.model_inputs import check_same_backbone, describe_model_inputs, load_caption_inputs
-from vse.training.models.build import Model, build_model
-from vse.training.models.trainable_cnn import TrainableCnn
+from vse.training.kinds import BatchVectors, InputKind, to_input_kind
+from vse.training.models.build import Model, TrainableCnn, build_model
+from vse.training.models.encoders.recurrent import RecurrentSettings
+from vse.training.models.recurrent_states import STEP_ROW_MULTIPLE, TOTAL_ROW_MULTIPLE
 from vse.training.options import RunFileOptions
 from vse.training.use.open_run import OpenedRun, load_weights, open_run
 
@@ -144,3 +159,217 @@ def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | Non
             f"{reason}; {backbone.run_folder} has other weights than those that made {cache.path}: train both again"
         )
     return opened
+
+
+_VECTORISED_NUMBERS = 32  # torch rounds the last numbers of a row differently if its length is no multiple of this
+_MAX_GROUP_WORDS = TOTAL_ROW_MULTIPLE - 2  # without <start> and <end>
+_MAX_QUOTED_LENGTH = 80  # characters of a query in an error message
+Query = str | Image.Image
+"""A text, or a photo in RGB."""
+
+
+@dataclass(frozen=True)
+class EncodedQuery:
+    """The embedding of a query, or the embeddings of several texts.
+
+    ``vectors`` : embeddings on the CPU, a batch of 1 for a query.
+    ``remark`` : message about words that are unknown to the model.
+    """
+
+    vectors: BatchVectors
+    remark: str = ""
+
+
+class QueryEncoder:
+    """The networks that encode a query: those that computed the run's features, and then the run's encoders."""
+
+    def __init__(self, trained: TrainedRun, split: str | None, weights_dir: Path | None = None) -> None:
+        self._trained, self._split, self._weights_dir = trained, split, weights_dir
+
+    def load(self, by_photo: bool) -> None:
+        """Load the networks for photos or texts. Raises UserError if networks are missing, or cannot read such queries."""
+        backbone = self._photo_backbone_encoder if by_photo else self._text_backbone_encoder
+        if backbone is not None:
+            backbone.load(by_photo)
+        elif by_photo:
+            _ = self._extractor
+        else:
+            _ = self._caption_encoder
+
+    def encode(self, query: Query) -> EncodedQuery:
+        """Return the embedding of a query. Raises UserError if the query has nothing to search for, or no known word."""
+        if isinstance(query, str):
+            (self._text_backbone_encoder or self)._check_has_known_word(query)
+            return self.encode_texts([query])
+        if self._photo_backbone_encoder is None:
+            return self._encode_photo(query)
+        return self._embed_features(self._photo_backbone_encoder.encode(query), self._trained.model.embed_images)
+
+    def encode_all(self, queries: Sequence[Query]) -> list[EncodedQuery | UserError]:
+        """Return the embedding of each query, or the error that :meth:`encode` raises for the query.
+
+        A recurrent encoder reads several texts at once, if their embeddings are, bit for bit, those of each text alone.
+        """
+        encoded: dict[int, EncodedQuery | UserError] = {}
+        group: list[int] = []
+        n_words = 0
+        for place, query in enumerate(queries):
+            try:
+                if isinstance(query, str) and len(queries) > 1 and self.encodes_texts_together:
+                    self._check_has_known_word(query)
+                    self._check_has_word(query)
+                    words = len(self._trained.split_into_words(query))
+                    if group and (len(group) == STEP_ROW_MULTIPLE or n_words + words > _MAX_GROUP_WORDS):
+                        encoded |= self._encode_group(queries, group)
+                        group, n_words = [], 0
+                    group.append(place)
+                    n_words += words
+                else:
+                    encoded[place] = self.encode(query)
+            except UserError as error:
+                encoded[place] = error
+        encoded |= self._encode_group(queries, group)
+        return [encoded[place] for place in range(len(queries))]
+
+    @cached_property
+    def encodes_texts_together(self) -> bool:
+        """True if several texts are encoded at once, with the same bits.
+
+        The matrix products of a GRU or LSTM have the same shape for 1 and for 16 texts, see
+        :mod:`vse.training.models.recurrent_states`, but a processor may round their rows differently. Therefore some texts are
+        encoded in both ways.
+        """
+        trained, settings = self._trained, self._trained.experiment.model.caption_encoder
+        if (
+            not isinstance(settings, RecurrentSettings)
+            or trained.caption_cache is not None
+            or (settings.states, settings.head) != ("last", None)
+            or trained.device.type != "cpu"
+            or trained.model.dim % _VECTORISED_NUMBERS
+            or len(trained.vocabulary.words) < STEP_ROW_MULTIPLE
+        ):
+            return False
+        words = trained.vocabulary.words[-STEP_ROW_MULTIPLE:]
+        texts = [" ".join(words[: place + 1]) for place in range(len(words))]
+        alone = torch.cat([self._encode_texts([text], allow_unknown=True).vectors[0] for text in texts[::5]])
+        return torch.equal(self._encode_texts(texts, allow_unknown=True).vectors[0][::5], alone)
+
+    def _encode_group(self, queries: Sequence[Query], places: Sequence[int]) -> dict[int, EncodedQuery | UserError]:
+        """Encode the texts at ``places`` at once, and return their embeddings."""
+        texts = [str(queries[place]) for place in places]
+        if not texts:
+            return {}
+        (vectors,) = self._encode_texts(texts, allow_unknown=False).vectors
+        return {
+            place: EncodedQuery((vectors[row : row + 1],), self._describe_unknown_words([text]))
+            for row, (place, text) in enumerate(zip(places, texts, strict=True))
+        }
+
+    def encode_texts(self, texts: Sequence[str], allow_unknown: bool = False) -> EncodedQuery:
+        """Return the embeddings of texts.
+
+        Raises UserError if a text has no word or, without ``allow_unknown``, no word that a fitted feature of captions knows.
+        """
+        backbone = self._text_backbone_encoder
+        if backbone is None:
+            return self._encode_texts(texts, allow_unknown)
+        return self._embed_features(backbone.encode_texts(texts, allow_unknown), self._trained.model.embed_captions)
+
+    def require_caption_encoder(self) -> TextInputEncoder:
+        """Return the encoder that computed the run's cache of captions. Raises UserError if it is missing."""
+        assert self._caption_encoder is not None, "the run reads captions as words or tokens"
+        return self._caption_encoder
+
+    def _embed_features(self, features: EncodedQuery, embed: Callable[..., BatchVectors]) -> EncodedQuery:
+        with torch.inference_mode():
+            embedded = tuple(part.cpu() for part in embed(*(part.to(self._trained.device) for part in features.vectors)))
+        return EncodedQuery(embedded, features.remark)
+
+    @cached_property
+    def _photo_backbone_encoder(self) -> QueryEncoder | None:
+        return self._load_backbone_encoder(self._trained.image_cache)
+
+    @cached_property
+    def _text_backbone_encoder(self) -> QueryEncoder | None:
+        return self._load_backbone_encoder(self._trained.caption_cache)
+
+    def _load_backbone_encoder(self, cache: FeatureCache | None) -> QueryEncoder | None:
+        backbone = None if cache is None else load_backbone_run(self._trained, cache, self._split)
+        return None if backbone is None else QueryEncoder(backbone, self._split, self._weights_dir)
+
+    @cached_property
+    def _caption_encoder(self) -> TextInputEncoder | None:
+        cache = self._trained.caption_cache
+        return None if cache is None else load_text_input_encoder(cache, self._weights_dir, str(self._trained.device))
+
+    @cached_property
+    def _extractor(self) -> CnnExtractor:
+        trained = self._trained
+        own, sets = trained.model.cnn is not None, trained.image_cache.row_kind == "sets"
+        return rebuild_cnn_extractor(
+            trained.image_cache, self._weights_dir, str(trained.device), random_weights=own, allow_positions=sets
+        )
+
+    def _check_has_known_word(self, text: str) -> None:
+        trained = self._trained
+        words = text.split() if trained.transformer is not None else trained.list_written_words(text)
+        if words and "".join(self._list_unknown_words(text)) == "".join(words):
+            raise UserError(f"{_quote(text)}: none of its words is {self._describe_known_words()}")
+
+    def _check_has_word(self, text: str) -> None:
+        trained, reader = self._trained, self._caption_encoder
+        as_written = trained.transformer is not None or (reader is not None and reader.reads_raw_text)
+        if not (text.strip() if as_written else trained.list_written_words(text)):
+            raise UserError(f"{_quote(text)}: no word to search for")
+
+    def _describe_unknown_words(self, texts: Sequence[str]) -> str:
+        """Return a message about words that the model does not know, or an empty string."""
+        unknown = ", ".join(dict.fromkeys(word for text in texts for word in self._list_unknown_words(text)))
+        return f"not {self._describe_known_words()}: {unknown}" if unknown else ""
+
+    def _list_unknown_words(self, text: str) -> list[str]:
+        """Return the words that the model does not know, as they are written; none if it reads a feature of captions."""
+        trained = self._trained
+        if trained.transformer is not None:
+            return trained.transformer.find_unknown_words(text)
+        if trained.caption_cache is not None:
+            return []
+        return [word for word in trained.list_written_words(text) if trained.vocabulary.encode([word])[1] == UNKNOWN_ID]
+
+    def _describe_known_words(self) -> str:
+        transformer = self._trained.transformer
+        return "a word of the training captions" if transformer is None else f"known to the tokenizer of {transformer.name}"
+
+    def _encode_texts(self, texts: Sequence[str], allow_unknown: bool) -> EncodedQuery:
+        trained, reader = self._trained, self._caption_encoder
+        tokens = [trained.split_into_words(text) for text in texts]
+        for text in texts:
+            self._check_has_word(text)
+        remark = self._describe_unknown_words(texts)
+        inputs: BatchVectors
+        if trained.transformer is not None:
+            inputs = TokenIndices(texts, trained.transformer, trained.device).read(np.arange(len(texts)))
+        elif trained.caption_cache is None or reader is None:
+            indices = [trained.vocabulary.encode(words) for words in tokens]
+            padded, lengths = RaggedIndices(indices).pad(np.arange(len(texts)), PAD_ID)
+            inputs = torch.from_numpy(padded).to(trained.device), torch.from_numpy(lengths)
+        else:
+            inputs = encode_texts(trained.caption_cache, reader, list(zip(texts, tokens, strict=True)), trained.device)
+            for text, vector in zip(texts, inputs[0], strict=True):
+                if not (allow_unknown or vector.any()):
+                    raise UserError(f"{_quote(text)}: none of its words is known to {trained.caption_cache.feature!r}")
+        with torch.inference_mode():
+            return EncodedQuery(tuple(part.cpu() for part in trained.model.embed_captions(*inputs)), remark)
+
+    def _encode_photo(self, photo: Image.Image) -> EncodedQuery:
+        trained, extractor = self._trained, self._extractor
+        crops = extractor.prepare(photo, 0)[None]
+        inputs = (crops,) if trained.model.cnn is not None else compute_photo_inputs(extractor, crops)
+        with torch.inference_mode():
+            return EncodedQuery(
+                tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in inputs)))
+            )
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= _MAX_QUOTED_LENGTH else f"{text[:_MAX_QUOTED_LENGTH]}…")

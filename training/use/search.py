@@ -21,8 +21,7 @@ from vse.pipeline.files.outputs import check_output
 from vse.training.options import RunFileOptions, SearchRequest
 from vse.training.use.attention import add_attention
 from vse.training.use.corpus import check_has_captions, describe_searched_images, find_default_split
-from vse.training.use.model import TrainedRun
-from vse.training.use.queries import Query
+from vse.training.use.model import Query, TrainedRun
 from vse.training.use.searcher import Searcher, SearchOptions, load_run_for_search, set_search_device
 
 log = logging.getLogger(__name__)

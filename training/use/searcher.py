@@ -46,9 +46,8 @@ from vse.training.use.corpus import (
     read_or_build_index,
     vector_similarity_name,
 )
-from vse.training.use.model import TrainedRun, load_opened_run
+from vse.training.use.model import EncodedQuery, Query, QueryEncoder, TrainedRun, load_opened_run
 from vse.training.use.open_run import open_run, unfinished_state
-from vse.training.use.queries import EncodedQuery, Query, QueryEncoder
 from vse.training.use.stored_correction import extend_queries, read_correction
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from vse.eval.ranking.bootstrap import SeedQueries
-from vse.eval.ranking.families import compare_all_pairs
 from vse.eval.ranking.metrics import MeasuredQueries
+from vse.eval.ranking.statistics import SeedQueries, compare_all_pairs
 
 N_METHODS, N_IMAGES, N_TABLES = 4, 200, 800
 CASES = ((1, 0.0), (3, 0.0), (3, 0.05), (3, 0.1), (5, 0.1), (3, 0.2))  # number of seeds, and their noise

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.eval.defaults import DEFAULT_KS
-from vse.eval.ranking.bootstrap import compute_differences, compute_intervals
+from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, direction_metrics, fold_metrics, resample_metrics
+from vse.eval.ranking.statistics import compute_differences, compute_intervals
 
 
 def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> QueriesByDirection:

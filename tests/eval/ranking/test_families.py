@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import false_discovery_control
 
 from tests.eval.ranking.simulated_tables import measure, simulate
-from vse.eval.ranking.families import assign_letters, compare_all_pairs, correct_p_values
+from vse.eval.ranking.statistics import assign_letters, compare_all_pairs, correct_p_values
 
 P_VALUES = st.lists(st.floats(0.0001, 1), min_size=1, max_size=8).map(np.array)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
-from vse.eval.defaults import DEFAULT_KS
+from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.answers import BestAnswers, find_sentence_answers, unit_rows
 from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import SIMILARITIES

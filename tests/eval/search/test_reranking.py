@@ -18,8 +18,8 @@ from tests.eval.evaluating import Fails, Printed, succeeds
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
-from vse.eval.defaults import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_scores
 from vse.eval.search import approximate as reranking

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
-from vse.eval.defaults import DEFAULT_KS
+from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search

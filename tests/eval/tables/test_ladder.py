@@ -21,9 +21,8 @@ from PIL import Image
 from tests.eval.evaluating import Fails, Printed, succeeds, write_result
 from tests.eval.slow_ranks import slow_ranks
 from vse.eval.cli import table_main
-from vse.eval.defaults import COST_NAMES
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.options import AllEvaluateOptions
+from vse.eval.options import COST_NAMES, AllEvaluateOptions
 from vse.eval.tables.ladder import LadderTable, build_ladder, pareto_front
 
 N_IMAGES, N_EACH = 20, 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vse.eval.defaults import published_tables
+from vse.eval.options import published_tables
 from vse.eval.tables.published_rows import published_rows, table_experiments
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import presets

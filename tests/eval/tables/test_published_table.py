@@ -18,10 +18,9 @@ from pydantic import ValidationError
 
 from tests.eval.evaluating import Edit, Fails, succeeds, write_result
 from vse.eval.cli import table_main
-from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import hash_file_content
-from vse.eval.options import AllEvaluateOptions, TableRequest
+from vse.eval.options import AllEvaluateOptions, TableRequest, published_tables
 from vse.eval.tables.published import PublishedTable, compare_published
 from vse.eval.tables.published_rows import published_rows
 from vse.eval.tables.summary import build_summary

@@ -14,7 +14,7 @@ from vse.training.experiment import ExperimentConfig
 from vse.training.losses.base import Batch
 from vse.training.options import TrainInputs
 from vse.training.prepare import prepare_task
-from vse.training.processes.join import join_processes
+from vse.training.processes.launchers import join_processes
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import open_inputs
 from vse.training.solvers.base import RetrievalTask

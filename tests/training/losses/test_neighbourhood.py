@@ -25,8 +25,7 @@ from tests.training.losses.pairs_of_images import (
 )
 from tests.training.losses.slow_losses import RANKING, Table, numbered, ranking_loss
 from vse.pipeline.errors import UserError
-from vse.training.losses.base import Batch
-from vse.training.losses.pair_loss import Indices, LogisticLoss, sample_balanced_pairs
+from vse.training.losses.base import Batch, Indices, LogisticLoss, sample_balanced_pairs
 
 DISTANCES = [("euclidean", {}, euclidean), ("euclidean", {"floor": 1e-4}, floored), ("cosine", {}, one_minus_cosine)]
 

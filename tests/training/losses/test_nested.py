@@ -12,8 +12,7 @@ from tests.training.conftest import Fails, done, experiment, options
 from tests.training.losses.slow_losses import RANKING, ranking_loss
 from vse.eval.files.embeddings import read_embeddings
 from vse.training.cli import embed_main, train_main
-from vse.training.losses.base import Batch
-from vse.training.losses.nested import build_nested_objective
+from vse.training.losses.base import Batch, build_nested_objective
 from vse.training.models.similarities.vectors import CosineSimilarity
 from vse.training.training import train
 

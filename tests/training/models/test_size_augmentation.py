@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.training.models.encoders.gpo import WordAugmentation, drop_elements
+from vse.training.models.encoders.pooling import WordAugmentation, drop_elements
 
 PAD, START, END, UNKNOWN = range(4)
 WORDS = 500

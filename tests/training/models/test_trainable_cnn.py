@@ -16,7 +16,7 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
-from vse.training.models.trainable_cnn import TrainableCnn
+from vse.training.models.build import TrainableCnn
 from vse.training.settings import ImagesConfig
 
 WITH_NORMS = CnnConfig(name="norms", model="shufflenet_v2_x0_5", layer="stage2", weights="random", resize=32, crop=32)

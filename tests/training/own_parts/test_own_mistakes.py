@@ -15,9 +15,7 @@ from vse.training.cli import train_main
 from vse.training.losses import LOSSES
 from vse.training.models.encoders import CAPTION_ENCODERS, IMAGE_ENCODERS
 from vse.training.models.similarities import SIMILARITIES
-from vse.training.own_parts.encoders import check_encoder
-from vse.training.own_parts.losses import check_loss
-from vse.training.own_parts.similarities import check_similarity
+from vse.training.own_parts.trials import check_encoder, check_loss, check_similarity
 
 LOSS = """
 import torch

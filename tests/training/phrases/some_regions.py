@@ -19,8 +19,7 @@ from vse.pipeline.dataset.dataset import Dataset, list_mentions, list_phrase_tex
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.files.images import decode_image, read_image_bytes
 from vse.training.experiment import ExperimentConfig, load_experiment
-from vse.training.phrases.arrays import PhraseArrays, build_phrase_arrays, find_truth_regions
-from vse.training.phrases.regions import BoxFeatures
+from vse.training.phrases.arrays import BoxFeatures, PhraseArrays, build_phrase_arrays, find_truth_regions
 
 CPU = torch.device("cpu")
 DIM, TEXT_DIM = 12, 10

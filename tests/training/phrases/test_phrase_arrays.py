@@ -19,14 +19,15 @@ from vse.pipeline.errors import UserError
 from vse.training.kinds import InputKind
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.phrases.arrays import (
+    BoxFeatures,
     KeyedSets,
+    RegionInputs,
     build_phrase_arrays,
     check_phrase_cache,
     find_truth_regions,
     sample_one_per_row,
 )
 from vse.training.phrases.localisation import PhraseSplit, compute_recalls, compute_sentence_scores, score_candidates
-from vse.training.phrases.regions import BoxFeatures, RegionInputs
 from vse.training.phrases.task import open_phrase_features
 
 

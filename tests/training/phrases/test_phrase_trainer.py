@@ -15,7 +15,7 @@ from vse.pipeline.dataset.dataset import list_phrase_texts, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.training.cli import train_main
 from vse.training.options import TrainInputs
-from vse.training.phrases.regions import BoxFeatures
+from vse.training.phrases.arrays import BoxFeatures
 from vse.training.phrases.solvers import PhraseTrainer
 from vse.training.run.folder import RunFolder
 from vse.training.training import train

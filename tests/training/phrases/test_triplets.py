@@ -13,10 +13,9 @@ from torch import Tensor
 
 from tests.training.losses.pairs_of_images import euclidean, triplets
 from tests.training.phrases.some_regions import World
+from vse.training.losses.base import LogisticLoss
 from vse.training.losses.hinges import TopOfHinges
-from vse.training.losses.pair_loss import LogisticLoss
-from vse.training.models.similarities.network import SimilarityNetwork
-from vse.training.models.similarities.vectors import EuclideanSimilarity
+from vse.training.models.similarities.vectors import EuclideanSimilarity, SimilarityNetwork
 from vse.training.phrases.batches import (
     LabelledBatch,
     PairSampler,

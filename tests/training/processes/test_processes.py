@@ -19,8 +19,7 @@ from tests.training.toy_similarity import ToySettings
 from vse.pipeline.errors import UserError
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.processes.group import ProcessGroup
-from vse.training.processes.join import choose_process_device
-from vse.training.processes.launchers import Launch, find_launch
+from vse.training.processes.launchers import Launch, choose_process_device, find_launch
 from vse.training.training import train
 
 CASES = {

@@ -31,7 +31,7 @@ from vse.training.serve.app import create_app
 from vse.training.serve.batches import QueryBatches
 from vse.training.serve.server import PageServer
 from vse.training.training import train
-from vse.training.use.queries import EncodedQuery
+from vse.training.use.model import EncodedQuery
 from vse.training.use.searcher import SearchQuery
 
 WORDS = ["a", "red", "blue", "green", "circle", "square", "above", "below", "large", "zebra", "?!"]

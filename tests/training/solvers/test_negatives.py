@@ -12,7 +12,7 @@ from torch import Tensor
 from vse.pipeline.dataset.dataset import Caption
 from vse.training.losses.base import QueryScores
 from vse.training.losses.ranking import mask_negative_pairs
-from vse.training.solvers.negatives import HardNegatives
+from vse.training.solvers.base import HardNegatives
 
 MARGIN = 0.2
 COLUMNS = "epoch,query,cost,imgid,sentid,negative_imgid,negative_sentid,caption,negative_caption"

@@ -22,7 +22,7 @@ from vse.features.backbones.transformer import (
 from vse.pipeline.errors import UserError
 from vse.training.kinds import BatchVectors, InputKind, pad_sets
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, xavier_linear
-from vse.training.models.encoders.gpo import GeneralisedPooling, WordAugmentation
+from vse.training.models.encoders.pooling import GeneralisedPooling, WordAugmentation
 
 _CPU_BATCH_SIZE = 32
 

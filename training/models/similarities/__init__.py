@@ -14,9 +14,9 @@ SIMILARITIES: Registry[SimilaritySettings] = Registry(
     base=SimilaritySettings,
     lazy={
         "cosine": "vse.training.models.similarities.vectors:CosineSettings",
-        "order": "vse.training.models.similarities.order:OrderSettings",
+        "order": "vse.training.models.similarities.vectors:OrderSettings",
         "euclidean": "vse.training.models.similarities.vectors:EuclideanSettings",
-        "network": "vse.training.models.similarities.network:SimilarityNetworkSettings",
+        "network": "vse.training.models.similarities.vectors:SimilarityNetworkSettings",
         "scan": "vse.training.models.similarities.scan:ScanSettings",
         "maxsim": "vse.training.models.similarities.maxsim:MaxSimSettings",
         "todnet": "vse.training.models.similarities.todnet:TodNetSettings",

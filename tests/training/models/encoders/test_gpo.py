@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from vse.training.kinds import InputKind
 from vse.training.models.encoders.base import EncoderSpec
-from vse.training.models.encoders.gpo import GeneralisedPooling, GpoEncoder, GpoSettings
-from vse.training.models.encoders.pooling import WeldonEncoder, WeldonSettings, weldon_pooling
+from vse.training.models.encoders.pooling import (
+    GeneralisedPooling,
+    GpoEncoder,
+    GpoSettings,
+    WeldonEncoder,
+    WeldonSettings,
+    weldon_pooling,
+)
 
 INPUT_DIM, DIM = 5, 6
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.training.models.similarities.sides import embeddings, unit
 from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.similarities import SIMILARITIES
-from vse.training.models.similarities import network as network_module
-from vse.training.models.similarities.network import SimilarityNetwork, SimilarityNetworkSettings
+from vse.training.models.similarities import vectors as network_module
+from vse.training.models.similarities.vectors import SimilarityNetwork, SimilarityNetworkSettings
 
 
 def compared(name: str) -> tuple[BatchVectors, BatchVectors]:

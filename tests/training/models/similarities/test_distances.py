@@ -11,9 +11,14 @@ from torch import Tensor
 
 from tests.training.models.similarities.sides import embeddings, unit, with_gradients
 from vse.eval.ranking.ranks import order_scores
-from vse.training.models.similarities import order as order_module
-from vse.training.models.similarities.order import OrderSettings, compute_order_scores
-from vse.training.models.similarities.vectors import EuclideanSettings, compute_euclidean_scores, compute_inner_products
+from vse.training.models.similarities import vectors as order_module
+from vse.training.models.similarities.vectors import (
+    EuclideanSettings,
+    OrderSettings,
+    compute_euclidean_scores,
+    compute_inner_products,
+    compute_order_scores,
+)
 
 
 def slow_euclidean(images: Tensor, captions: Tensor, floor: float) -> Tensor:

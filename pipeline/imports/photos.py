@@ -1,0 +1,262 @@
+"""The photographs of an import: find them in folders and tar archives, match their names with a spreadsheet, write them."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePath, PurePosixPath
+from urllib.parse import unquote
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.archives import ArchiveMember, open_archive, open_tar
+from vse.pipeline.files.inputs import check_input, is_path_text
+from vse.pipeline.files.photo_archives import PhotoArchive, PhotoIndexWriter
+from vse.pipeline.files.remote import RemoteFile, list_remote_files, open_remote_file, to_path_or_url
+from vse.pipeline.files.writing import remove_temporary_files, write_bytes
+from vse.pipeline.imports.rows import BadRow, ImportedRow, RowCollector
+
+_PLAIN_SUFFIX = ".tar"
+ARCHIVE_SUFFIXES = (_PLAIN_SUFFIX, ".tar.gz", ".tgz")
+_TAR_BLOCK_BYTES = 512
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive to import.
+
+    file : the path of a local archive, or the file at a URL
+    folder : the folder of the photos in ``images``: the path of the archive in the source, without the suffix
+    """
+
+    file: Path | RemoteFile
+    folder: str
+
+    def __str__(self) -> str:
+        return self.file.url if isinstance(self.file, RemoteFile) else str(self.file)
+
+    @property
+    def name(self) -> str:
+        return str(self).rpartition("/")[2]
+
+    @property
+    def size(self) -> int:
+        return self.file.size if isinstance(self.file, RemoteFile) else check_input(self.file).stat().st_size
+
+    @property
+    def is_compressed(self) -> bool:
+        return not self.name.lower().endswith(_PLAIN_SUFFIX)
+
+    @property
+    def location(self) -> PhotoArchive:
+        """The entry of the archive in an index of photos."""
+        if isinstance(self.file, RemoteFile):
+            return PhotoArchive(self.file.url, self.file.size, self.file.version)
+        return PhotoArchive(str(self.file.absolute()), self.size, "")
+
+    @contextmanager
+    def open(self, in_place: bool) -> Iterator[Iterator[ArchiveMember]]:
+        """Yield an iterator over the members; ``in_place`` if their positions in the archive are needed."""
+        with ExitStack() as stack:
+            if isinstance(self.file, RemoteFile):
+                yield stack.enter_context(open_tar(stack.enter_context(self.file.open()), in_place))
+            elif in_place:
+                yield stack.enter_context(open_tar(stack.enter_context(self.file.open("rb")), in_place))
+            else:
+                yield stack.enter_context(open_archive(self.file))
+
+    def has_end(self) -> bool:
+        """Return whether a tar file ends with zeros, as all complete tar files do. Readers do not report a missing end."""
+        if self.is_compressed:
+            return True  # decompression fails if a compressed file is cut
+        start, stop = max(0, self.size - _TAR_BLOCK_BYTES), self.size
+        if isinstance(self.file, RemoteFile):
+            return not any(self.file.read(start, stop))
+        with self.file.open("rb") as stream:
+            stream.seek(start)
+            return not any(stream.read(_TAR_BLOCK_BYTES))
+
+
+def find_archives(source: str) -> list[Archive]:
+    """Return the archives in a folder and all subfolders, sorted by name. If ``source`` is a file, return this file.
+
+    ``source`` is a path or a URL; the URL of a folder does not end in .tar.
+    """
+    start = to_path_or_url(source)
+    if isinstance(start, Path):
+        paths = start.rglob("*") if start.is_dir() else [start]
+        found = sorted(path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file())
+        return [Archive(path, _photo_folder(path.relative_to(start) if start.is_dir() else Path(path.name))) for path in found]
+    if start.partition("?")[0].lower().endswith(ARCHIVE_SUFFIXES):
+        return [Archive(open_remote_file(start), _photo_folder(PurePosixPath(PurePosixPath(start.partition("?")[0]).name)))]
+    names = [name for name in list_remote_files(start) if name.lower().endswith(ARCHIVE_SUFFIXES)]
+    return [Archive(open_remote_file(f"{start.rstrip('/')}/{name}"), _photo_folder(PurePosixPath(name))) for name in names]
+
+
+def _photo_folder(path: PurePath) -> str:
+    """Return the folder for the photos of an archive: the path of the archive in the source, without the suffix."""
+    ending = max((ending for ending in ARCHIVE_SUFFIXES if path.name.lower().endswith(ending)), key=len)
+    return path.with_name(path.name[: -len(ending)] or path.name).as_posix()
+
+
+_N_NEAREST = 10
+_MIN_SIMILARITY = 0.6
+PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
+
+
+class PhotoNames:
+    """The photographs of a folder, found by names that may differ in spelling.
+
+    A name may differ from the file's in upper and lower case, in the normal form of Unicode, in ``%20`` for a blank, in the
+    folder in front of it, and it may lack the suffix.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _files(self) -> list[str]:
+        files = (path for path in self._folder.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES)
+        return sorted(path.relative_to(self._folder).as_posix() for path in files)
+
+    @cached_property
+    def _files_by_key(self) -> dict[str, set[str]]:
+        """All files by each of their keys: the path, the name, and both without the suffix."""
+        files_by_key: dict[str, set[str]] = {}
+        for file in self._files:
+            for key in list_name_keys(file):
+                files_by_key.setdefault(key, set()).add(file)
+        return files_by_key
+
+    def find(self, name: str) -> str:
+        """Return the path of the photograph with this name, relative to the folder.
+
+        A name without any photograph is returned unchanged, for the message of the check of files. Raises BadRow if several
+        photographs fit.
+        """
+        if not name or ".." in Path(name).parts or (self._folder / name).is_file():
+            return name
+        for key in list_name_keys(name):
+            found = self._files_by_key.get(key, set())
+            if len(found) == 1:
+                return next(iter(found))
+            if found:
+                some = " and ".join(sorted(found)[:2])
+                raise BadRow(f"{name!r} fits {len(found)} photographs, such as {some}; name the folder, too")
+        return name
+
+    def is_photo(self, name: str) -> bool:
+        """Return whether a photograph of the folder has this name."""
+        return bool(name) and any(key in self._files_by_key for key in list_name_keys(name))
+
+    def list_nearest(self, name: str) -> list[str]:
+        """Return the most similar names of photographs, at most ten."""
+        keys = {_normalize(file): file for file in self._files}
+        near = difflib.get_close_matches(_normalize(name), list(keys), n=_N_NEAREST, cutoff=_MIN_SIMILARITY)
+        return [keys[key] for key in near]
+
+
+def _normalize(name: str) -> str:
+    path = re.sub(r"^[a-z]:", "", unquote(name).replace("\\", "/"), flags=re.IGNORECASE)
+    return unicodedata.normalize("NFC", path).strip().strip("/").casefold()
+
+
+def list_name_keys(name: str) -> list[str]:
+    """Return the keys of a name, the most specific first."""
+    path = _normalize(name)
+    base = path.rpartition("/")[2]
+    stems = [re.sub(r"\.(jpe?g|png|webp)$", "", text) for text in (path, base)]
+    return list(dict.fromkeys(key for key in (path, stems[0], base, stems[1]) if key))
+
+
+_URL_START_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
+_IMAGES_HINT = "--images FOLDER allows another folder"
+
+
+class ImageFolders:
+    """The folders in which the images of a table may lie.
+
+    A relative path is looked up in each folder, in order. The target of a symbolic link must lie in one of the folders.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = [Path(os.path.realpath(folder)) for folder in folders]
+
+    def find_image(self, name: str) -> Path:
+        """Return the path of the image ``name`` with links resolved. Raises BadRow if the path is outside all folders."""
+        if _URL_START_PATTERN.match(name):
+            raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
+        if not is_path_text(name) or not name:
+            raise BadRow("names no image file")
+        targets = [Path(os.path.realpath(folder / name)) for folder in self._folders]
+        inside = [target for target in targets if any(target.is_relative_to(folder) for folder in self._folders)]
+        if not inside:
+            folders = " or ".join(map(str, self._folders))
+            raise BadRow(f"the image {name[:200]!r} is outside {folders}; {_IMAGES_HINT}")
+        return next((target for target in inside if target.is_file()), inside[0])
+
+
+def check_photo_output(out: Path) -> Path:
+    """Return the folder ``images`` of a new data set. Raises UserError if it is a link to other images."""
+    folder = out / "images"
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link to another folder of images; give another --out")
+    return folder
+
+
+class PhotoWriter:
+    """A writer that adds rows to a collector, and writes the photos to the folder ``images``.
+
+    Photos that an interrupted import has written are kept.
+    """
+
+    def __init__(self, out: Path, collector: RowCollector) -> None:
+        self.images_folder = check_photo_output(out)
+        remove_temporary_files(self.images_folder, recursive=True)
+        self._collector = collector
+
+    def add(self, row: ImportedRow, content: bytes) -> None:
+        """Add a row, and write ``content``, the bytes of the photo. Once the import cannot succeed, no photo is written."""
+        file = self._collector.add_photo(row, content)
+        if file is None or not self._collector.can_succeed:
+            return
+        path = self.images_folder / file
+        if not (path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content):
+            if path.exists():
+                raise UserError(
+                    f"{path} already exists and is another photo; move {self.images_folder} away, or give another --out"
+                )
+            write_bytes(path, content, sync=False)
+
+
+class PhotoIndexer:
+    """The counterpart of :class:`PhotoWriter` for photos that stay in their archives: it records the place of each photo."""
+
+    def __init__(self, out: Path, collector: RowCollector) -> None:
+        self.images_folder = check_photo_output(out)
+        self._collector, self._index = collector, PhotoIndexWriter()
+        self._number_by_archive: dict[Archive, int] = {}
+
+    def add(self, row: ImportedRow, content: bytes, archive: Archive, member: ArchiveMember) -> None:
+        """Add a row, and record the place of the photo. ``content`` holds its bytes. Raises BadRow for a sparse member."""
+        if member.place is None:
+            raise BadRow(f"member {member.name!r} is sparse, so that its bytes do not lie in one place")
+        if archive not in self._number_by_archive:
+            unpacked = self.images_folder / archive.folder
+            if unpacked.exists():
+                raise UserError(
+                    f"{unpacked} has unpacked photos, which would be read instead; move it away, or give another --out"
+                )
+            self._number_by_archive[archive] = self._index.add_archive(archive.location)
+        file = self._collector.add_photo(row, content)
+        if file is not None:
+            self._index.add_photo(file, self._number_by_archive[archive], member.name, member.size, member.place)
+
+    def write(self) -> Path:
+        """Write the index to the folder of images, and return its path."""
+        return self._index.write(self.images_folder)
