@@ -23,7 +23,8 @@ import numpy as np
 import torch
 from common import report
 
-from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
+from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.ranks import ranks_from_embeddings
 
 K = 10
 

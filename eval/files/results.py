@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError, model_validator
 
-from vse.eval.files.split import SplitIdentity
+from vse.eval.files.split_identity import SplitIdentity
 from vse.eval.options import N_IMAGES_PER_FOLD
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.pipeline.dataset.identity import DataChecksums

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,65 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
-from vse.eval.options import published_folder
+from vse.eval.files.split_identity import SplitIdentity, split_identity_from_ids
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores, shared_tensor
 from vse.pipeline.dataset.identity import DataIdentity
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import InputFile, InputFolder
-from vse.pipeline.files.writing import sha256_json
-from vse.pipeline.presets.preset_files import read_yaml
-
-
-class SplitIdentity(BaseModel):
-    """The identity of the images of a split.
-
-    Attributes
-    ----------
-    ids : kind of the hashed ids: ``coco_ids`` or ``image_ids``
-    sha256 : SHA-256 of the sorted ids as a canonical JSON list
-    name : name of the published test split with these images, e.g. ``karpathy``; None if it is unknown
-    """
-
-    ids: str
-    sha256: str
-    name: str | None = None
 
 
 def split_identity(embeddings: Embeddings) -> SplitIdentity:
     """Return the identity of the images of embeddings or scores."""
     kind = "image_ids" if embeddings.coco_ids is None else "coco_ids"
     return split_identity_from_ids(embeddings.dataset, kind, getattr(embeddings, kind))
-
-
-def split_identity_from_ids(dataset: str, kind: str, ids: NDArray[np.int64]) -> SplitIdentity:
-    """Return the identity of the images with ``ids`` (n,). ``kind`` is ``image_ids`` or ``coco_ids``."""
-    sha256 = sha256_json(sorted(ids.tolist()))
-    return SplitIdentity(ids=kind, sha256=sha256, name=find_split_name(dataset, sha256))
-
-
-def find_split_name(dataset: str, sha256: str) -> str | None:
-    """Return the name of the published test split whose image ids have the hash ``sha256``; None if there is no such split.
-
-    The folder ``VSE_PRESETS`` may add names.
-    """
-    return next((name for name, known in _read_known_splits(dataset) if known == sha256), None)
-
-
-def _read_known_splits(dataset: str) -> Iterator[tuple[str, str]]:
-    own = os.environ.get("VSE_PRESETS")
-    for folder in [*([Path(own, "published")] if own else []), published_folder()]:
-        path = folder / "splits.yaml"
-        if not path.is_file():
-            continue
-        content = read_yaml(path) or {}
-        splits = (content.get(dataset) or {}) if isinstance(content, dict) else None
-        if not isinstance(splits, dict):
-            raise UserError(f"{path}: names splits as DATASET: {{ NAME: SHA-256 }}")
-        for name, hashes in splits.items():
-            for sha256 in hashes if isinstance(hashes, list) else [hashes]:
-                yield str(name), str(sha256)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from vse.eval.files.split import Embeddings
 from vse.eval.protocols.correction import check_bank
 from vse.eval.protocols.result_content import mean_and_std_over_seeds
 from vse.eval.ranking.metrics import QueriesByDirection, build_fold, fold_metrics
-from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, ranks_from_blocks, shared_tensor
+from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.ranks import blocks_from_embeddings, ranks_from_blocks, shared_tensor
 from vse.eval.ranking.statistics import compute_intervals
 from vse.eval.search.approximate import find_candidates, rank_candidates
 from vse.eval.search.codecs import Codec, FittedCodec, parse_codecs

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from vse.eval.files.judgements import Judgements
 from vse.eval.files.split import Embeddings
 from vse.eval.protocols.result_content import mean_and_std_over_seeds
-from vse.eval.ranking.answers import BestAnswers
 from vse.eval.ranking.metrics import Floats, MeasuredQueries, QueriesByDirection
-from vse.eval.ranking.ranks import Ints, iter_caption_scores
+from vse.eval.ranking.rank_arrays import BestAnswers, Ints
+from vse.eval.ranking.ranks import iter_caption_scores
 from vse.eval.ranking.statistics import compute_interval
 from vse.pipeline.errors import UserError
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, is_phrase_score_file, read_phrase_scores
 from vse.eval.files.results import Metric
-from vse.eval.files.split import split_identity_from_ids
+from vse.eval.files.split_identity import split_identity_from_ids
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.protocols.protocols import unify_seeds
 from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,47 +11,9 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import (
-    Ints,
-    Ranks,
-    ScoreBlocks,
-    blocks_from_embeddings,
-    check_finite,
-    iter_caption_scores,
-    rows_with_captions,
-)
+from vse.eval.ranking.rank_arrays import BestAnswers, Ints, Ranks, Scores
+from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, check_finite, iter_caption_scores, rows_with_captions
 from vse.pipeline.errors import UserError
-
-Scores = NDArray[np.floating]
-
-
-@dataclass(frozen=True)
-class BestAnswers:
-    """The best right and the best wrong answer to each query of one direction.
-
-    ``queries``, ``right_answers`` and ``wrong_answers`` are row indices in the split; :meth:`with_ids` replaces them by ids.
-
-    Attributes
-    ----------
-    queries : (n,) the queries
-    ranks : (n,) 0-based: the number of wrong answers that score at least as high as the best right one
-    right_answers, right_scores : (n,) the best right answer and its score; the first one if several tie
-    wrong_answers, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
-    """
-
-    queries: Ints
-    ranks: Ints
-    right_answers: Ints
-    right_scores: Scores
-    wrong_answers: Ints
-    wrong_scores: Scores
-
-    def with_ids(self, query_ids: Ints, answer_ids: Ints) -> BestAnswers:
-        """Return the same answers with ids in place of rows. ``wrong`` stays the same for a query without a wrong answer."""
-        wrong = np.where(np.isneginf(self.wrong_scores), self.wrong_answers, answer_ids[self.wrong_answers])
-        return replace(
-            self, queries=query_ids[self.queries], right_answers=answer_ids[self.right_answers], wrong_answers=wrong
-        )
 
 
 def find_best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:

@@ -16,12 +16,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from vse.eval.options import DEFAULT_KS
-from vse.eval.ranking.answers import BestAnswers
-from vse.eval.ranking.ranks import Ints, Ranks
+from vse.eval.ranking.rank_arrays import BestAnswers, Ints, Ranks
 
 Floats = NDArray[np.float64]
 
@@ -226,7 +224,7 @@ QueriesByDirection = Mapping[str, MeasuredQueries]
 def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT_KS) -> QueriesByDirection:
     """Build the queries of a fold in both directions. ``image_of_caption`` (n_captions,) has the row of each caption's image.
 
-    :data:`POSITION_METRICS` are included if :attr:`vse.eval.ranking.ranks.Ranks.by_caption` is known.
+    :data:`POSITION_METRICS` are included if :attr:`vse.eval.ranking.rank_arrays.Ranks.by_caption` is known.
     """
     images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
     query_images = {"i2t": images, "t2i": image_of_caption}
@@ -310,6 +308,8 @@ def _weighted_means(queries: MeasuredQueries, images: Ints, weights: Floats) -> 
 
 
 def _weighted_median_rank(ranks: Ints, images: Ints, weights: Floats) -> Floats:
+    import torch  # lazy: tables of result files do without it
+
     values, value_of_query = np.unique(ranks, return_inverse=True)
     positions = torch.from_numpy(np.stack([value_of_query, images]))
     ones = torch.ones(len(ranks), dtype=torch.float64)

@@ -17,9 +17,9 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vse.eval.ranking.rank_arrays import Ints, Ranks
 from vse.pipeline.errors import UserError, did_you_mean
 
-Ints = NDArray[np.int64]  # rows, ids, ranks or counts
 _MAX_BYTE_SUMMANDS = 255  # bytes of 0 or 1 whose sum fits into a byte
 _MAX_BLOCK_ROWS = 512  # rows in a block of a score matrix
 _MAX_BLOCK_SCORES = 2**24  # scores in a block of a score matrix
@@ -119,28 +119,6 @@ class ScoreMatrix(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: Any, /) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """0-based ranks of both directions.
-
-    Attributes
-    ----------
-    i2t : (n_queries,) rank of the best own caption of each image that has captions. An image without captions is no query,
-        but it is a candidate for captions.
-    t2i : (n_captions,) rank of each caption's image
-    by_caption : (n_captions,) rank of each caption as an answer to its image, among the captions of other images; None if not
-        requested. ``i2t`` has the lowest of these ranks for each image.
-    """
-
-    i2t: Ints
-    t2i: Ints
-    by_caption: Ints | None = None
-
-    @property
-    def by_direction(self) -> dict[str, Ints]:
-        return {"i2t": self.i2t, "t2i": self.t2i}
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, shared_tensor
+from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.ranks import blocks_from_embeddings, shared_tensor
 from vse.eval.report.drawings import Drawing, DrawnWord, PairIds, ResultAttention, draw_attention
 from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.report.query_selection import select_groups

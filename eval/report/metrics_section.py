@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, drop_repeated_protocols, mean_and_std
 from vse.eval.options import CHOICES_PROTOCOL, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.ranking.metrics import DIRECTIONS, METRIC_TITLES, build_fold, chance_recall, metric_title
-from vse.eval.ranking.ranks import Ranks
+from vse.eval.ranking.rank_arrays import Ranks
 from vse.eval.ranking.statistics import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.report.charts import Bars, draw_recall_bars
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vse.eval.ranking.ranks import Ints
+from vse.eval.ranking.rank_arrays import Ints
 
 MAX_NEAR_MISS_RANK = 10  # a right answer up to this (1-based) rank is a near miss
 

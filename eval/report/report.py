@@ -16,7 +16,8 @@ from vse.eval.files.results import Result
 from vse.eval.options import N_GALLERY_QUERIES, N_REPORT_QUERIES, PHRASE_PROTOCOL
 from vse.eval.protocols.result_content import combination_line, compression_line, hubs_line, rerank_line
 from vse.eval.ranking.metrics import DIRECTIONS, captions_per_image, chance_rsum
-from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
+from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.ranks import ranks_from_blocks
 from vse.eval.report.charts import (
     RESULT_COLOURS,
     Curve,

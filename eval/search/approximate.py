@@ -12,7 +12,8 @@ from torch import Tensor
 
 from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, RANK_METRICS, compute_metrics
-from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
+from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.eval.search.gpu import copy_to_gpu
 from vse.eval.search.index import build_index, min_training_rows, set_search_parameters
 from vse.eval.search.top_k import (

@@ -12,9 +12,9 @@ from vse.eval.files.results import drop_comparisons, mean_and_std
 from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import metric_title
 from vse.eval.ranking.statistics import ComparedFamily, assign_letters, compare_all_pairs
-from vse.eval.tables.groups import COMPARED_PROTOCOL, ComparedSystem, read_systems
+from vse.eval.tables.groups import ComparedSystem, read_systems
 from vse.eval.tables.summary import method_name
-from vse.eval.tables.table import PrintedTable, TableKind, metric_cell
+from vse.eval.tables.table import COMPARED_PROTOCOL, PrintedTable, TableKind, metric_cell
 from vse.pipeline.errors import UserError
 
 _DEFAULT_METRIC, _DEFAULT_FAMILY = "rsum", "holm"

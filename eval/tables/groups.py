@@ -18,9 +18,8 @@ from vse.eval.protocols.protocols import (
     select_languages_of_seeds,
 )
 from vse.eval.ranking.statistics import SeedQueries, assign_letters, compare_all_pairs
+from vse.eval.tables.table import COMPARED_PROTOCOL, Groups
 from vse.pipeline.errors import UserError
-
-COMPARED_PROTOCOL = "full"
 
 
 class ComparedSystem(NamedTuple):
@@ -29,14 +28,6 @@ class ComparedSystem(NamedTuple):
     path: Path
     result: Result
     queries: Sequence[SeedQueries]
-
-
-class Groups(NamedTuple):
-    """The letters of each result, by its path; ``best``, the results that do not differ from the best one; and a note."""
-
-    letters_by_path: dict[Path, str]
-    best: frozenset[Path]
-    note: str
 
 
 def group_results(paths: Sequence[Path], method: str) -> Groups:

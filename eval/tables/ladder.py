@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from vse.eval.files.results import Result, check_consistent_data, drop_comparisons, read_result
 from vse.eval.options import COST_NAMES, TableRequest
-from vse.eval.tables.groups import Groups, group_results
+from vse.eval.tables.chart_files import write_chart_file
 from vse.eval.tables.summary import BEST_GROUP_COLUMN, GROUP_COLUMN, method_name, summarise_results
-from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, column_title, metric_cell, write_chart_file
+from vse.eval.tables.table import EMPTY_TABLE_REQUEST, Groups, PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
 
@@ -44,7 +44,11 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | N
     if not paths:
         raise UserError("no result among the files, so there is no ladder")
     check_consistent_data([(path, read_result(path)) for path in paths])
-    groups = None if family is None else group_results(paths, family)
+    groups = None
+    if family is not None:
+        from vse.eval.tables.groups import group_results  # lazy: imports torch
+
+        groups = group_results(paths, family)
     table = pd.concat([_build_ladder_row(path, groups) for path in paths], ignore_index=True)
     table[BEST_COLUMN] = ""
     for _, rows in table.groupby([*_GROUP_COLUMNS, table[CORRECTION_COLUMN] != ""]):

@@ -12,12 +12,11 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.files.results import ProtocolMetrics, Result, check_consistent_data, drop_comparisons, mean_and_std, read_result
-from vse.eval.files.split import find_split_name
+from vse.eval.files.split_identity import find_split_name
 from vse.eval.options import FOLDED_PROTOCOLS, N_IMAGES_PER_FOLD, PHRASE_PROTOCOL, TableRequest
-from vse.eval.tables.groups import Groups, group_results
 from vse.eval.tables.published_rows import PublishedRow, published_rows, table_experiments
 from vse.eval.tables.summary import GROUP_COLUMN, UNKNOWN_INTERVAL, describe_result
-from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
+from vse.eval.tables.table import Groups, PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, list_preset_names, load_experiment_outline, read_preset_settings
 
@@ -108,7 +107,11 @@ def compare_published(
     """
     rows = published_rows(table)
     measured = _match_results(table, rows, results, dataset)
-    groups = None if family is None else group_results(list(dict.fromkeys(one.path for one in measured.values())), family)
+    groups = None
+    if family is not None:
+        from vse.eval.tables.groups import group_results  # lazy: imports torch
+
+        groups = group_results(list(dict.fromkeys(one.path for one in measured.values())), family)
     lines = [_build_table_line(row, measured.get(row.key), groups) for row in rows]
     frame = pd.DataFrame(lines).astype({"images": "Int64", "our_images": "Int64"})
     frame.attrs["note"] = "" if groups is None else groups.note

@@ -28,8 +28,7 @@ from vse.eval.files.results import (
 )
 from vse.eval.options import DEFAULT_KS, PHRASE_PROTOCOL, TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS, RANK_METRICS
-from vse.eval.tables.groups import COMPARED_PROTOCOL, Groups, group_results
-from vse.eval.tables.table import PrintedTable, TableKind, column_title, metric_cell
+from vse.eval.tables.table import COMPARED_PROTOCOL, Groups, PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
 
@@ -151,6 +150,8 @@ class SummaryTable(TableKind):
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
         if request.family is None:
             return build_summary(request.results)
+        from vse.eval.tables.groups import group_results  # lazy: imports torch
+
         paths = drop_comparisons(request.results)
         groups = group_results(paths, request.family)
         frame = summarise_results([(path, read_result(path)) for path in paths], groups)

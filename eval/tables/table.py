@@ -1,30 +1,27 @@
-"""The base class of all tables. Its methods and functions write a table as CSV, LaTeX, text for a terminal, or a chart."""
+"""The base class of all tables. Its methods and functions write a table as CSV, LaTeX or text for a terminal."""
 
 from __future__ import annotations
 
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from io import BytesIO
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-import matplotlib
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from vse.eval.files.results import drop_transductive_results
 from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import DIRECTIONS, metric_title
 from vse.pipeline.errors import UserError, escape_csv_cell, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
-from vse.pipeline.files.writing import write_bytes, write_text
+from vse.pipeline.files.writing import write_text
 
 FILE_MARKER = "made by vse-table"  # text in LaTeX tables and charts by which their files are recognised
 _BOLD_PATTERN = re.compile(r"\*\*(.*?)\*\*")
 _MAX_UNWRAPPED_CHARACTERS = 30  # characters of a text that LaTeX does not wrap
+COMPARED_PROTOCOL = "full"  # the protocol whose queries are compared
 _LATEX_SCALING = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
@@ -36,6 +33,14 @@ class BuiltTable(NamedTuple):
 
     frame: pd.DataFrame
     cells: PrintedTable
+
+
+class Groups(NamedTuple):
+    """The letters of each result, by its path; ``best``, the results that do not differ from the best one; and a note."""
+
+    letters_by_path: dict[Path, str]
+    best: frozenset[Path]
+    note: str
 
 
 class TableKind(ABC):
@@ -183,25 +188,3 @@ def metric_cell(value: float, digits: int, deviation: float = math.nan, signed: 
         return ""
     text = f"{value:{'+' if signed else '-'}.{digits}f}".replace("-", "−")
     return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
-
-
-_CHART_SIZE = (8.0, 5.2)  # inches
-_FILE_METADATA = {
-    "svg": {"Creator": FILE_MARKER, **dict.fromkeys(("Date", "Format", "Type"))},
-    "png": {"Software": FILE_MARKER},
-}
-
-
-def write_chart_file(out: Path, draw: Callable[[Axes], None], name: str) -> Path:
-    """Write the chart that ``draw`` draws as ``.svg`` or ``.png``; return ``out``. ``name`` seeds the ids in the file."""
-    suffix = out.suffix.removeprefix(".")
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # ignore the user's matplotlibrc
-        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9})
-        figure = Figure(figsize=_CHART_SIZE, layout="constrained")
-        draw(figure.add_subplot())
-        for text in figure.findobj(matplotlib.text.Text):
-            text.set_parse_math(False)  # names are data
-        content = BytesIO()
-        figure.savefig(content, format=suffix, dpi=150, metadata=_FILE_METADATA[suffix])
-    return write_bytes(out, content.getvalue())

@@ -19,7 +19,8 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.metrics import compute_metrics, direction_metrics
-from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
+from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search
 from vse.eval.tables.summary import build_summary
 from vse.pipeline.errors import UserError

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, blocks_of, splits
-from vse.eval.ranking.answers import BestAnswers, RankedList, break_ties, find_best_answers, rank_captions, rank_images
+from vse.eval.ranking.answers import RankedList, break_ties, find_best_answers, rank_captions, rank_images
+from vse.eval.ranking.rank_arrays import BestAnswers
 from vse.eval.ranking.ranks import ranks_from_blocks
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
+from vse.eval.ranking.rank_arrays import Ranks
 from vse.eval.ranking.ranks import (
     SIMILARITIES,
-    Ranks,
     ScoreBlocks,
     ScoreMatrix,
     blocks_from_scores,

@@ -21,7 +21,8 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.metrics import compute_metrics
-from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_scores
+from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_scores
 from vse.eval.search import approximate as reranking
 from vse.eval.search.approximate import measure_reranked_search
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vse.eval.ranking.ranks import Ranks, blocks_from_scores, ranks_from_blocks
+from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
 from vse.training.models.similarities import todnet
 from vse.training.models.similarities.todnet import TodNetSettings, TodNetSimilarity
 from vse.training.solvers import shortlist
