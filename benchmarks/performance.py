@@ -1,8 +1,8 @@
 """Tables and plots of docs/performance.md, from the CSVs of benchmarks/results/.
 
-The script writes docs/results/performance.csv and .svg, growth.svg, and the blocks of the page between ``<!-- generated:
-NAME -->`` and ``<!-- generated: end -->``; the rest of the page is written by hand. benchmarks/works.py defines the CSV,
-row and column of each number. A number that no CSV has becomes a dash, and a line on stderr names it.
+The script writes docs/results/performance.csv and .svg, growth.svg, large_data.svg, and the blocks of the page between
+``<!-- generated: NAME -->`` and ``<!-- generated: end -->``; the rest of the page is written by hand. benchmarks/works.py
+defines the CSV, row and column of each number. A number that no CSV has becomes a dash, and a line on stderr names it.
 
     python -m benchmarks.performance
 """
@@ -30,6 +30,14 @@ DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
 _BLUE, _ORANGE, _GREEN, _INK, _QUIET = "#2a6f97", "#d9731a", "#4f772d", "#1d2733", "#8a949e"
 _DASH = "–"
+# Targets of benchmarks/large_data.py at a million pairs: processor seconds, and GB without mapped files.
+_LARGE_DATA_TARGETS = {
+    "import": (40, 1),
+    "check": (1.5, np.nan),
+    "tfidf": (np.nan, 1),
+    "tfidf again": (2, np.nan),
+    "InfoNCE, one epoch": (np.nan, 1),
+}
 _LABELS = {"to_reach": "target", "peer": "alternative", "now": "vse"}  # columns in plot and table
 
 
@@ -247,7 +255,7 @@ def large_data_block() -> str:
         row.append(_DASH if np.isnan(power) else f"{power:.2f}")
         earlier = (step, sizes[-1])
         known = [number(before[name][earlier]) if earlier in before.index else _DASH for name in ("cpu_s", "peak_gb")]
-        rows.append([step, *row, *known])
+        rows.append([step, *row, *known, _large_data_target(step, points.loc[sizes[-1]])])
     titles = [
         "step",
         *(f"{size:,} pairs, s" for size in sizes),
@@ -256,8 +264,31 @@ def large_data_block() -> str:
         "power of time",
         "before, s",
         "before, GB",
+        "target",
     ]
     return markdown(" | ".join(titles), rows)
+
+
+def _large_data_target(step: str, largest: pd.Series) -> str:
+    seconds, gb = _LARGE_DATA_TARGETS.get(step, (np.nan, np.nan))
+    said = [f"{number(value)} {unit}" for value, unit in ((seconds, "s"), (gb, "GB")) if not np.isnan(value)]
+    if not said:
+        return _DASH
+    is_missed = largest["cpu_s"] > seconds or largest["own_gb"] > gb
+    return f"{', '.join(said)}: {'not reached' if is_missed else 'reached'}"
+
+
+def draw_large_data(figure: Figure) -> None:
+    """Draw processor time and memory without mapped files of each step of benchmarks/large_data.py by the number of pairs."""
+    table = table_of("large_data")
+    panels = figure.subplots(1, 2)
+    for axes, column, label in zip(panels, ("cpu_s", "own_gb"), ("processor seconds", "GB without mapped files"), strict=True):
+        for k, (step, points) in enumerate(table.groupby("step", sort=False)):
+            axes.plot(points["pairs"], points[column], marker="os^vD"[k // 2], markersize=5, color=f"C{k}", label=step)
+        axes.set(xscale="log", yscale="log", xlabel="pairs", ylabel=label)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(NullFormatter())
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=5, frameon=False)
 
 
 def blocks() -> dict[str, str]:
@@ -316,6 +347,7 @@ def main() -> None:
     (results / "performance.csv").write_text(as_csv(pd.concat([table, without_avx512])), encoding="utf-8")
     save(draw_works, (8, 1.2 + 0.42 * len(drawn(table))), results / "performance.svg")
     save(draw_growth, (9, 5.4), results / "growth.svg")
+    save(draw_large_data, (9, 4.2), results / "large_data.svg")
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks()), encoding="utf-8")
 
 
