@@ -1,8 +1,8 @@
 """Estimate of the hours, GB and jobs for 1, 10 and 100 million pairs.
 
 Extraction, cache and training are the estimates of ``vse-data plan`` for a data set of that size, by config/rates.yaml.
-The other numbers are extrapolated from benchmarks/growth.py, on the line through the smallest and the largest point of
-each program.
+The other numbers are extrapolated from benchmarks/growth.py, benchmarks/large_data.py and benchmarks/planning.py, on the line
+through the smallest and the largest point of each.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.schedule import expect
+from benchmarks.works import table_of
 from vse.features.plan import TargetPlan, estimate_plan, load_rates
 from vse.pipeline.workflow import PlannedFile
 
@@ -53,18 +54,33 @@ def extended(points: pd.DataFrame, column: str, size: float) -> float:
     return float(first[column] + (last[column] - first[column]) * (size - first["size"]) / (last["size"] - first["size"]))
 
 
+def large_data_points(step: str) -> pd.DataFrame:
+    """Return the points of a step of benchmarks/large_data.py, by the number of pairs."""
+    table = table_of("large_data")
+    return table[table["step"] == step].rename(columns={"pairs": "size"}).sort_values("size")
+
+
+def planning_points() -> pd.DataFrame:
+    """Return the points of benchmarks/planning.py after the extraction, by the number of photographs."""
+    table = table_of("planning")
+    return table[table["state"] == "extracted"].rename(columns={"photos": "size"}).sort_values("size")
+
+
 def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     """Return the needs of a data set of ``n_pairs``, with units; ``growth`` has the points of each program, by size."""
     n_images = n_pairs // EACH
     plan = plan_of(n_images)
     extraction, training = (one.seconds for one in sorted(plan.durations, key=lambda one: "features/" not in one.description))
     stored = plan.cache_sizes[0][0]
-    texts = growth["dataset.json"]
+    importing, checking = (large_data_points(step) for step in ("import", "check of parquet"))
+    planning = planning_points()
     jobs = math.ceil(extraction / 3600 / JOB_HOURS)
     return {
         f"images, {EACH} captions each": f"{n_images:,}",
-        "`dataset.json`: reading, the first time": span(extended(texts, "cpu_s", n_images)),
-        "`dataset.json`: memory of the process that reads it first": gigabytes(extended(texts, "own_gb", n_images)),
+        "import of clip-retrieval to `dataset.parquet`": span(extended(importing, "cpu_s", n_pairs)),
+        "memory of this import": gigabytes(extended(importing, "own_gb", n_pairs)),
+        "check of `dataset.parquet`": span(extended(checking, "cpu_s", n_pairs)),
+        "memory of this check": gigabytes(extended(checking, "own_gb", n_pairs)),
         f"cache of `{FEATURE}`, float16": gigabytes(stored / 1e9),
         f"extraction of `{FEATURE}`, one machine": span(extraction),
         f"the same as jobs of {JOB_HOURS} h, {AT_ONCE} at once": f"{jobs:,} jobs, {span(extraction / min(jobs, AT_ONCE))}",
@@ -73,6 +89,8 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
             for minutes in (60, 10)
         },
         "planning of these jobs by Snakemake": span(extended(growth["workflow"], "cpu_s", jobs)),
+        "planning if all shards are there, whose photographs are compared": span(extended(planning, "cpu_s", n_images)),
+        "memory of this plan": gigabytes(extended(planning, "peak_gb", n_images)),
         f"training of `{EXPERIMENT}`, one machine or job": span(training),
         f"embeddings, {DIM} numbers, float32": gigabytes((n_images + n_pairs) * DIM * 4 / 1e9),
         "an exact query among all images, 512 numbers": span(extended(growth["search"], "cpu_s", n_images)),

@@ -299,7 +299,7 @@ def blocks() -> dict[str, str]:
         "works": work_block(measured()),
         "works_avx2": "Not measured yet." if without_avx512.empty else work_block(without_avx512),
         "growth": growth_block(),
-        "millions": millions_block(growth) if {"dataset.json", "search", "workflow"} <= set(growth) else _DASH,
+        "millions": millions_block(growth) if {"search", "workflow"} <= set(growth) else _DASH,
         "planning": planning_block(),
         "processes": processes_block(),
         "large_data": large_data_block(),

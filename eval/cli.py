@@ -59,7 +59,7 @@ def _compare(request: EvaluationRequest) -> list[str]:
 class TableCommand(Options):
     """The arguments of ``vse-table``."""
 
-    name: Annotated[Text, CliOption(is_argument=True, click_type=NearestChoice(table_names()))]
+    name: Annotated[Text, CliOption(is_argument=True, metavar="TABLE", click_type=NearestChoice(table_names()))]
     request: TableRequest = TableRequest()
     out: FileOrFolderPath | None = None
     """File to write: .csv or .tex, for a ladder also a chart, .svg or .png.  [default: print the table]"""
@@ -72,7 +72,8 @@ def table_command(command: TableCommand) -> None:
 
     summary has a row per result and protocol. ladder has a row per result with its costs, and marks the best trade-offs.
     significance has a row per metric of the files that vse-eval --compare wrote. compression has a row per codec of the
-    results of vse-eval --compress. cards has the facts that a reader needs to compare results. A name such as vsepp_3 is a
+    results of vse-eval --compress. cards has the facts that a reader needs to compare results. compare has a row per pair of
+    results, with the difference and its p-value. A name such as vsepp_3 is a
     published table, with its printed metrics next to ours; rows without a result stay blank.
     """
     from vse.eval.tables.table import format_text_table

@@ -139,10 +139,11 @@ class AllEvaluateOptions(EvaluateOptions):
     vse-data swap-phrases and import-choices write such files."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
     """Correct hubs, the candidates that rank high for many queries. The method mean, csls, nnn, inverted-softmax or qb-norm
-    lowers their scores. Parameters that are not given are selected on the validation split."""
+    lowers their scores; csls:k=10 sets a parameter. Parameters that are not given are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
-    """With --correct: the other queries by which hubs are found. A split, whose embeddings (train.h5) must be in the folder of
-    FILES, or a file of embeddings. For a model that scores pairs, only train or the split itself.  [default: train]"""
+    """With --correct: the queries that show which candidates are hubs. They are those of a file of embeddings, or of a
+    split, whose embeddings (train.h5) are in the folder of FILES. A model that scores pairs, such as SCAN, needs vse-embed --bank-images,
+    and allows only train or the split itself.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
     quantiser of 32 bytes). May be repeated."""
@@ -251,9 +252,9 @@ class TableRequest(Options):
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
     """For the table ladder: the cost, in seconds or MB, that is weighed against rsum.  [default: total_s]"""
     family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
-    """How p-values are corrected for the number of comparisons. The tables summary, ladder and the published ones then have
-    letters: results that share one do not differ significantly in rsum.  [default: holm for the table compare, no comparison
-    for the others]"""
+    """How p-values are corrected for the number of comparisons. With this option, the tables summary and ladder and the
+    published tables compare all pairs of results, and show letters: results that share a letter do not differ significantly in
+    rsum. The table compare always compares, by default with holm."""
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
     transductive: Flag = False

@@ -43,10 +43,18 @@ def extract() -> None:
 
 
 def _build_extractor_command(extractor: str, settings: type[FeatureSettings]) -> click.Command:
+    class ExtractorCommand(click.Command):
+        """A command whose help text ends with the settings of the extractor."""
+
+        def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+            with formatter.section("Settings of a preset, changed by --set KEY=VALUE"):
+                fields = settings.model_fields.items()
+                formatter.write_dl([(name, field.description) for name, field in fields if field.description], col_max=24)
+
     missing_options = _EXTRACTOR_OPTIONS.difference(settings.option_names)
     default = settings.default_preset or extractor
 
-    @command(extractor, leave_out=missing_options, defaults={"feature": default}, text=settings.__doc__)
+    @command(extractor, cls=ExtractorCommand, leave_out=missing_options, defaults={"feature": default}, text=settings.__doc__)
     def run(request: FeatureRequest) -> None:
         from vse.features.feature_job import extract_feature
 

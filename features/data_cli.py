@@ -197,6 +197,8 @@ class PlanRequest(Options):
 def plan_command(request: PlanRequest) -> None:
     """Estimate the downloads, the size of the caches and the hours that TARGETS of the workflow need. Nothing is run.
 
+    A target is a file that snakemake makes, such as results/f30k_vsepp.json.
+
     Run the command in the folder of the workflow. Finished jobs are left out. Sizes and times that are not known are listed. A
     time is a range, unless this machine has run the same extraction or training.
     """

@@ -86,7 +86,7 @@ class VerifyRequest(Options):
     no_sources: Flag = False
     """Do not hash again the images or captions from which the rows were extracted."""
     write: Flag = False
-    """Write missing block checksums to the cache's manifest. They let every reader detect changed features."""
+    """Add the checksums that a cache of an older version lacks. They let every reader detect changed features."""
 
 
 class SplitShares(Options):
@@ -132,7 +132,7 @@ class ImportRequest(Options):
     images: FileOrFolderPath | None = None
     """Folder of the photos of clip-retrieval. For other formats, a second folder in which photos may lie."""
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
-    """Name of the table's column for a field: file, caption, split or an id."""
+    """Name of the table's column for a field: file, caption, split, imgid, sentid or cocoid."""
     splits: SplitShares = SplitShares()
     yes: Flag = False
     """Do not ask whether a table was understood."""

@@ -268,7 +268,10 @@ def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, ra
 
 
 def _build_duration(amount: float, rate: float, what: str, unit: str, source: str | None, own: OwnRates) -> Duration:
-    """Return the time for an amount of rows or pairs. ``source`` says where this machine's rate is from; None: another's."""
+    """Return the time for an amount of rows or pairs.
+
+    ``source`` names the source of a rate of this machine. If it is None, the rate was measured on another machine.
+    """
     if source is not None:
         return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {source}", is_own=True)
     rate *= own.relative_speed or 1.0

@@ -167,7 +167,7 @@ class CaptionsRequest(Options):
     language: Text
     """Language of the captions, e.g. de (BCP 47)."""
     own_language: Text = "en"
-    """Language of the captions of the data set that name none."""
+    """Language of the existing captions that have no language."""
     out: FileOrFolderPath | None = None
     """Folder to write.  [default: the folder of the data set with _LANGUAGE, e.g. data/f8k_de]"""
     name: DatasetName = None
@@ -194,7 +194,8 @@ class NoiseRequest(Options):
     rate: Share | None = None
     """Share of the captions, images or words to change, from 0 to 1."""
     kind: Literal["caption", "image", "word"] = "caption"
-    """caption: exchange the images of single captions. image: exchange all captions of images. word: replace single words."""
+    """caption: give single captions the image of another. image: give images all captions of another. word: replace single
+    words."""
     seed: Seed = 0
     """Seed of the random changes."""
     from_index: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
@@ -254,8 +255,8 @@ class ChoicesRequest(Options):
     images: FileOrFolderPath
     """Folder of the images."""
     corpus: Annotated[FileOrFolderPath | None, CliOption(metavar="DATASET")] = None
-    """A dataset.json. A text model is computed from the captions of its split train. It chooses without the image.
-    [default: no text model]"""
+    """A dataset.json. A model of text, fitted to the captions of its split train, then chooses without the image, as a
+    baseline.  [default: no such baseline]"""
     out: FileOrFolderPath
     """Folder to write, whose name becomes that of the data set."""
     force: Force = False

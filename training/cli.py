@@ -28,7 +28,7 @@ class _ExperimentListCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Experiments"):
-            formatter.write_dl(list_preset_descriptions("experiments"), col_max=24)
+            formatter.write_dl(list_preset_descriptions("experiments", without_key="ensemble_of"), col_max=24)
 
 
 @command("vse-train", cls=_ExperimentListCommand)
@@ -95,7 +95,7 @@ def search_command(request: SearchCommandRequest) -> None:
 def report_command(request: ReportRequest) -> None:
     """Write a report on one result, or on two side by side: metrics, curves, and the photos and captions that queries find.
 
-    The report is one HTML file that needs no network and runs no script.
+    A RESULT is a JSON file of vse-eval --out. The report is one HTML file that needs no network and runs no script.
     """
     from vse.eval.report.report import write_report
     from vse.training.use.attention import open_attending_run

@@ -89,7 +89,7 @@ class PackedEmbeddings:
 
 
 def pack_embeddings(parts: Iterable[BatchVectors]) -> PackedEmbeddings:
-    """Join batches of embeddings, without padding."""
+    """Join batches of embeddings, at least one, into one array without padding."""
     vectors, lengths = [], []
     for part in parts:
         vectors.append(part[0] if len(part) == 1 else part[0][part[1]])

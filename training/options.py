@@ -38,7 +38,7 @@ class TrainInputs(Options):
     truth_features: FileOrFolderPath | None = None
     """Cache of the ground-truth regions of phrases.  [default: the experiment's]"""
     start_from: FileOrFolderPath | None = None
-    """Run whose weights to start from.  [default: the run of the experiment's start_from with the same seed]"""
+    """Run whose weights to start from.  [default: the run that the experiment names in start_from, with the same seed]"""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of CNN weights, for training on photos."""
     words: FileOrFolderPath | None = None
@@ -51,13 +51,13 @@ class TrainOptions(Options):
     """Rarely used options of a training."""
 
     log_negatives: Annotated[NonNegativeInteger, CliOption(metavar="N")] = 0
-    """List the N hardest negatives of each epoch and direction."""
+    """List the N hardest negatives of each epoch and direction in negatives.csv."""
     tensorboard: Flag = False
     """Write TensorBoard events as well."""
     resume: Flag = False
     """Continue an unfinished run from its last checkpoint."""
     overwrite: Flag = False
-    """Replace the run in the run folder if its settings differ. Without this option, different settings are an error."""
+    """Replace a run with other settings that is in the run folder. Without this option, such a run is an error."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
@@ -104,11 +104,11 @@ class RunFileOptions(Options):
 class EmbedRequest(Options):
     """The arguments of ``vse-embed``."""
 
-    runs: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="RUN")]
+    runs: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="RUN...")]
     split: Text | None = None
     """The split.  [default: test]"""
-    as_features: Annotated[FileOrFolderPath | None, CliOption(metavar="OUT")] = None
-    """Write the embeddings of all splits as the caches OUT_images.h5 and OUT_captions.h5 instead, to train on them."""
+    as_features: Annotated[FileOrFolderPath | None, CliOption(metavar="PREFIX")] = None
+    """Write the embeddings of all splits as the caches PREFIX_images.h5 and PREFIX_captions.h5 instead, to train on them."""
     out: FileOrFolderPath | None = None
     """The file to write.  [default: RUN/SPLIT.h5, or RUN/DATASET_SPLIT.h5 for another data set]"""
     files: RunFileOptions = RunFileOptions()
@@ -119,8 +119,9 @@ class EmbedRequest(Options):
     last_epoch: Flag = False
     """Take the weights of the last epoch instead of those of the best epoch; OUT is then RUN/SPLIT_last.h5."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Also store a correction of hubs in the run's folder, for all later searches: mean, csls, nnn or inverted-softmax. Its
-    bank is the training split, and parameters that are not given are selected on the validation split. Both are embedded."""
+    """Also store a correction of hubs in the run's folder, for all later searches: mean, csls, nnn or inverted-softmax, e.g.
+    csls:k=10. Its bank is the training split, and parameters that are not given are selected on the validation split. Both
+    splits are embedded."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
     """For a model that compares regions with words: group similar regions of each image, and store the mean of each group. An
     image with R regions has R / FACTOR groups. OUT is then RUN/SPLIT_pooled_FACTOR.h5."""
@@ -178,7 +179,7 @@ class SearchCommandRequest(Options):
 class ReportRequest(Options):
     """The arguments of ``vse-report``."""
 
-    results: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
+    results: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="RESULT...")]
     out: FileOrFolderPath
     """The report to write (HTML)."""
     data: FileOrFolderPath | None = None
@@ -204,11 +205,12 @@ class ServeRequest(Options):
     split: Text | None = None
     """The split to search, several such as train,val, or all.  [default: test, or all if there is no such split]"""
     features: tuple[FileOrFolderPath, ...] = ()
-    """The feature cache of each RUN, if it was moved, or a cache of other photos, such as your album."""
+    """The feature cache, if it was moved, or a cache of other photos, such as your album. Repeat it for each RUN, in
+    order."""
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the one the caches name]"""
     caption_features: tuple[FileOrFolderPath, ...] = ()
-    """The caption cache of each RUN, if it was moved."""
+    """The caption cache, if it was moved. Repeat it for each RUN, in their order."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder with the weights of a CNN or text encoder."""
     images: FileOrFolderPath | None = None

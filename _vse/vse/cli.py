@@ -71,7 +71,7 @@ class _TaskGroup(click.Group):
 def vse_group() -> None:
     """Retrieve images by captions, and captions by images: prepare data, train models, evaluate and search.
 
-    Every command has a name of its own, too: vse-train is the same as vse train.
+    Most commands have a name of their own, too: vse-train is the same as vse train.
     """
 
 

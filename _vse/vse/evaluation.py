@@ -311,7 +311,8 @@ def evaluate(
 ) -> Evaluation:
     """Compute the metrics of a model, such as R@K, median rank and rsum, with 95% intervals (``vse-eval``).
 
-    There are three forms: ``vse.evaluate(embeddings)``; ``vse.evaluate(model, X, Y, i)`` encodes images and captions with a
+    There are three forms. Let X be the images, Y the captions, and i the row of each caption's image in X.
+    ``vse.evaluate(embeddings)`` evaluates a file or stored embeddings; ``vse.evaluate(model, X, Y, i)`` encodes X and Y with a
     model; and ``vse.evaluate(X, Y, i)`` compares the arrays themselves by their cosines. The results of all three can be
     compared with each other, if the queries are the same.
 

@@ -86,7 +86,7 @@ class _Pool:
         self._own = own
 
     def rank_captions(self) -> Iterator[tuple[int, JudgedQuery]]:
-        """Yield the index of each image that has a right caption, and the order of the captions."""
+        """Yield each judged image that has a right caption, as an index of ``images``, with the order of the captions."""
         blocks, _ = self._run.score_blocks()
         columns = torch.from_numpy(self.captions)
         for span in blocks.row_slices:

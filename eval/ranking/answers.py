@@ -16,22 +16,23 @@ from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, check_fi
 from vse.pipeline.errors import UserError
 
 
-def find_best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:
+def find_best_answers(i2t_scores: ScoreBlocks, t2i_scores: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:
     """Return the best answers in the directions ``i2t`` and ``t2i``. Each block of scores is computed once.
 
-    The parameters ``i2t`` and ``t2i`` are as in :func:`vse.eval.ranking.ranks.ranks_from_blocks`. ``ranks`` are the ranks of
-    the same scores, and become part of the answers.
+    ``i2t_scores`` and ``t2i_scores`` are the parameters ``i2t`` and ``t2i`` of
+    :func:`vse.eval.ranking.ranks.ranks_from_blocks`. ``ranks`` are the ranks of the same scores; they become part of
+    the answers.
     """
-    image_of_caption = i2t.image_of_caption
-    for_images = _BestAnswersSoFar(i2t.n_images, image_of_caption.device)
+    image_of_caption = i2t_scores.image_of_caption
+    for_images = _BestAnswersSoFar(i2t_scores.n_images, image_of_caption.device)
     for_captions = _BestAnswersSoFar(len(image_of_caption), image_of_caption.device)
-    for rows, own in rows_with_captions(i2t):
-        scores = i2t.score(rows, None)
+    for rows, own in rows_with_captions(i2t_scores):
+        scores = i2t_scores.score(rows, None)
         right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
         right[image_of_caption[own] - rows.start, own] = True
         for_images.update(rows, scores, right, 0)
-        if t2i is not None:
-            scores = t2i.score(rows, None)
+        if t2i_scores is not None:
+            scores = t2i_scores.score(rows, None)
         for_captions.update(slice(None), scores.T, right.T, rows.start)
     images_with_captions, captions = torch.unique(image_of_caption).numpy(), np.arange(len(image_of_caption))
     return {

@@ -46,7 +46,10 @@ def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[st
 
 
 class _FirstImages:
-    """The first images for each caption, (depth, n_captions), among the images that were scored so far."""
+    """The best images for each caption, among the images that were scored so far.
+
+    ``rows`` : (depth, n_captions) rows of the images, best first. The depth is at most :data:`OCCURRENCE_DEPTH`.
+    """
 
     def __init__(self, n_captions: int) -> None:
         self._scores = torch.empty(0, n_captions)

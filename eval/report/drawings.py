@@ -47,7 +47,7 @@ Returns None if the model computes no attention. Raises UserError if the attenti
 class ResultAttention:
     """The attention of a result's model; empty if the model computes no attention, or if the run is missing.
 
-    A sentence is appended to ``missing`` if the run is missing or has changed.
+    A sentence is appended to ``missing`` if the run cannot be opened or has changed.
     """
 
     def __init__(

@@ -110,7 +110,7 @@ def compute_retrieval_differences(image_of_caption: NDArray[np.int64], first: Ra
 
 
 def format_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
-    """Format the entry of a metric in the result of :func:`vse.eval.ranking.statistics.compute_differences` for a table."""
+    """Return the row of a metric in the report's table, from :func:`vse.eval.ranking.statistics.compute_differences`."""
     return ReportDifference(
         name,
         f"{metric['difference']:+.1f}",

@@ -74,7 +74,7 @@ class PhraseCard(NamedTuple):
     columns: Sequence[PhraseColumn]
 
 
-class PhraseGroup(NamedTuple):
+class PhraseCardGroup(NamedTuple):
     """Phrase cards under a common title."""
 
     title: str
@@ -89,7 +89,7 @@ class PhraseGallery:
     localise.
     """
 
-    groups: Sequence[PhraseGroup]
+    groups: Sequence[PhraseCardGroup]
     n_unreadable: int
     comparison_counts: tuple[int, int, int] | None = None
 
@@ -144,7 +144,7 @@ def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: fl
             card = _build_phrase_card(sentid, runs, ranks_by_model, mentions_by_id, dataset)
             cards.append(card)
             unreadable |= {card.columns[0].photo.file} if card.columns[0].photo.source is None else set()
-        groups.append(PhraseGroup(title, cards))
+        groups.append(PhraseCardGroup(title, cards))
     return PhraseGallery(
         [group for group in groups if group.cards], len(unreadable), _count_differing_phrases(runs[0], ranks_by_model)
     )

@@ -30,7 +30,7 @@ CODEC_EXAMPLES = "dims=256,128 int8 binary pq32"
 class Codec:
     """A codec of vectors of ``dim`` numbers. ``kind`` is float32, dims, int8, binary or pq.
 
-    ``size`` : the number of first dimensions of ``dims``, or the number of bytes of ``pq``; 0 for the others.
+    ``size`` : for ``dims``, how many leading numbers of each vector are kept; for ``pq``, the bytes per vector; otherwise 0.
     """
 
     kind: str

@@ -113,7 +113,7 @@ def set_search_parameters(index: Any, parameters: str) -> None:
 
 
 class IndexVectors:
-    """The vectors (n, dim) in an index, readable as a corpus; a compressed index (PQ or SQ) returns approximate vectors."""
+    """The vectors (n, dim) in an index. ``vectors[rows]`` reads rows; those of a compressed index (PQ, SQ) are approximate."""
 
     def __init__(self, index: Any) -> None:
         self.index = index

@@ -176,9 +176,10 @@ def _keys_and_changes(result: Result) -> tuple[set[str], list[str]]:
 
 
 def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
-    """Return the ``rows`` that the data set of the result may reproduce.
+    """Return the ``rows`` whose published numbers this result may reproduce.
 
-    The data set must be that of the row or, if ``dataset`` is given, ``dataset``. Raises UserError if no row is left.
+    The result must be on one of the row's data sets. If ``dataset`` is given, it must be on ``dataset`` instead. Raises
+    UserError if no row is left.
     """
     own = [row for row in rows if result.dataset in ([dataset] if dataset else row.datasets)]
     if rows and not own:

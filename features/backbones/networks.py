@@ -169,7 +169,10 @@ class _LayerReached(Exception): ...
 
 
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
-    """Return the file of a model's weights: the path ``weights`` or a file in ``weights_dir``; None if neither exists."""
+    """Return the path of a model's weights: ``weights`` if it names a file, or else the file in ``weights_dir``.
+
+    Returns None for random weights, or if the folder has no such file. A path in ``weights`` is not checked.
+    """
     if weights.endswith(WEIGHT_FILE_SUFFIXES):
         return Path(weights)
     if weights == "random" or weights_dir is None:

@@ -45,8 +45,8 @@ def list_extractor_inputs(
     """Return the inputs of a feature in the order of ``dataset.json``: images, captions or phrases.
 
     ``rows`` selects some of the inputs. A caption is given as words or, with ``raw``, as raw text. Phrases are the distinct
-    texts of the annotated phrases, in order of first appearance. The id of a phrase is its index. Raises UserError if the data
-    set has no annotated phrases.
+    texts of the annotated phrases, in order of first appearance. The id of a phrase is its index. Raises UserError if
+    phrases are requested and the data set has none.
     """
     if kind == "image":
         return [ExtractorInput(image.imgid, dataset.image_path(image)) for image in dataset.images[rows]]

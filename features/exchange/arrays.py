@@ -260,7 +260,7 @@ def _load_features_and_ids(features: Path, ids: Path | None) -> tuple[NDArray[An
 
 
 def _keep_one_id_per_row(ids: Ids, n_rows: int) -> Ids:
-    """Return one id per row, if ``ids`` has one id per caption instead. Otherwise return ``ids`` unchanged."""
+    """Drop repeated ids if ``ids`` repeats the id of each row once per caption. Otherwise return ``ids`` unchanged."""
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
         return ids

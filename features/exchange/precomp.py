@@ -379,7 +379,10 @@ def _check_split(path: Path, images: Sequence[Image], times: int, text: CaptionF
 
 
 def _encode_array(reader: FeatureReader, images: Sequence[Image], times: int) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a ``.npy`` file in blocks, with ``times`` equal rows in succession for each image."""
+    """Yield the bytes of a ``.npy`` file in blocks, with ``times`` equal rows in succession for each image.
+
+    Raises UserError if the images have different numbers of regions.
+    """
     cache = reader.cache
     rows = reader.find_rows(image.imgid for image in images)
     shape: tuple[int, ...] = cache.row_shape

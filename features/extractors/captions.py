@@ -86,7 +86,7 @@ class CaptionExtractor(Extractor):
         return FeatureRows(list_input_ids(items), features, np.stack([item.hash_input() for item in items]), counts=counts)
 
     def _encode_blocks(self, items: Sequence[ExtractorInput], counts: dict[str, int]) -> Iterator[NDArray[Any]]:
-        """Yield the rows of captions in blocks, and add the number of rows of zeros to the only entry of ``counts``."""
+        """Yield the vectors of captions in blocks. Count vectors of zeros under the single key of ``counts``."""
         chunk, (name,) = self.config.chunk, counts
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
         with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:

@@ -216,7 +216,7 @@ class TfidfEncoder(CaptionEncoder):
         return torch.from_numpy(self._vectorizer.transform(captions).astype(np.float32).toarray())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the words, their inverse document frequencies (as ``rarity``) and ``sublinear``."""
+        """Return the tensors to save: ``words``, ``rarity`` (idf), and ``sublinear`` (True: logarithms of counts are used)."""
         idf = torch.from_numpy(np.asarray(self.idf))
         return {"words": words_to_tensor(self.words), "rarity": idf, "sublinear": torch.tensor(self.sublinear)}
 

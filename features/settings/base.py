@@ -239,8 +239,12 @@ class LayerSettings(NetworkSettings):
         1,
         description="positions per side; an output with height and width is averaged to this grid; all: no averaging",
     )
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    mean: tuple[float, float, float] = Field(
+        (0.485, 0.456, 0.406), description="mean of red, green and blue, subtracted from pixels of 0 to 1"
+    )
+    std: tuple[float, float, float] = Field(
+        (0.229, 0.224, 0.225), description="standard deviation of red, green and blue, by which pixels are divided"
+    )
 
 
 class Extractor(ABC):

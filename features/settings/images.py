@@ -23,14 +23,14 @@ class CnnConfig(LayerSettings):
     positions: bool = Field(
         False, description="false: the grid is flattened into one vector; true: one vector per position, row by row"
     )
-    resize: PositiveInt = 256
+    resize: PositiveInt = Field(256, description="length in pixels of a side of the resized image, before it is cropped")
     resize_mode: Literal["square", "shorter", "library"] = Field(
         "square",
         description="square: resize x resize pixels, as in the paper; shorter: the shorter side has resize pixels; library: "
         "the same, but the longer side is rounded down instead of to the nearest pixel, as in torchvision, timm and OpenCLIP",
     )
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    crop: PositiveInt = 224
+    interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="interpolation of the resize")
+    crop: PositiveInt = Field(224, description="length in pixels of a side of a crop")
     crops: Literal["1c", "10c", "10c_bank", "rc_bank"] = Field(
         "1c",
         description="1c: centre crop; 10c: mean over the crops of corners and centre and their mirror images; 10c_bank: these "
@@ -43,7 +43,7 @@ class CnnConfig(LayerSettings):
         "plain: the crop's size, from the resized image (the paper). Each crop is mirrored with probability 1/2",
     )
     crop_seed: int = Field(0, ge=0, description="seed of the random crops, together with the image's id")
-    batch_size: PositiveInt = 32
+    batch_size: PositiveInt = Field(32, description="images in a batch of the network")
     compile: bool = Field(False, description="compile the network first (torch.compile); faster on a GPU")
     fold_batch_norm: bool = Field(
         False,

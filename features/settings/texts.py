@@ -144,7 +144,7 @@ class HglmmConfig(WordSettings):
     ica_words: PositiveInt = Field(
         300_000, description="size of the sample of words to which the independent components and the mixtures are fitted"
     )
-    ica_iterations: PositiveInt = 200
+    ica_iterations: PositiveInt = Field(200, description="maximum number of iterations for the independent components")
     scale: float = Field(10.0, gt=0, description="Euclidean norm to which word vectors are scaled")
     mixtures: list[MixtureKind] = Field(
         default=["hybrid"],

@@ -132,7 +132,10 @@ def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: Da
 
 
 def check_all_same_data(files: Sequence[tuple[Path, DataIdentity]]) -> None:
-    """Raise UserError if two of the files come from different data sets. A file without hashes agrees with any other file."""
+    """Raise UserError if two of the files come from different data sets.
+
+    The hashes of their common ids are compared. A file without hashes, or without a common id, agrees with any other file.
+    """
     for (path, ours), (other_path, theirs) in combinations(files, 2):
         check_same_data(other_path, theirs, path, ours)
 

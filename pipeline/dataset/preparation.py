@@ -234,7 +234,7 @@ def write_dataset(
     """Write ``out/dataset.json``, link the folder ``images`` to ``out/images``, and return the path of the file.
 
     A file that already has this content, in whatever layout, is left as it is. Raises UserError if the file has other content,
-    unless ``may_replace``.
+    unless ``may_replace``, or if it would replace one of ``inputs``, the files from which the data set was made.
     """
     folder, path = out / "images", out / "dataset.json"
     check_dataset_output(out, content["dataset"], inputs)
@@ -293,7 +293,7 @@ def read_content(dataset_file: Path) -> dict[str, Any]:
 
 
 def encode_image(image: Image) -> dict[str, Any]:
-    """Return an image without phrases as an entry of ``dataset.json``."""
+    """Return the entry of an image in ``dataset.json``. Its captions have no ``phrases`` there."""
     sentences = [
         build_caption_entry(caption.sentid, image.imgid, caption.raw, list(caption.tokens), caption.language)
         for caption in image.captions

@@ -64,7 +64,10 @@ def _read_page_sizes(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Pa
 
 
 class _ThriftReader:
-    """A reader of structs in Thrift's compact protocol. Texts and floating-point numbers are skipped."""
+    """A reader of structs in Thrift's compact protocol. It skips texts and floating-point numbers; their values mean nothing.
+
+    Raises ValueError for damaged headers.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream

@@ -53,7 +53,7 @@ class Archive:
         return not self.name.lower().endswith(_PLAIN_SUFFIX)
 
     @property
-    def location(self) -> PhotoArchive:
+    def index_entry(self) -> PhotoArchive:
         """The entry of the archive in an index of photos."""
         if isinstance(self.file, RemoteFile):
             return PhotoArchive(self.file.url, self.file.size, self.file.version)
@@ -252,7 +252,7 @@ class PhotoIndexer:
                 raise UserError(
                     f"{unpacked} has unpacked photos, which would be read instead; move it away, or give another --out"
                 )
-            self._number_by_archive[archive] = self._index.add_archive(archive.location)
+            self._number_by_archive[archive] = self._index.add_archive(archive.index_entry)
         file = self._collector.add_photo(row, content)
         if file is not None:
             self._index.add_photo(file, self._number_by_archive[archive], member.name, member.size, member.place)

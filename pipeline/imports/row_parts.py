@@ -201,7 +201,10 @@ class RowJoin:
         return tables[0] if len(tables) == 1 else arrow.concat_tables(tables).take(arrow.array(back))
 
     def _add_part(self, index: int) -> Indices:
-        """Add the rows of a part. Return the index of each row's image, -1 for a row that contradicts an earlier one."""
+        """Add the rows of a part, and record its bad rows.
+
+        Return the index of each row's image, -1 for a row that contradicts an earlier one.
+        """
         part = self._parts[index]
         faults: dict[int, str] = {}
         columns = part.read(*_FACT_NAMES)

@@ -286,7 +286,7 @@ def _sample_share(share: float | None) -> float:
 
 @lru_cache(maxsize=_CACHED_PATHS)
 def normalize_image_path(name: str) -> str:
-    """Return the normalised path of an image. Raises BadRow if the path leads out of the folder of images."""
+    """Return the normalised path of an image. Raises BadRow if it names no file, or leads out of the folder of images."""
     if _PLAIN_PATH_PATTERN.fullmatch(name):
         return name
     path = PurePosixPath(name)

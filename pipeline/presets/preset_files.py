@@ -47,12 +47,16 @@ def list_preset_names(kind: str) -> list[str]:
     return sorted({name for folder in _preset_folders(kind) for name in _read_preset_folder(folder)})
 
 
-def list_preset_descriptions(kind: str) -> list[tuple[str, str]]:
-    """Return the name and description (``about``) of every preset of a ``kind``, in the order of the files."""
+def list_preset_descriptions(kind: str, without_key: str = "") -> list[tuple[str, str]]:
+    """Return the name and description (``about``) of every preset of a ``kind``, in the order of the files.
+
+    Presets with the key ``without_key`` are left out.
+    """
     descriptions: dict[str, str] = {}
     for folder in _preset_folders(kind):
         for preset in _read_preset_folder(folder).values():
-            descriptions.setdefault(preset.name, str(preset.settings.get("about", "")))
+            if without_key not in preset.settings:
+                descriptions.setdefault(preset.name, str(preset.settings.get("about", "")))
     return list(descriptions.items())
 
 
@@ -62,7 +66,7 @@ def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = (
     ``extended_by`` are the presets that extend this preset, to detect a circle. Raises UserError if the preset is unknown, or
     extends itself.
     """
-    preset = _find_preset(kind, name)
+    preset = _load_preset(kind, name)
     if len(extended_by) > _MAX_LAYERS:
         raise UserError(f"{preset.path}: extends more than {_MAX_LAYERS} presets, one after the other")
     if any((preset.path, preset.name) == (upper.path, upper.name) for upper in extended_by):
@@ -149,7 +153,7 @@ def _preset_folders(kind: str) -> list[Path]:
     return [Path(user_folder, kind), packaged] if user_folder else [packaged]
 
 
-def _find_preset(kind: str, name: str) -> Preset:
+def _load_preset(kind: str, name: str) -> Preset:
     if name.endswith((".yaml", ".yml")):
         return _read_single_preset(Path(name))
     for folder in _preset_folders(kind):

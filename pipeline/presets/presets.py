@@ -145,7 +145,7 @@ def _compose_settings(composed: ComposedName, base: Mapping[str, Any], schema: t
         ladder = load_ladder(composed.ladder)
         if composed.experiment not in ladder.experiments:
             raise UserError(f"experiment {composed.name!r}: the ladder {composed.ladder!r} has no {composed.experiment}")
-        content = merge_settings(content, ladder.changed_settings(composed.experiment), schema)
+        content = merge_settings(content, ladder.experiment_overrides(composed.experiment), schema)
     return {**content, **composed.feature_settings(), "name": composed.name}
 
 

@@ -279,7 +279,7 @@ class LadderConfig(Settings):
         """Return the entry of an experiment; an empty entry if the ladder gives no settings."""
         return self.experiments[experiment] or LadderExperiment()
 
-    def changed_settings(self, experiment: str) -> dict[str, Any]:
+    def experiment_overrides(self, experiment: str) -> dict[str, Any]:
         """Return the settings that this ladder changes in an experiment, including the title and the seeds."""
         entry = self.experiment_entry(experiment)
         return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}

@@ -217,7 +217,7 @@ class RewardBaseline(nn.Module):
     def compute_advantages(
         self, rewards: Float[Tensor, "n s"], likeliest_rewards: Float[Tensor, " n"] | None
     ) -> Float[Tensor, "n s"]:
-        """Return rewards minus the baseline, and update the running mean with these rewards.
+        """Return rewards minus the baseline. The moving average, if it is the baseline, is then updated with these rewards.
 
         ``likeliest_rewards`` holds the reward of each query's likeliest candidate for the self-critical baseline, else None.
         """

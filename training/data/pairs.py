@@ -92,7 +92,7 @@ class CaptionsEncodedOnRead:
 
 
 class CaptionsPartlyEncoded:
-    """Cached captions of which some have another text than in the cache, and are encoded again.
+    """Captions from a cache. Captions whose text differs from the cached text have newly encoded vectors.
 
     ``cached`` : the cached captions, as vectors.
     ``rows`` : (n,) the indices of the captions with another text.

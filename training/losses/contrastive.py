@@ -123,10 +123,12 @@ class ContrastiveLoss(RankingLoss):
     def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
         scores, positives, negatives = query_scores
         own = torch.zeros_like(negatives).scatter(1, positives[:, None], True)
-        return self.logit_cost(self.logits(scores, scale), ~negatives if self.same_image == "positive" else own, negatives)
+        return self.sum_query_costs(
+            self.logits(scores, scale), ~negatives if self.same_image == "positive" else own, negatives
+        )
 
     @abstractmethod
-    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
+    def sum_query_costs(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
         """Return the sum of the costs of the queries (rows) of one direction. Each query has at least one positive."""
 
     @abstractmethod
@@ -153,12 +155,12 @@ class ContrastiveLoss(RankingLoss):
     def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         complete = super().build_objective(similarity, compiled, scale)
 
-        def cost(batch: Batch, seed: int) -> Cost:
+        def compute_batch_cost(batch: Batch, seed: int) -> Cost:
             if self.block is None and batch.processes is None:
                 return complete(batch, seed)
             return self._compute_cost_in_blocks(batch, similarity, scale)
 
-        return cost
+        return compute_batch_cost
 
     def _compute_cost_in_blocks(self, batch: Batch, similarity: Similarity, scale: nn.Module | None) -> Cost:
         """Return the cost, computed in blocks of images. If several processes share the batch, each has some of the blocks.
@@ -229,7 +231,7 @@ class InfoNceLoss(ContrastiveLoss):
         logs = self.logits(scores, scale).masked_fill(left_out, -torch.inf).log_softmax(1)
         return -logs.gather(1, positives[:, None])[:, 0].sum()
 
-    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
+    def sum_query_costs(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
         logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
         return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
 
@@ -274,7 +276,7 @@ class SigmoidLoss(ContrastiveLoss):
         """Return a matrix of the mean score. The sigmoid loss changes if a constant is added to all scores."""
         return scores.mean().expand_as(scores) if scores.numel() else scores
 
-    def logit_cost(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
+    def sum_query_costs(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:
         costs = softplus(torch.where(positives, -logits, logits))
         return costs.masked_fill(~(positives | negatives), 0).sum()
 
@@ -283,7 +285,7 @@ class SigmoidLoss(ContrastiveLoss):
         paired = torch.zeros_like(is_same_image).scatter(1, paired_columns[:, None], True)
         positives = is_same_image if self.same_image == "positive" else paired
         negatives = ~paired if self.same_image == "keep" else ~is_same_image
-        return (self.lambda1 + self.lambda2) * self.logit_cost(logits, positives, negatives), logits.new_empty(0)
+        return (self.lambda1 + self.lambda2) * self.sum_query_costs(logits, positives, negatives), logits.new_empty(0)
 
     def combine_block_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
         return caption_results.sum()

@@ -84,7 +84,7 @@ class ConditionalMlp(nn.Module):
         """Return the projection of conditions by the network, in a list as for a flow of several networks."""
         return [self.network.project_condition(condition)]
 
-    def deformed_parts(
+    def deform_in_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] = (None,)
     ) -> list[Tensor]:
         """Return the deformed vectors T(x; v) in a list, as a flow returns its two halves.
@@ -96,7 +96,7 @@ class ConditionalMlp(nn.Module):
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return self.deformed_parts(x, condition)[0]
+        return self.deform_in_parts(x, condition)[0]
 
 
 class ConditionalFlow(nn.Module):
@@ -138,7 +138,7 @@ class ConditionalFlow(nn.Module):
         """Return the projections of conditions by the networks of the coupling layers."""
         return [network.project_condition(condition) for network in self.networks if isinstance(network, ConditionalNetwork)]
 
-    def deformed_parts(
+    def deform_in_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] | None = None
     ) -> list[Tensor]:
         """Return both halves of the deformed vectors T(x; v). The half that a single layer keeps is not broadcast.
@@ -155,7 +155,7 @@ class ConditionalFlow(nn.Module):
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return _concatenate_halves(self.deformed_parts(x, condition))
+        return _concatenate_halves(self.deform_in_parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x whose deformation T(x; v) is y."""

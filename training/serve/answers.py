@@ -76,8 +76,7 @@ class ServedRuns:
     A warning is logged for a run that reads only texts or only photos.
 
     ``runs`` : run folders.
-    ``split`` : split to search, or several, see :meth:`vse.pipeline.dataset.dataset.Dataset.parse_splits`; None is the
-        default of :func:`vse.training.use.corpus.find_default_split`.
+    ``split`` : a split to search, several as in ``train,val``, or ``all``. None: ``test``, or ``all`` if there is no ``test``.
     ``files`` : input files of each run.
     ``options`` : options of the search.
     ``device`` : device of the models.

@@ -19,11 +19,11 @@ class SplitImage(NamedTuple):
 class RunAnswer:
     """The hits of one run for a query, best first, or an ``error`` message.
 
-    ``n_searched`` : number of images or captions to search.
+    ``n_searched`` : number of images or captions in the searched splits.
     ``start`` : number of better results that ``hits`` leaves out.
     ``remark`` : message about words that are unknown to the run.
-    ``n_ranked`` : number of items that the run can rank.
-    ``n_scored`` : number of items that the model scored pair by pair; None for a model that compares vectors.
+    ``n_ranked`` : number of items that a search can return on all its pages: all items, or only a list of candidates.
+    ``n_scored`` : number of items that the model scored pair by pair; None if only vectors were compared.
     ``attends`` : True if attention between the query and the hits can be displayed.
     """
 

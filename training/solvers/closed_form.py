@@ -56,14 +56,15 @@ class ClosedFormSolver(GridSearchSolver, RetrievalSolver):
 
 
 class RidgeSettings(SolverSettings):
-    """Ridge regression (Hoerl and Kennard, 1970) of one side's vectors on the other's, compared by the cosine.
+    """Ridge regression (Hoerl and Kennard, 1970) from one side's vectors to the other's. The cosine then scores a pair.
 
-    For n pairs of centred image vectors x and caption vectors y with covariances C, the matrix A minimises sum |x - A y|^2 / n
-    + r |A|^2. The solution is A = C_xy (C_yy + r I)^-1, and an image x and a caption A y are compared in the space of images.
-    ``maps: images`` swaps the roles of the sides: B maps images into the space of captions. With ``maps: both`` an image
-    becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the variance of a side. If the common space
-    has more than ``model.dim`` dimensions, it is projected on its first ``model.dim`` principal directions, computed from
-    images and captions together.
+    For n pairs of centred image vectors x and caption vectors y, the matrix A minimises sum |x - A y|^2 / n + r |A|^2. The
+    solution is A = C_xy (C_yy + r I)^-1, where C_xy is the covariance of x with y, and C_yy that of y. r is a value of
+    ``regularization`` times the mean variance of the dimensions of y. An image x and a caption A y are compared in the space
+    of images. ``maps: images`` swaps the roles of the sides: B maps images into the space of captions. With ``maps: both`` an
+    image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the sum of the variances of a side's
+    dimensions. If the common space has more than ``model.dim`` dimensions, it is projected on its first ``model.dim``
+    principal directions, computed from images and captions together. If it has fewer, zeros are added.
     """
 
     name: Literal["ridge"] = "ridge"

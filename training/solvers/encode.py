@@ -70,7 +70,7 @@ def pool_embeddings(side: PackedEmbeddings) -> NDArray[np.float32]:
 
 
 def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
-    """Replace the n vectors of each set by ceil(n / ``factor``) means of similar vectors, of unit length.
+    """Replace the n vectors of each set by at most ceil(n / ``factor``) means of similar vectors, of unit length.
 
     Similar vectors are found by hierarchical clustering with Ward's criterion (Clavié et al., 2024, "Reducing the Footprint of
     Multi-Vector Retrieval with Minimal Performance Impact via Token Pooling").

@@ -240,11 +240,11 @@ class RelativeSettings(EncoderSettings):
 
 
 class RelativeEncoder(Encoder):
-    """An encoder of cosines with anchors. None of its tensors is trained.
+    """An encoder whose output is the cosines of a vector with fixed anchors. Nothing in it is trained.
 
     ``anchors`` : (dim, input_dim) vectors of unit length.
-    ``k`` : number of cosines that are kept.
-    ``power`` : exponent of the cosines.
+    ``k`` : only the k highest cosines of a vector are kept, and negative ones become 0.
+    ``power`` : each kept cosine is raised to this power.
     """
 
     anchors: Tensor

@@ -153,7 +153,9 @@ class TodNetSimilarity(Similarity):
     ) -> Float[Tensor, "n_images n_captions"]:
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         if condition_side is None:
-            return self._compare(*([part[None] for part in deform.deformed_parts(side, None)] for side in vectors.values()))[0]
+            return self._compare(*([part[None] for part in deform.deform_in_parts(side, None)] for side in vectors.values()))[
+                0
+            ]
         if condition_side == "images":
             return self._score_conditions(deform, vectors["images"], vectors["captions"])
         return self._score_conditions(deform, vectors["captions"], vectors["images"]).T
@@ -167,8 +169,8 @@ class TodNetSimilarity(Similarity):
         recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
 
         def block(rows: Tensor) -> Tensor:
-            own = [part[:, None] for part in deform.deformed_parts(rows, rows)]
-            return self._compare(own, deform.deformed_parts(others[None], rows[:, None]))[:, 0]
+            own = [part[:, None] for part in deform.deform_in_parts(rows, rows)]
+            return self._compare(own, deform.deform_in_parts(others[None], rows[:, None]))[:, 0]
 
         parts = [
             checkpoint(block, part, use_reentrant=False, preserve_rng_state=False) if recompute else block(part)
@@ -224,18 +226,21 @@ class _ListedPairs:
         self._deform, self._others, self._normalize = deform, others, normalize
         self._pairs_per_block = _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15)
         self._own, *self._projections = self._map_blocks(
-            lambda rows: [torch.cat(deform.deformed_parts(rows, rows), 1), *deform.project_condition(rows)], conditions
+            lambda rows: [torch.cat(deform.deform_in_parts(rows, rows), 1), *deform.project_condition(rows)], conditions
         )
 
     def __call__(self, conditions: Int[Tensor, " p"], others: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
-        """Return the score of each condition at ``conditions`` with the vector at the same position in ``others``."""
+        """Return the scores of p pairs.
+
+        Pair k has the condition in row ``conditions[k]``, and the other vector in row ``others[k]``.
+        """
         if not len(conditions):
             return self._own.new_empty(0)
         return self._map_blocks(self._score_block, torch.stack([conditions, others], 1))[0]
 
     def _score_block(self, pairs: Int[Tensor, "p 2"]) -> list[Tensor]:
         own, projections = self._own[pairs[:, 0]], [one[pairs[:, 0]] for one in self._projections]
-        deformed = torch.cat(self._deform.deformed_parts(self._others[pairs[:, 1]], None, projections), 1)
+        deformed = torch.cat(self._deform.deform_in_parts(self._others[pairs[:, 1]], None, projections), 1)
         products = (own * deformed).sum(1)
         if not self._normalize:
             return [products]
@@ -243,7 +248,10 @@ class _ListedPairs:
         return [products * lengths.clamp(min=_EPS**2).rsqrt()]
 
     def _map_blocks(self, function: Callable[[Tensor], list[Tensor]], rows: Tensor) -> list[Tensor]:
-        """Return the results of a function of rows. Each call gets the same number of rows; copies of the first fill it up."""
+        """Apply ``function`` to blocks of rows, and join its results. All blocks have the same number of rows.
+
+        The last block is padded with copies of its first row, and the results of the padding are dropped.
+        """
         parts = []
         for part in torch.split(rows, self._pairs_per_block):
             padding = part[:1].expand(self._pairs_per_block - len(part), -1)
