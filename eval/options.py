@@ -142,8 +142,8 @@ class AllEvaluateOptions(EvaluateOptions):
     lowers their scores; csls:k=10 sets a parameter. Parameters that are not given are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
     """With --correct: the queries that show which candidates are hubs. They are those of a file of embeddings, or of a
-    split, whose embeddings (train.h5) are in the folder of FILES. A model that scores pairs, such as SCAN, needs vse-embed --bank-images,
-    and allows only train or the split itself.  [default: train]"""
+    split, whose embeddings (train.h5) are in the folder of FILES. A model that scores pairs, such as SCAN, needs
+    vse-embed --bank-images, and allows only train or the split itself.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
     quantiser of 32 bytes). May be repeated."""
