@@ -26,7 +26,7 @@ from vse.pipeline.files.inputs import WatchedFile, check_input, check_zip, wrap_
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
 _ROWS_PER_BLOCK = 16_384
-MAX_SHARD_BYTES = 512_000_000  # limit on the features in a shard
+MAX_SHARD_BYTES = 256_000_000  # limit on the features in a shard, which are in memory at once
 _TSV_FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ def write_imported_cache(
     rows: Callable[[slice], FeatureRows],
     row_bytes: int,
 ) -> Path:
-    """Write a cache of imported features in shards of half a gigabyte; return ``out``. Finished shards are kept.
+    """Write a cache of imported features in shards of at most 256 MB; return ``out``. Finished shards are kept.
 
     Raises UserError if one of ``files`` changes during the import.
 

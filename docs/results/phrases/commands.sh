@@ -78,8 +78,10 @@ for seed in 0 1 2; do
   boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding "$seed" phrase_embedding_effnet
   boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding_truth "$seed" phrase_embedding_truth_effnet
   boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding_truth_single "$seed" phrase_embedding_truth_single_effnet
+  boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding_linear_truth_single "$seed" phrase_embedding_linear_truth_single_effnet
 done
-for name in sampling embedding_truth embedding_truth_single; do
+bf16_names="sampling embedding_truth embedding_truth_single embedding_linear_truth_single"
+for name in $bf16_names; do
   vse-eval runs/${dataset}_${name}_bf16/seed-*/test.h5 --out "$results/$name.json"
 done
 while read -r one other; do
@@ -89,6 +91,7 @@ done <<END
 sampling embedding
 embedding embedding_truth
 embedding_truth embedding_truth_single
+embedding_truth_single embedding_linear_truth_single
 END
 
 names="edge_boxes_36 edge_boxes_200 cca $(echo "$list" | cut -d ' ' -f 1 | tr '\n' ' ')"
@@ -100,6 +103,6 @@ compare network_coordinates network
 compare network_after_first network
 compare edge_boxes_200 edge_boxes_36
 for table in summary cards; do
-  for name in $names sampling embedding_truth embedding_truth_single; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
+  for name in $names $bf16_names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done
 vse-table significance "$results"/*_vs_*.json --out "$results/comparisons.csv"
