@@ -68,8 +68,6 @@ def ladder(csv: Path, best_of_each_head: bool = False) -> str:
 
 def test_the_tables_of_results_are_the_committed_csvs() -> None:
     results = ROOT / "docs" / "results"
-    for name in ("flickr8k", "flickr8k_crops", "flickr8k_order", "flickr8k_scan", "flickr8k_todnet"):
-        assert rendered(results / f"{name}.csv", metrics={**RECALLS, "medr": "Med r"}) in page("flickr8k")
     assert ladder(results / "ladder_f8k.csv") in page("ladder")
     assert ladder(results / "ladder_f8k.csv", best_of_each_head=True) in README
     table = rendered(results / "phrases" / "summary.csv", ("phrase",), {**RECALLS, "bound": "bound", "mean_iou": "mean IoU"})

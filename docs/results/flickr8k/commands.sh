@@ -143,7 +143,7 @@ compare() { # NAME NAME
   vse-eval --compare runs/f8k_folds_"$1"/seed-*/test.h5 runs/f8k_folds_"$2"/seed-*/test.h5 --out "$results/$1_vs_$2.json"
 }
 
-names="vse0 vsepp order0 orderpp vsepp_grid_12_1 vsepp_minilm ace_own_10_minilm todnet_minilm"
+names="vse0 vsepp order0 orderpp vsepp_grid_12_1 scan_grid_12_2 vsepp_minilm ace_own_10_minilm todnet_minilm"
 for name in $names vse0_12 vsepp_12; do evaluate f8k_folds "$name"; done
 [ $# -lt 2 ] || { evaluate f8k vsepp_boxes && names="$names vsepp_boxes"; }
 compare vsepp vse0
@@ -153,8 +153,7 @@ compare ace_own_10_minilm vsepp_minilm
 compare todnet_minilm vsepp_minilm
 vse-eval --compare runs/f8k_folds_vsepp/seed-0/test.h5 runs/f8k_folds_vse0/seed-0/test.h5 \
   --out "$results/vsepp_vs_vse0_one_fold.json"
-vse-eval --compare runs/f8k_folds_scan_grid_12_2/seed-0/test.h5 runs/f8k_folds_vsepp_grid_12_1/seed-0/test.h5 \
-  --out "$results/scan_vs_vsepp_grid_one_fold.json"
+compare scan_grid_12_2 vsepp_grid_12_1
 for table in summary cards; do
   for name in $names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done
