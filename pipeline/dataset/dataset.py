@@ -59,7 +59,7 @@ __all__ = [
 ]
 ALL_SPLITS = "all"  # stands for all splits where a command takes several
 MIN_LARGE_BYTES = 2**23  # the size from which a dataset.json gets a copy in columns, and hashes are remembered
-_CHECK_VERSION = 1  # changes with the checks of data sets, the columns and the tokenisers
+_CHECK_VERSION = 2  # changes with the checks of data sets, the columns and the tokenisers
 _LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 log = logging.getLogger(__name__)
 
@@ -208,6 +208,9 @@ def read_head(dataset_file: Path) -> dict[str, Any]:
     """Return the keys of a ``dataset.json`` besides ``images``, or those in the metadata of a ``dataset.parquet``."""
     if dataset_file.suffix == ".parquet":
         return ParquetColumns(InputFile(dataset_file)).head
+    dataset = load_dataset_file(dataset_file)
+    if isinstance(dataset.images, ImageColumns):  # the copy of a large file has its keys, too
+        return ParquetColumns(dataset.images.input_file).head
     return {key: value for key, value in read_json(dataset_file).items() if key != "images"}
 
 
@@ -241,16 +244,14 @@ def remember_checks(dataset: Dataset) -> None:
 
 def _read_json(path: Path, file: InputFile) -> Dataset:
     if file.size < MIN_LARGE_BYTES:
-        return _parse_dataset(path, file)
+        return _parse_dataset(path, file)[0]
     if not recall_sha256(file):
         remember_sha256(file)
     if (dataset := _read_copy(path, file.sha256)) is not None:
         return dataset
     with pause_garbage_collection():
-        dataset = _parse_dataset(path, file)
+        dataset, head = _parse_dataset(path, file)
     if not any(caption.phrases for image in dataset.images for caption in image.captions):
-        head = {"dataset": dataset.name, "tokeniser": dataset.tokeniser, "pictures": dataset.has_image_files}
-        head |= {name: value for name, value in (("fold", dataset.fold), ("parent", dataset.parent)) if value}
         write_columns_copy(path, dataset.sha256, head, build_tables(dataset.images))
     return dataset
 
@@ -282,7 +283,8 @@ def write_columns_copy(path: Path, sha256: str, head: dict[str, Any], tables: It
         writer.close(head, f"{sha256} {_CHECK_VERSION}")
 
 
-def _parse_dataset(path: Path, file: InputFile) -> Dataset:
+def _parse_dataset(path: Path, file: InputFile) -> tuple[Dataset, dict[str, Any]]:
+    """Parse a ``dataset.json``; return the data set, and the keys besides ``images``."""
     try:
         content = parse_json(path, file.read(), intern_tokens)
     except OSError as error:
@@ -291,7 +293,7 @@ def _parse_dataset(path: Path, file: InputFile) -> Dataset:
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
     head = _read_head(path, content)
     images = parse_images(path, content.pop("images"), find_tokeniser(head["tokeniser"], path))
-    return Dataset(path=path, images=images, sha256=file.sha256, **head)
+    return Dataset(path=path, images=images, sha256=file.sha256, **head), content
 
 
 def _read_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:

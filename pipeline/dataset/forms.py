@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vse.pipeline.dataset.captions import find_tokeniser
-from vse.pipeline.dataset.columns import build_tables
+from vse.pipeline.dataset.columns import ImageColumns, build_tables
 from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, read_head, write_columns_copy
 from vse.pipeline.dataset.images import parse_images
 from vse.pipeline.dataset.parquet import ParquetColumns, ParquetColumnsWriter, decode_captions
@@ -85,7 +85,7 @@ def convert_dataset(dataset_file: Path, out: Path) -> Path:
     dataset = load_dataset_file(dataset_file)
     check_dataset_name(dataset.name)
     form: DatasetForm = "json" if dataset_file.suffix == ".parquet" else "parquet"
-    if form == "parquet" and any(caption.phrases for image in dataset.images for caption in image.captions):
+    if not isinstance(dataset.images, ImageColumns) and any(c.phrases for image in dataset.images for c in image.captions):
         raise UserError(f"{dataset_file}: its captions have phrases, which dataset.parquet cannot store")
     head = read_head(dataset_file)
     images = dataset_file.parent / "images" if dataset.has_image_files else None
