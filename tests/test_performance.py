@@ -17,6 +17,9 @@ from benchmarks import performance, works
 from benchmarks.schedule import Cluster, expect, simulate
 from benchmarks.works import Work, cell
 from tests.docs.pages import ROOT
+from vse.features.settings import load_feature
+from vse.features.settings.images import CnnConfig
+from vse.pipeline.presets.preset_files import list_preset_names
 
 RESULTS = ROOT / "docs" / "results"
 WORKS_THAT_GROW = ("evaluation", "extraction", "training", "search", "workflow", "dataset.json")
@@ -40,6 +43,16 @@ def test_the_page_has_the_numbers_of_the_csvs() -> None:
     assert performance.filled(page, performance.blocks()) == page, "python -m benchmarks.performance writes it"
     tables = [works.measured(), works.measured(avx2=True).dropna(subset="now")]
     assert performance.as_csv(pd.concat(tables)) == (RESULTS / "performance.csv").read_text(encoding="utf-8")
+
+
+def test_an_extraction_is_measured_with_the_settings_of_a_preset() -> None:
+    presets = [load_feature(name) for name in list_preset_names("features")]
+    offered = {(preset.model, preset.fold_batch_norm, preset.precision) for preset in presets if isinstance(preset, CnnConfig)}
+    measured = [work.now.where for work in works.WORKS if work.now.csv == "extraction"]
+    assert len(measured) == 2
+    for where in measured:
+        settings = {(where["model"], where["folded"], precision) for precision in (where["precision"], "auto")}
+        assert settings & offered, where
 
 
 def test_a_csv_of_the_first_machine_and_the_newest_torch_counts(results: Path) -> None:
