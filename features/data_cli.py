@@ -132,7 +132,7 @@ class PackRequest(Options):
     out: FileOrFolderPath
     """Folder to write, e.g. demo_bundle, or an archive, demo_bundle.tar."""
     with_dataset: Flag = False
-    """Add the dataset.json to which the caches refer."""
+    """Add the data set file to which the caches refer."""
     notes: FileOrFolderPath | None = None
     """A text file to add, on the licence for example."""
     force: Force = False
@@ -158,7 +158,7 @@ class FetchFeaturesRequest(Options):
     out: FileOrFolderPath = Path("features")
     """Folder to write the caches to."""
     out_data: FileOrFolderPath | None = None
-    """Folder for the bundle's dataset.json.  [default: data/DATASET next to the folder OUT]"""
+    """Folder for the bundle's data set file.  [default: data/DATASET next to the folder OUT]"""
     sha256: Text | None = None
     """SHA-256 of the bundle's list, as vse-data pack printed it; another bundle is refused."""
     check: Flag = False

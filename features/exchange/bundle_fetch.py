@@ -19,7 +19,7 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.exchange.bundles import (
     ARCHIVE_FOLDER,
     CHUNK_BYTES,
-    DATASET_FILE_NAME,
+    DATASET_FILE_NAMES,
     LIST_FILE_NAME,
     NOTES_FILE_NAME,
     BundledFile,
@@ -59,7 +59,7 @@ def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256:
     out of reach.
 
     source : path or http address of a folder or a ``.tar`` archive
-    out_data : folder for the bundle's ``dataset.json``; by default ``data/<dataset>`` next to the folder ``out``
+    out_data : folder for the bundle's data set file; by default ``data/<dataset>`` next to the folder ``out``
     sha256 : required SHA-256 of the list; None: any list
     """
     with ExitStack() as stack:
@@ -67,7 +67,7 @@ def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256:
         bundle = _load_bundle_list(bundle_source, sha256)
         out_data = out.absolute().parent / "data" / bundle.dataset if out_data is None else out_data
         others = {
-            DATASET_FILE_NAME: out_data / DATASET_FILE_NAME,
+            **{name: out_data / name for name in DATASET_FILE_NAMES},
             NOTES_FILE_NAME: out / f"{bundle.dataset}_{NOTES_FILE_NAME}",
         }
         targets = {file.path: others.get(file.path, out / file.path) for file in bundle.files}

@@ -33,7 +33,8 @@ from vse.pipeline.files.writing import lock_for_writing, open_atomic, parse_json
 from vse.pipeline.progress import progress_bar
 
 BUNDLE_FORMAT, BUNDLE_VERSION = "vse-bundle", 1
-LIST_FILE_NAME, DATASET_FILE_NAME, NOTES_FILE_NAME = "bundle.json", "dataset.json", "NOTES.txt"
+LIST_FILE_NAME, NOTES_FILE_NAME = "bundle.json", "NOTES.txt"
+DATASET_FILE_NAMES = ("dataset.json", "dataset.parquet")  # a bundle has at most one of them
 ARCHIVE_FOLDER = "bundle"  # folder of all files in an archive
 CHUNK_BYTES = 1 << 20  # size of one read
 _SHA256_PATTERN = r"^[0-9a-f]{64}$"
@@ -93,7 +94,7 @@ def pack_bundle(caches: Sequence[Path], out: Path, with_dataset: bool = False, n
     ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if ``out``
     is another file or folder, if a cache is damaged, or if the caches belong to several data sets.
 
-    with_dataset : whether the bundle contains the ``dataset.json`` of the caches
+    with_dataset : whether the bundle contains the file of the data set to which the caches refer
     notes : text file for the bundle, for example on the licence
     """
     verified = [verify_cache(path) for path in caches]
@@ -139,7 +140,7 @@ def _find_path_errors(bundle: BundleList) -> Iterator[str]:
     yield from (f"{name!r} is not a valid name" for name in names if not is_valid_name(name))
     yield from (f"{path!r} is listed twice" for path, count in counts.items() if count > 1)
     stems = [cache.file.removesuffix(".h5") for cache in bundle.caches if cache.file.endswith(".h5")]
-    known = {DATASET_FILE_NAME, NOTES_FILE_NAME}
+    known = {*DATASET_FILE_NAMES, NOTES_FILE_NAME}
     for stem in stems:
         known |= {f"{stem}.h5", f"{stem}.encoder.safetensors", f"{stem}.encoder.json", f"{stem}.h5.failures.jsonl"}
     folders = {f"{stem}.shards" for stem in stems}
@@ -175,7 +176,7 @@ def _collect_bundle_files(caches: Sequence[FeatureCache], with_dataset: bool, no
     if with_dataset:
         for cache in caches:
             check_belongs_to_dataset(cache, load_dataset_file(first.dataset_file))
-        sources[DATASET_FILE_NAME] = check_input(first.dataset_file)
+        sources[DATASET_FILE_NAMES[first.dataset_file.suffix == ".parquet"]] = check_input(first.dataset_file)
     if notes is not None:
         sources[NOTES_FILE_NAME] = check_input(notes)
     return sources

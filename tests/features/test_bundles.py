@@ -18,7 +18,9 @@ from vse.features.cache.rows import CacheIdentity
 from vse.features.cli import main as extract
 from vse.features.data_cli import main
 from vse.features.exchange import bundles
+from vse.features.exchange.bundle_fetch import fetch_features
 from vse.features.exchange.bundles import BundleList, pack_bundle, parse_bundle_list
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 
@@ -73,6 +75,21 @@ def test_a_fitted_encoder_the_data_set_notes_and_seconds_come_along(few: Path, t
     assert {"demo_tfidf.encoder.safetensors", "demo_tfidf.encoder.json", "dataset.json", "NOTES.txt"} <= packed.keys()
     assert packed["NOTES.txt"] == b"CC BY 4.0"
     assert packed["dataset.json"] == cache.dataset_file.read_bytes()
+
+
+def test_a_data_set_in_a_parquet_file_comes_along(few: Path, tmp_path: Path) -> None:
+    dataset, cache = tmp_path / "data" / "dataset.parquet", tmp_path / "features" / "demo_words.h5"
+    content = json.loads(few.read_text())
+    for image in content["images"]:
+        image["sentences"] = [{name: value for name, value in one.items() if name != "phrases"} for one in image["sentences"]]
+    (tmp_path / "dataset.json").write_text(json.dumps(content))
+    succeed(main, "convert", tmp_path / "dataset.json", "--out", dataset.parent)
+    succeed(extract, "tfidf", "--dataset", dataset, "--set", "min_count=1", "--out", cache)
+    pack_bundle([cache], tmp_path / "bundle.tar", with_dataset=True)
+    fetch_features(str(tmp_path / "bundle.tar"), tmp_path / "other", tmp_path / "other_data")
+    fetched = load_dataset_file(tmp_path / "other_data" / "dataset.parquet")
+    assert fetched.name == "demo"
+    assert list(fetched.images) == list(load_dataset_file(dataset).images)
 
 
 def test_what_cannot_be_packed_leaves_nothing(made_cache: Path, tmp_path: Path, fails: Fails) -> None:
