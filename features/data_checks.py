@@ -57,7 +57,7 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
             f"{dataset.path}: the data set has changed since {cache.path} was made: {'; '.join(differences)}. Give the data "
             "set of the cache, or run the same vse-extract again, which keeps unchanged rows"
         )
-    if dataset.fold and _is_fitted(cache) and not is_from_file(cache, dataset):
+    if dataset.fold and _is_fitted(cache) and not is_from_dataset_file(cache, dataset):
         raise UserError(
             f"{cache.path}: its encoder was fitted to other training captions than those of fold {dataset.fold}, and they may "
             f"contain test captions of this fold; extract {cache.feature} from {dataset.path}, to a file of its own"
@@ -85,7 +85,7 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
 
 def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return the differences between a data set and the data set of a cache; see :func:`check_belongs_to_dataset`."""
-    recorded, changed = read_data_identity(cache), not is_from_file(cache, dataset)
+    recorded, changed = read_data_identity(cache), not is_from_dataset_file(cache, dataset)
     captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
     if changed and captions is not None:
         captions, ids_of_captions = hash_captions(dataset.images), caption_ids(dataset.images)
@@ -107,7 +107,7 @@ def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
     return cache.dataset in (dataset.name, dataset.parent) and not compare_with_dataset(cache, dataset)
 
 
-def is_from_file(cache: FeatureCache, dataset: Dataset) -> bool:
+def is_from_dataset_file(cache: FeatureCache, dataset: Dataset) -> bool:
     """Return whether a cache was made from exactly this ``dataset.json``."""
     data = cache.provenance.get("data")
     return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
@@ -142,7 +142,7 @@ def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksu
     """
     recorded = read_data_identity(cache)
     photos = replace(recorded, caption_ids=_NO_IDS, caption_hashes=None).checksums.photos_sha256
-    if is_from_file(cache, dataset) and recorded.caption_hashes is not None:
+    if is_from_dataset_file(cache, dataset) and recorded.caption_hashes is not None:
         identity = replace(recorded, image_ids=image_ids(dataset.images), photo_hashes=None)
     else:
         identity = build_identity(dataset.images)
@@ -150,7 +150,7 @@ def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksu
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
 
 
-def has_texts_of(record: ShardRecord, dataset: Dataset) -> bool:
+def is_text_shard_of(record: ShardRecord, dataset: Dataset) -> bool:
     """Return whether a shard holds vectors of texts, and was computed from exactly this ``dataset.json``."""
     return record.identity.kind == "text" and bool(dataset.sha256) and record.dataset_sha256 == dataset.sha256
 

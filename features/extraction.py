@@ -23,7 +23,7 @@ from vse.features.cache.rows import (
     TextUnit,
     find_text_unit,
     list_extractor_inputs,
-    row_ids,
+    list_row_ids,
 )
 from vse.features.cache.shards import (
     concatenate_offsets,
@@ -38,7 +38,7 @@ from vse.features.cache.shards import (
     shards_folder,
     write_shard,
 )
-from vse.features.data_checks import compare_texts, has_texts_of
+from vse.features.data_checks import compare_texts, is_text_shard_of
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import find_extractor
@@ -134,7 +134,7 @@ def extract_shards(
     input_form = extractor.kind, extractor.config.reads_raw_text, extractor.config.text_unit
     identity = extractor.build_cache_identity(dataset)
     dataset = extractor.config.select_rows(dataset)
-    n_rows = len(row_ids(dataset, extractor.kind, extractor.config.text_unit))
+    n_rows = len(list_row_ids(dataset, extractor.kind, extractor.config.text_unit))
     if not 1 <= n_shards <= n_rows:
         raise UserError(f"{n_shards} shards for {n_rows} rows")
     if only is not None and not 0 <= only < n_shards:
@@ -177,7 +177,7 @@ def _is_finished_shard(
     finished = read_finished_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
-    if has_texts_of(finished, dataset):
+    if is_text_shard_of(finished, dataset):
         return True
     ids, input_hashes = read_arrays(path, "ids", "sources")
     changed = find_changed_input(items, ids, input_hashes, text_unit)
@@ -197,8 +197,8 @@ def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
     with lock_for_writing(out):
-        of_rows = dataset.keep_splits(splits) if (splits := config.get("splits")) else dataset
-        ids = row_ids(of_rows, kind, find_text_unit(config))
+        selected = dataset.keep_splits(splits) if (splits := config.get("splits")) else dataset
+        ids = list_row_ids(selected, kind, find_text_unit(config))
         for index in range(n_shards):
             rows = shard_slice(len(ids), index, n_shards)
             _check_inputs_unchanged(shard_path(out, index, n_shards), dataset, kind, config, rows)
@@ -226,7 +226,7 @@ def verify_feature(path: Path, correct_checksums: bool = False) -> FeatureCache:
 
 def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, config: Mapping[str, Any], rows: slice) -> None:
     record = read_shard_record(path)
-    if record is None or has_texts_of(record, dataset):
+    if record is None or is_text_shard_of(record, dataset):
         return
     ids, input_hashes = read_arrays(path, "ids", "sources")
     if kind == "text":

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.rows import sha256_bytes
 from vse.features.cache.shards import read_arrays, read_manifest, read_shard_record, shard_path, shard_slice
-from vse.features.data_checks import is_from_file
+from vse.features.data_checks import is_from_dataset_file
 from vse.features.settings.base import FeatureSettings
 from vse.features.settings.captions import FittedCaptionSettings, hash_word_file
 from vse.pipeline.dataset.columns import image_files, image_ids
@@ -58,7 +58,7 @@ def is_up_to_date(
         return (
             (cache.dataset, cache.feature) == (dataset.name, config.name)
             and cache.dataset_file.resolve() == dataset.path.resolve()
-            and is_from_file(cache, dataset)
+            and is_from_dataset_file(cache, dataset)
             and sha256_json(cache.provenance.get("config")) == sha256_json(config.key_settings())
             and cache.provenance.get("extractor_version") == config.extractor_version
             and _has_recorded_shards(cache, n_shards)
@@ -117,7 +117,7 @@ class _CheckedPhoto(NamedTuple):
     changed: bool
 
 
-def describe_changed_photos(
+def hash_changed_photos(
     dataset_file: Path, cache: Path, index: int, n_shards: int, splits: Sequence[str] | None = None
 ) -> str:
     """Return a hash of all changes of photographs since the first extraction of shard ``index``; "" if there were none.
@@ -129,7 +129,7 @@ def describe_changed_photos(
     shard = shard_path(cache, index, n_shards)
     record = shard.with_name(f"{shard.stem.replace('shard', 'photos', 1)}.h5")
     checked = _read_checked_photos(record)
-    if _says_no_photographs(dataset_file):
+    if _declares_no_photographs(dataset_file):
         raise UserError(
             f"{dataset_file}: this data set has no photographs, so {cache} cannot be extracted; choose an experiment that "
             "reads an imported feature, or change the experiment's features"
@@ -202,7 +202,7 @@ def _hash_photo(path: str) -> bytes:
         return _UNREADABLE
 
 
-def _says_no_photographs(dataset_file: Path) -> bool:
+def _declares_no_photographs(dataset_file: Path) -> bool:
     """Return whether ``dataset.json`` has ``"pictures": false`` before its images.
 
     Only its beginning is read, because a plan must not load a data set of a million images.

@@ -175,7 +175,7 @@ def keep_freed_memory() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-def library_versions() -> dict[str, str]:
+def collect_library_versions() -> dict[str, str]:
     """Return the versions of this package and of the libraries that every feature depends on."""
     return {
         "vse": __version__,
@@ -206,12 +206,12 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
     native = has_bf16(device)
     if requested == "auto":
         chosen = "bf16" if native else "fp32"
-        log.info("%s: auto is %s on this %s", setting, chosen, _device_noun(device))
+        log.info("%s: auto is %s on this %s", setting, chosen, _name_device(device))
         return chosen
     if requested == "bf16" and not native:
         slower = _EMULATION_SLOWDOWNS[workload] if device.type == "cpu" else "it may take several times as long as fp32"
         message = "%s: bf16 is emulated, because this %s has no instructions for it: %s; --set %s=auto selects fp32 here"
-        log.warning(message, setting, _device_noun(device), slower, setting)
+        log.warning(message, setting, _name_device(device), slower, setting)
     return requested
 
 
@@ -269,5 +269,5 @@ def describe_processor(device: torch.device) -> str:
     return f"{names[0] if names else platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
-def _device_noun(device: torch.device) -> str:
+def _name_device(device: torch.device) -> str:
     return "processor" if device.type == "cpu" else "GPU"

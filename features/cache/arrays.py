@@ -29,7 +29,11 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a shard file: contiguous bytes from ``offset`` on. ``checksums`` holds the :func:`block_checksums`."""
+    """An array in a shard file.
+
+    offset : position of the array's first byte in the file; the array is contiguous
+    checksums : checksums of the array's blocks by :func:`compute_block_checksums`; None if the manifest records none
+    """
 
     path: Path
     offset: int
@@ -64,18 +68,18 @@ class StoredArray:
         """Read the array into memory. Raises UserError if a block differs from its checksum."""
         array = np.array(self.map_to_memory())
         if self.checksums is not None:
-            BlockChecker([self]).check_shard(0, array_bytes(array))
+            BlockChecker([self]).check_shard(0, view_bytes(array))
         return array
 
 
-def array_bytes(array: NDArray[Any]) -> memoryview:
+def view_bytes(array: NDArray[Any]) -> memoryview:
     """Return the bytes of a contiguous array without a copy."""
     return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
-def block_checksums(array: NDArray[Any]) -> str:
+def compute_block_checksums(array: NDArray[Any]) -> str:
     """Return the 64-bit XXH3 checksums of an array's blocks as one text, with 16 hexadecimal digits for each block."""
-    content = array_bytes(array)
+    content = view_bytes(array)
     return "".join(
         xxhash.xxh3_64_hexdigest(content[first : first + BLOCK_BYTES]) for first in range(0, len(content), BLOCK_BYTES)
     )
@@ -95,12 +99,12 @@ def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = 
     return stored
 
 
-def shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
+def compute_shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
     """Return the block checksums of the arrays ``names`` in a shard, by name. A missing array has no entry."""
     with open_hdf5(path, "a readable shard") as file:
         arrays = {name: find_hdf5_dataset(file, name) for name in names}
         return {
-            name: block_checksums(locate_array(path, data).map_to_memory())
+            name: compute_block_checksums(locate_array(path, data).map_to_memory())
             for name, data in arrays.items()
             if data is not None
         }

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.cache.arrays import CHECKSUMS_KEY, BlockChecker, StoredArray, locate_array, shard_checksums
+from vse.features.cache.arrays import CHECKSUMS_KEY, BlockChecker, StoredArray, compute_shard_checksums, locate_array
 from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, Ids, TextUnit, find_text_unit
 from vse.features.cache.shards import (
     CHECKED_ARRAY_NAMES,
@@ -151,7 +151,7 @@ def merge_shards(
     cache: Path,
     n_shards: int,
     dataset_file: Path,
-    row_ids: Ids,
+    wanted_ids: Ids,
     more_provenance: Callable[[Sequence[Path]], Mapping[str, Any]] = lambda _: {},
     dataset: Dataset | None = None,
 ) -> Path:
@@ -160,7 +160,7 @@ def merge_shards(
     cache : the cache file to write
     n_shards : number of shards
     dataset_file : the ``dataset.json`` to which the cache refers
-    row_ids : ids of all rows in order, including skipped ones
+    wanted_ids : ids of all rows in order, including skipped ones
     more_provenance : function from the paths of the checked shards to further entries of the provenance
     dataset : data set whose caption hashes the cache records, to recognise the data set later; None: no hashes
     """
@@ -171,7 +171,7 @@ def merge_shards(
         shard = read_finished_record(path, (shards[0] if shards else record).identity) if record else None
         if shard is None:
             raise UserError(f"{path}: missing or damaged; extract shard {index} of {n_shards} again")
-        expected = row_ids[shard_slice(len(row_ids), index, n_shards)]
+        expected = wanted_ids[shard_slice(len(wanted_ids), index, n_shards)]
         left_out = {int(item["id"]) for item in shard.skipped}
         if read_arrays(path, "ids")[0].tolist() != [i for i in expected.tolist() if i not in left_out]:
             raise UserError(f"{path}: its ids differ from the ids of part {index} of {n_shards} of {dataset_file}")
@@ -190,7 +190,7 @@ def merge_shards(
     content, key = encode_cache_file(cache, shards, dataset_file, skipped_ids, provenance, arrays)
     entries = [
         {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
-        | {CHECKSUMS_KEY: shard_checksums(shards_folder(cache) / shard.file, CHECKED_ARRAY_NAMES)}
+        | {CHECKSUMS_KEY: compute_shard_checksums(shards_folder(cache) / shard.file, CHECKED_ARRAY_NAMES)}
         for shard in shards
     ]
     manifest = {
@@ -259,7 +259,7 @@ def verify_cache(path: Path, correct_checksums: bool = False) -> FeatureCache:
         file = folder / entry["file"]
         if sha256_file(file) != entry["sha256"]:
             raise UserError(f"{file}: its bytes changed (sha256 differs); delete it and extract it again")
-        entries.append({**entry, CHECKSUMS_KEY: shard_checksums(file, CHECKED_ARRAY_NAMES)})
+        entries.append({**entry, CHECKSUMS_KEY: compute_shard_checksums(file, CHECKED_ARRAY_NAMES)})
         if not correct_checksums and entry.get(CHECKSUMS_KEY, entries[-1][CHECKSUMS_KEY]) != entries[-1][CHECKSUMS_KEY]:
             raise UserError(
                 f"{folder / 'manifest.json'}: the checksums of {file.name} changed; vse-extract verify --write corrects them"

@@ -26,7 +26,7 @@ _FAILURES_KIND = OutputKind(
 )
 
 
-def replaceable_cache_kind(out: Path) -> OutputKind:
+def build_cache_kind(out: Path) -> OutputKind:
     """Return the kind of a file that a new cache at ``out`` may replace: a feature cache.
 
     A damaged cache is also of this kind, if the file begins like HDF5 and a manifest exists.
@@ -47,7 +47,7 @@ def check_cache_output(out: Path, dataset: str, feature: str, inputs: Iterable[P
     cache of another data set or feature.
     """
     files = list(inputs)
-    check_output(out, replaceable_cache_kind(out), files)
+    check_output(out, build_cache_kind(out), files)
     check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES_KIND, files)
     if encoder is not None:
         check_output(encoder, _ENCODER_KIND, files)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from vse.features.cache.arrays import ByteSource, StoredArray, array_bytes
+from vse.features.cache.arrays import ByteSource, StoredArray, view_bytes
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import TextUnit
 from vse.pipeline.dataset.columns import IdIndex
@@ -95,11 +95,11 @@ class FeatureReader:
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
         loaded = [np.asarray(part.map_to_memory()).reshape(-1, *cache.row_shape) for part in stored[:fits]]
         rest: list[ByteSource] = [
-            array_bytes(np.asarray(part.map_to_memory())) if mapped else _FileBytes(part) for part in stored[fits:]
+            view_bytes(np.asarray(part.map_to_memory())) if mapped else _FileBytes(part) for part in stored[fits:]
         ]
         self._memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *loaded])
         self._starts = np.cumsum([0, len(self._memory), *counts[fits:]])
-        self._bytes = [array_bytes(self._memory), *rest]
+        self._bytes = [view_bytes(self._memory), *rest]
         ends = np.cumsum([part.nbytes for part in stored[:fits]], dtype=np.int64).tolist()
         self._shard_bytes = [*(self._bytes[0][first:end] for first, end in zip([0, *ends], ends, strict=False)), *rest]
         self._n_in_memory = fits

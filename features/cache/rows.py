@@ -57,7 +57,7 @@ def list_extractor_inputs(
     return [ExtractorInput(c.sentid, raw=c.raw) if raw else ExtractorInput(c.sentid, tokens=c.tokens) for c in captions]
 
 
-def row_ids(dataset: Dataset, kind: FeatureKind, text_unit: TextUnit = "captions") -> Ids:
+def list_row_ids(dataset: Dataset, kind: FeatureKind, text_unit: TextUnit = "captions") -> Ids:
     """Return the ids of all rows of a feature of ``dataset``, in the order of :func:`list_extractor_inputs`."""
     if kind == "image":
         return image_ids(dataset.images)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.output_checks import check_cache_output, parse_feature_name
-from vse.features.cache.rows import CacheIdentity, FeatureRows, Ids, row_ids, sha256_bytes
+from vse.features.cache.rows import CacheIdentity, FeatureRows, Ids, list_row_ids, sha256_bytes
 from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.phrases import clip_boxes
@@ -44,7 +44,7 @@ def import_arrays(
     files = [WatchedFile(file) for file in (features, ids) if file is not None]
     array, array_ids = _load_features_and_ids(features, ids)
     dataset = load_dataset_file(dataset_file)
-    wanted_ids = row_ids(dataset, kind)
+    wanted_ids = list_row_ids(dataset, kind)
     row_of_id = _find_rows_by_id(features, array_ids, wanted_ids)
 
     def rows(part: slice) -> FeatureRows:
@@ -153,7 +153,7 @@ def _write_shard(path: Path, identity: CacheIdentity, rows: FeatureRows, files: 
     return _find_zero_rows(rows)
 
 
-def _test_rows(features: NDArray[Any], test: Callable[[NDArray[Any]], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+def _test_rows_in_blocks(features: NDArray[Any], test: Callable[[NDArray[Any]], NDArray[np.bool_]]) -> NDArray[np.bool_]:
     """Return ``test`` of all rows, block by block. ``test`` gets a block as a matrix (n_rows, n_numbers)."""
     starts = range(0, len(features), _ROWS_PER_BLOCK)
     blocks = (features[start : start + _ROWS_PER_BLOCK] for start in starts)
@@ -167,7 +167,7 @@ def _has_numbers(block: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _find_zero_rows(rows: FeatureRows) -> list[int]:
-    filled = _test_rows(np.asarray(rows.features), _has_numbers)
+    filled = _test_rows_in_blocks(np.asarray(rows.features), _has_numbers)
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
     return [int(identity) for identity in rows.ids[~filled]]
@@ -244,7 +244,7 @@ def _load_features_and_ids(features: Path, ids: Path | None) -> tuple[NDArray[An
         try:
             check_zip(features)
             with np.load(features, allow_pickle=False) as file:
-                array, row_ids = _require_feature_array(features, file["features"]), _parse_id_array(features, file["ids"])
+                array, given_ids = _require_feature_array(features, file["features"]), _parse_id_array(features, file["ids"])
         except UserError:
             raise
         except Exception:  # errors of zipfile or of numpy, or a file without these names
@@ -252,11 +252,11 @@ def _load_features_and_ids(features: Path, ids: Path | None) -> tuple[NDArray[An
     elif ids is None:
         raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
     else:
-        array, row_ids = map_npy_file(features), np.asarray(read_ids(ids), np.int64)
-    row_ids = _keep_one_id_per_row(row_ids, len(array))
-    if len(row_ids) != len(array):
-        raise UserError(f"{features}: {len(array)} rows, but {len(row_ids)} ids")
-    return array, row_ids
+        array, given_ids = map_npy_file(features), np.asarray(read_ids(ids), np.int64)
+    given_ids = _keep_one_id_per_row(given_ids, len(array))
+    if len(given_ids) != len(array):
+        raise UserError(f"{features}: {len(array)} rows, but {len(given_ids)} ids")
+    return array, given_ids
 
 
 def _keep_one_id_per_row(ids: Ids, n_rows: int) -> Ids:

@@ -76,15 +76,15 @@ def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256:
             stack.enter_context(lock_for_writing(out / name))
         remove_temporary_files(out)
         missing = _find_missing_files(bundle, targets)
-        staged = out / f".bundle-{bundle.sha256[:16]}"
+        staging_folder = out / f".bundle-{bundle.sha256[:16]}"
         if missing:
-            bundle_source.fetch(missing, staged)
+            bundle_source.fetch(missing, staging_folder)
         if len(missing) == len(bundle.files):
-            _check_caches(bundle, staged)
+            _check_caches(bundle, staging_folder)
         for file in sorted(missing, key=lambda file: file.path in cache_files):
-            _move_file(staged / file.path, targets[file.path])
+            _move_file(staging_folder / file.path, targets[file.path])
         _check_caches(bundle, out)
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(staging_folder, ignore_errors=True)
     return [out / cache.file for cache in bundle.caches]
 
 
@@ -108,8 +108,8 @@ class _BundleSource(ABC):
         pass
 
     @abstractmethod
-    def fetch(self, files: list[BundledFile], staged: Path) -> None:
-        """Write files into the folder ``staged`` and compare each file with the list. Intact files are kept."""
+    def fetch(self, files: list[BundledFile], staging_folder: Path) -> None:
+        """Write files into the folder ``staging_folder`` and compare each file with the list. Intact files are kept."""
 
     @abstractmethod
     def check(self, bundle: BundleList, bar: Any) -> None:
@@ -128,10 +128,10 @@ class _FolderSource(_BundleSource):
     def read_bundle_list(self) -> bytes:
         return check_input(Path(self.location, LIST_FILE_NAME)).read_bytes()
 
-    def fetch(self, files: list[BundledFile], staged: Path) -> None:
+    def fetch(self, files: list[BundledFile], staging_folder: Path) -> None:
         with _open_fetch_progress(files) as bar:
             for file in files:
-                target = staged / file.path
+                target = staging_folder / file.path
                 if not _is_intact(file, target):
                     with self._open_bundled_file(file) as source, open_atomic(target) as stream:
                         self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes, stream))
@@ -159,19 +159,19 @@ class _ArchiveSource(_BundleSource):
                     return source.read(_MAX_LIST_BYTES)
         raise UserError(f"{self.location}: has no {ARCHIVE_FOLDER}/{LIST_FILE_NAME}, so it is not a bundle")
 
-    def fetch(self, files: list[BundledFile], staged: Path) -> None:
-        if all(_is_intact(file, staged / file.path) for file in files):
+    def fetch(self, files: list[BundledFile], staging_folder: Path) -> None:
+        if all(_is_intact(file, staging_folder / file.path) for file in files):
             return
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(staging_folder, ignore_errors=True)
         try:
-            unpack_member(self._path, ARCHIVE_FOLDER, staged, max_bytes=self._path.stat().st_size)
+            unpack_member(self._path, ARCHIVE_FOLDER, staging_folder, max_bytes=self._path.stat().st_size)
         except UserError as error:
             raise DamagedBundle(str(error)) from None
         with _open_fetch_progress(files) as bar:
             for file in files:
-                if not (staged / file.path).is_file():
+                if not (staging_folder / file.path).is_file():
                     raise DamagedBundle(f"{self.location}: has no {ARCHIVE_FOLDER}/{file.path}, which its list names")
-                with (staged / file.path).open("rb") as source:
+                with (staging_folder / file.path).open("rb") as source:
                     self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
 
     def check(self, bundle: BundleList, bar: Any) -> None:
@@ -200,10 +200,10 @@ class _UrlSource(_BundleSource):
     def read_bundle_list(self) -> bytes:
         return read_url(f"{self.location}/{LIST_FILE_NAME}", _MAX_LIST_BYTES)
 
-    def fetch(self, files: list[BundledFile], staged: Path) -> None:
+    def fetch(self, files: list[BundledFile], staging_folder: Path) -> None:
         for file in files:
-            if not _is_intact(file, staged / file.path):
-                download(self._build_url(file), staged / file.path, file.sha256, file.bytes)
+            if not _is_intact(file, staging_folder / file.path):
+                download(self._build_url(file), staging_folder / file.path, file.sha256, file.bytes)
 
     def check(self, bundle: BundleList, bar: Any) -> None:
         for file in bundle.files:

@@ -222,19 +222,19 @@ def _check_existing_bundle(out: Path, content: Mapping[str, Any]) -> BundleList:
 
 
 def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
-    bundle, staged = BundleList.model_validate(content), out.with_name(f".{out.name}.packing")
+    bundle, staging_folder = BundleList.model_validate(content), out.with_name(f".{out.name}.packing")
     try:
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(staging_folder, ignore_errors=True)
         for file, source in _open_source_files(bundle, sources, out):
-            with open_atomic(staged / file.path) as stream:
+            with open_atomic(staging_folder / file.path) as stream:
                 shutil.copyfileobj(source, stream, CHUNK_BYTES)
                 source.check(file)
-        write_json(staged / LIST_FILE_NAME, content)
-        staged.rename(out)
+        write_json(staging_folder / LIST_FILE_NAME, content)
+        staging_folder.rename(out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        shutil.rmtree(staging_folder, ignore_errors=True)
     return bundle
 
 

@@ -104,7 +104,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
         return caches
     try:
         with lock_for_writing(settings.out, folder=True), pause_garbage_collection():
-            finished = _read_parts(parts, parts_folder, settings, images)
+            finished = _read_unfinished_parts(parts, parts_folder, settings, images)
             file, places = _join_parts(parts, finished, settings, images)
             _write_caches(parts, file, places, caches)
             shards = [(shards_folder(one), entry) for one in caches for entry in read_manifest(one)["shards"]]
@@ -117,7 +117,9 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     return caches
 
 
-def _read_parts(parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None) -> list[RowPart]:
+def _read_unfinished_parts(
+    parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None
+) -> list[RowPart]:
     """Read the rows of all parts that an interrupted import has not finished; return all finished parts."""
     finished = []
     with progress_bar(total=sum(len(part.image_vectors) for part in parts), desc="read", unit="row") as bar:
@@ -239,7 +241,7 @@ def _read_rows(
     rows: list[PartRow] = []
     images_folder = None if images is None else images.absolute()
     tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
-    check_photo = lru_cache(_CACHED_PATHS)((lambda file: None) if images is None else _return_fault(images))
+    check_photo = lru_cache(_CACHED_PATHS)((lambda file: None) if images is None else _build_fault_finder(images))
     digests = _hash_image_vectors(part.image_vectors)
     fault_of_vector: dict[int, str] = {}
     for path, vectors in reversed([*zip(part.vector_files, (part.image_vectors, part.text_vectors), strict=True)]):
@@ -286,7 +288,7 @@ def _read_rows(
         yield rows
 
 
-def _return_fault(images: Path) -> Callable[[str], str | None]:
+def _build_fault_finder(images: Path) -> Callable[[str], str | None]:
     """Return a function from the file of a photo to its fault, or to None if the photo can be used."""
     check = build_photo_checker(images)
 

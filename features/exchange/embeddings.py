@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.output_checks import check_cache_output, parse_feature_name
-from vse.features.cache.rows import CacheIdentity, FeatureKind, FeatureRows, Ids, row_ids
+from vse.features.cache.rows import CacheIdentity, FeatureKind, FeatureRows, Ids, list_row_ids
 from vse.features.cache.shards import (
     shard_path,
     shard_slice,
@@ -51,7 +51,7 @@ class Backbone:
     run_folder: Path | None = None
 
 
-def cache_paths(out: Path) -> dict[FeatureKind, Path]:
+def build_cache_paths(out: Path) -> dict[FeatureKind, Path]:
     """Return the paths of a model's caches of images and captions. Raises UserError if ``out`` ends in ``.h5``.
 
     The paths for ``features/demo_vsepp-0`` are ``features/demo_vsepp-0_images.h5`` and ``features/demo_vsepp-0_captions.h5``.
@@ -194,7 +194,7 @@ def _write_dataset(data: ArrayData, validation: Ids, folder: Path) -> Path:
 
 
 def _write_cache(vectors: Vectors, dataset: Dataset, kind: FeatureKind, folder: Path) -> Path:
-    ids = row_ids(dataset, kind)
+    ids = list_row_ids(dataset, kind)
 
     def rows(part: slice) -> FeatureRows:
         values = vectors[ids[part]]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import LayerOutput, autocast, find_module, hash_weights, load_backbone
 from vse.features.data_checks import check_box_photos
-from vse.features.extractors.cnn import image_to_tensor, normalize_pixels, scaled_size
+from vse.features.extractors.cnn import compute_scaled_size, image_to_tensor, normalize_pixels
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.extractors.proposals import (
     EdgeModel,
@@ -105,10 +105,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
         """Return the scaled image and its boxes; no boxes if a region-proposal network will find the boxes."""
         boxes, scores = self._find_boxes(image, image_id)
-        size = scaled_size(image.size, self.config.shorter, self.config.longer)
+        size = compute_scaled_size(image.size, self.config.shorter, self.config.longer)
         small = image_to_tensor(image.resize(size, Image.Resampling.BILINEAR))
         original = image_to_tensor(image) if self._detector is not None else None
-        return ImageWithBoxes(small, boxes, scores, image.size, original, self._max_boxes(image_id))
+        return ImageWithBoxes(small, boxes, scores, image.size, original, self._find_box_limit(image_id))
 
     def compute_vectors(self, batch: Sequence[ImageWithBoxes]) -> list[ImageVectors]:
         return [
@@ -153,7 +153,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     def _find_boxes(self, image: Image.Image, image_id: int) -> tuple[Floats, Floats]:
         """Return boxes and scores of an image. Boxes are clipped to the image, except ground-truth boxes."""
         config, pixels = self.config, np.asarray(image)
-        n_boxes = self._max_boxes(image_id)
+        n_boxes = self._find_box_limit(image_id)
         if self._given_boxes is not None:
             given = self._given_boxes.get(image_id, np.empty((0, 4), np.float32))[:n_boxes]
             boxes = clip_boxes(given, image.size, f"{config.boxes}: image {image_id}")
@@ -166,7 +166,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             return np.empty((0, 4), np.float32), np.empty(0, np.float32)
         return clip_boxes(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
 
-    def _max_boxes(self, image_id: int) -> int | None:
+    def _find_box_limit(self, image_id: int) -> int | None:
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _add_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
@@ -224,7 +224,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             names = self.config.map or ", ".join(self.config.layers)
             raise UserError(f"{names}: the output has {output.ndim} axes; a layer with height and width is needed")
         (rows, columns), (height, width) = output.shape[2:], self._input_size
-        down, across = cells_per_pixel(rows, height) * height, cells_per_pixel(columns, width) * width
+        down, across = compute_cells_per_pixel(rows, height) * height, compute_cells_per_pixel(columns, width) * width
         boxes = self._relative_boxes * self._relative_boxes.new_tensor([across, down, across, down])
         pooled: Tensor = torchvision.ops.roi_align(output.float(), [boxes], self.config.pool, aligned=True)
         return pooled.to(output.dtype)
@@ -242,7 +242,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             raise UserError(f"{config.model}, {chosen}: cannot be used ({reason})") from None
 
 
-def cells_per_pixel(cells: int, pixels: int) -> float:
+def compute_cells_per_pixel(cells: int, pixels: int) -> float:
     """Return the number of a feature map's cells per input pixel along one side, the inverse of the map's stride.
 
     The stride is rounded to the nearest power of two if the change is less than 20%: an image of 600 pixels has a map of 37

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vse.features.backbones.device import library_versions, pick_device
+from vse.features.backbones.device import collect_library_versions, pick_device
 from vse.features.backbones.model_folder import hash_tensors
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import ExtractorInput, FeatureRows, RowBlocks, list_input_ids
@@ -72,7 +72,7 @@ class CaptionExtractor(Extractor):
         self.provenance = {
             "encoder": encoder_file.name,
             **({} if words else {"word_vectors": "trained on the captions"}),
-            "versions": {**library_versions(), "scikit-learn": metadata.version("scikit-learn")},
+            "versions": {**collect_library_versions(), "scikit-learn": metadata.version("scikit-learn")},
         }
 
     def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:

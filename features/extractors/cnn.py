@@ -61,7 +61,7 @@ def cut_crops(
     return _stack_views([*views, *(view[:, ::-1] for view in views)])
 
 
-def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
+def compute_centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
     """Return the box x1, y1, x2, y2 of the centre crop in pixels of an image of width and height ``size``."""
     width, height = _compute_resized_size(size, config)
     top, left = round((height - config.crop) / 2), round((width - config.crop) / 2)
@@ -69,7 +69,7 @@ def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, fl
     return left * x, top * y, (left + config.crop) * x, (top + config.crop) * y
 
 
-def scaled_size(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
+def compute_scaled_size(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
     """Return the width and height to which an image of width and height ``size`` is scaled.
 
     The shorter side becomes ``shorter``. If the longer side would then exceed ``longer``, the longer side becomes ``longer``
@@ -104,7 +104,7 @@ def normalize_pixels(
 def _compute_resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
     if config.resize_mode == "square":
         return config.resize, config.resize
-    width, height = scaled_size(size, config.resize)
+    width, height = compute_scaled_size(size, config.resize)
     if config.resize_mode == "library":
         width, height = (config.resize * side // min(size) for side in size)
     return width, height
@@ -310,7 +310,7 @@ class VectorBoxes:
         """
         if self._grid is None:
             return self._scale_regions(size, image_id)
-        x1, y1, x2, y2 = centre_crop_box(size, self._grid)
+        x1, y1, x2, y2 = compute_centre_crop_box(size, self._grid)
         n = self._side
         x, y = (np.linspace(start, end, n + 1) for start, end in ((x1, x2), (y1, y2)))
         return np.asarray([(x[j], y[i], x[j + 1], y[i + 1]) for i in range(n) for j in range(n)])

@@ -151,9 +151,9 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
     def __init__(self, config: NetworkSettings, device: str) -> None:
         from vse.features.backbones.device import (
             choose_precision,
+            collect_library_versions,
             describe_device,
             keep_freed_memory,
-            library_versions,
             pick_device,
         )
 
@@ -170,7 +170,7 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
             "seed": config.seed,
             "device": describe_device(self.device),
             "arithmetic": self.config.precision,
-            "versions": {**library_versions(), **library},
+            "versions": {**collect_library_versions(), **library},
         }
 
 

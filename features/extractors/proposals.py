@@ -105,7 +105,7 @@ def find_edge_boxes(
     finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=n_boxes, alpha=0.65, beta=0.65, minScore=0.01)
     boxes, scores = finder.getBoundingBoxes(edges, orientation)
     if len(boxes) == 0:  # an image without an edge
-        return _whole_image_box(pixels)
+        return _build_whole_image_box(pixels)
     return _to_corners(boxes), np.asarray(scores, np.float32).reshape(-1)
 
 
@@ -138,7 +138,7 @@ def run_selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Float
         search.switchToSelectiveSearchFast()
         boxes = search.process()[:n_boxes]
     if len(boxes) == 0:
-        return _whole_image_box(pixels)
+        return _build_whole_image_box(pixels)
     return _to_corners(boxes), np.linspace(1, 0, len(boxes), endpoint=False, dtype=np.float32)
 
 
@@ -147,7 +147,7 @@ def _to_corners(boxes: NDArray[Any]) -> Floats:
     return np.concatenate([corners[:, :2], corners[:, :2] + corners[:, 2:]], axis=1)
 
 
-def _whole_image_box(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
+def _build_whole_image_box(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     height, width = pixels.shape[:2]
     return np.asarray([[0, 0, width, height]], np.float32), np.zeros(1, np.float32)
 

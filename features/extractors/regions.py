@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast, hash_weights, load_backbone
-from vse.features.extractors.cnn import image_to_tensor, scaled_size
+from vse.features.extractors.cnn import compute_scaled_size, image_to_tensor
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.settings.images import RegionsConfig
 from vse.features.torchvision_import import torchvision
@@ -72,7 +72,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
 
         Raises :class:`UnsuitableImageSize` if the image is too narrow or large.
         """
-        scaled_size(image.size, self.config.shorter, self.config.longer)
+        compute_scaled_size(image.size, self.config.shorter, self.config.longer)
         return image_to_tensor(image)
 
     def compute_vectors(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
@@ -152,7 +152,7 @@ def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[
         return features
 
     if len(proposals) == 0:
-        return _whole_image_box(size, proposals, vectors), size
+        return _build_whole_image_box(size, proposals, vectors), size
     features = vectors(proposals)
     logits, deltas = heads.box_predictor(features)
     scores = logits.float().softmax(-1)[:, 1:]  # without the background
@@ -165,7 +165,7 @@ def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[
         boxes, best = _suppress_boxes_by_class(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
         order = _find_best_boxes(best, config)
         selected = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
-    return (selected if len(order) else _whole_image_box(size, proposals, vectors)), size
+    return (selected if len(order) else _build_whole_image_box(size, proposals, vectors)), size
 
 
 def _compute_scores_after_nms(
@@ -206,6 +206,6 @@ def _find_best_boxes(scores: Tensor, config: RegionsConfig) -> Tensor:
     return order[: min(max(above, config.min_boxes), config.max_boxes)]
 
 
-def _whole_image_box(size: tuple[int, int], like: Tensor, vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
+def _build_whole_image_box(size: tuple[int, int], like: Tensor, vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
     box = like.new_tensor([[0, 0, size[1], size[0]]])
     return ScoredBoxes(box, like.new_zeros(1), vectors(box))

@@ -16,8 +16,8 @@ from torch.nn.functional import normalize
 from vse.features.backbones.device import (
     choose_precision,
     choose_query_precision,
+    collect_library_versions,
     describe_device,
-    library_versions,
     move_tensor,
     pick_device,
     wrap_memory_errors,
@@ -69,7 +69,7 @@ class TextExtractor(Extractor):
             "longest": backbone.max_length,
             "device": describe_device(self.device),
             "arithmetic": self.config.precision,
-            "versions": {**library_versions(), **{name: metadata.version(name) for name in backbone.distributions}},
+            "versions": {**collect_library_versions(), **{name: metadata.version(name) for name in backbone.distributions}},
             **backbone.provenance,
         }
 

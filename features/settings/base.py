@@ -274,13 +274,13 @@ class Extractor(ABC):
 
     def build_cache_identity(self, dataset: Dataset) -> CacheIdentity:
         """Return the identity of the feature's cache for ``dataset``."""
-        from vse.features.cache.rows import CacheIdentity, row_ids  # imports h5py
+        from vse.features.cache.rows import CacheIdentity, list_row_ids  # imports h5py
 
         content = {
             "config": self.config.key_settings(),
             "weights_sha256": self.weights_sha256,
             "requested_ids_sha256": sha256_json(
-                row_ids(self.config.select_rows(dataset), self.kind, self.config.text_unit).tolist()
+                list_row_ids(self.config.select_rows(dataset), self.kind, self.config.text_unit).tolist()
             ),
             "extractor_version": self.version,
             **self.extra_hashes,

@@ -8,7 +8,7 @@ from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import published_rows, published_tables
 from vse.features.settings import list_imported_features, load_feature
-from vse.features.up_to_date import describe_changed_photos
+from vse.features.up_to_date import hash_changed_photos
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import preparation
 from vse.pipeline.dataset.dataset import find_dataset_file
@@ -119,7 +119,7 @@ def changed_photos(wildcards):
     cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
     dataset = Path(whole_dataset_file(wildcards))
     return load_or_stop(
-        describe_changed_photos, dataset, cache, int(wildcards.shard), int(wildcards.shards), getattr(feature, "splits", None)
+        hash_changed_photos, dataset, cache, int(wildcards.shard), int(wildcards.shards), getattr(feature, "splits", None)
     )
 
 

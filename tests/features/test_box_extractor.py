@@ -18,7 +18,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import list_extractor_inputs
 from vse.features.cli import main
 from vse.features.extraction import extract_shards
-from vse.features.extractors.boxes import BoxesExtractor, cells_per_pixel
+from vse.features.extractors.boxes import BoxesExtractor, compute_cells_per_pixel
 from vse.features.extractors.cnn import normalize_pixels
 from vse.features.extractors.proposals import find_edge_boxes, read_boxes, run_selective_search, suppress_non_ridges
 from vse.features.settings import load_feature
@@ -246,8 +246,8 @@ def test_a_sliver_is_a_bad_image(own_demo: Path, tmp_path: Path, fails: Fails) -
 
 
 def test_cells_of_a_map_that_is_cut_off_are_still_as_large() -> None:
-    assert cells_per_pixel(37, 600) == cells_per_pixel(38, 600) == cells_per_pixel(14, 224) == 1 / 16
-    assert cells_per_pixel(12, 36) == 1 / 3
+    assert compute_cells_per_pixel(37, 600) == compute_cells_per_pixel(38, 600) == compute_cells_per_pixel(14, 224) == 1 / 16
+    assert compute_cells_per_pixel(12, 36) == 1 / 3
 
 
 @pytest.mark.parametrize("source", ["edge_boxes", "file"])

@@ -15,7 +15,7 @@ from tests.conftest import TINY_FEATURE
 from vse.features.cache.shards import shard_path
 from vse.features.extraction import extract_shards
 from vse.features.extractors.cnn import CnnExtractor
-from vse.features.up_to_date import describe_changed_photos
+from vse.features.up_to_date import hash_changed_photos
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.preparation import write_dataset_file
 from vse.pipeline.errors import UserError
@@ -52,7 +52,7 @@ def photos(cache: Path) -> list[Path]:
 def plan(cache: Path, splits: list[str] | None = None) -> tuple[list[str], list[str]]:
     """What is told of each of the three shards, and the names of the photographs that were opened for it."""
     opened.clear()
-    told = [describe_changed_photos(dataset(cache), cache, k, 3, splits) for k in range(3)]
+    told = [hash_changed_photos(dataset(cache), cache, k, 3, splits) for k in range(3)]
     return told, sorted(opened)
 
 
@@ -166,4 +166,4 @@ def test_a_data_set_without_photographs_is_refused(made: Path) -> None:
     content = json.loads(dataset(made).read_text())
     write_dataset_file(dataset(made), {**content, "pictures": False})
     with pytest.raises(UserError, match="has no photographs, so .* cannot be extracted"):
-        describe_changed_photos(dataset(made), made, 0, 2)
+        hash_changed_photos(dataset(made), made, 0, 2)

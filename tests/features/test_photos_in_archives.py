@@ -31,7 +31,7 @@ from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
 from vse.features.extraction import extract_shards, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor
-from vse.features.up_to_date import describe_changed_photos
+from vse.features.up_to_date import hash_changed_photos
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, UnreadableArchive, decode_image, read_image_bytes, read_image_size
@@ -171,7 +171,7 @@ def test_a_plan_opens_no_archive_until_one_is_newer_than_its_shard(kept: Path, t
 
     def plan() -> tuple[list[bool], list[str]]:
         opened.clear()
-        changes = [bool(describe_changed_photos(kept, cache, shard, N_ARCHIVES)) for shard in range(N_ARCHIVES)]
+        changes = [bool(hash_changed_photos(kept, cache, shard, N_ARCHIVES)) for shard in range(N_ARCHIVES)]
         return changes, sorted(set(opened))
 
     for archive in tars.iterdir():
@@ -194,7 +194,7 @@ def test_a_plan_opens_no_archive_until_one_is_newer_than_its_shard(kept: Path, t
 def test_a_plan_asks_no_server(kept: Path) -> None:
     cache = extract(kept, "birds")
     query_index(kept, "UPDATE archives SET location = 'http://127.0.0.1:1/a.tar'")
-    assert [describe_changed_photos(kept, cache, shard, N_ARCHIVES) for shard in range(N_ARCHIVES)] == [""] * 3
+    assert [hash_changed_photos(kept, cache, shard, N_ARCHIVES) for shard in range(N_ARCHIVES)] == [""] * 3
 
 
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -18,7 +18,7 @@ from tests.features.conftest import as_sources, shard_parts, write_cache
 from tests.training.data.caches import drop_checksums
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader, RegionBoxes
-from vse.features.cache.rows import FeatureKind, FeatureRows, TextUnit, list_extractor_inputs, row_ids
+from vse.features.cache.rows import FeatureKind, FeatureRows, TextUnit, list_extractor_inputs, list_row_ids
 from vse.features.cache.shards import shard_slice, shards_folder
 from vse.pipeline.dataset import dataset as dataset_module
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -180,7 +180,7 @@ def test_the_rows_of_shards_are_all_rows(kind: FeatureKind, raw: bool, of: TextU
     for n in (1, 3, 7, 60):
         parts = [list_extractor_inputs(dataset, kind, raw, of, shard_slice(len(every), index, n)) for index in range(n)]
         assert [item for part in parts for item in part] == every
-    assert row_ids(dataset, kind, of).tolist() == [item.id for item in every]
+    assert list_row_ids(dataset, kind, of).tolist() == [item.id for item in every]
 
 
 @pytest.mark.parametrize("from_columns", [False, True])
@@ -196,7 +196,7 @@ def test_images_have_any_number_of_captions(from_columns: bool, tmp_path: Path, 
     for _ in range(2):
         dataset = load_dataset_file(path)
         every = np.arange(100, 108)
-        assert row_ids(dataset, "text").tolist() == every.tolist()
+        assert list_row_ids(dataset, "text").tolist() == every.tolist()
         for start in range(9):
             for stop in range(start, 9):
                 found = [item.id for item in list_extractor_inputs(dataset, "text", True, "captions", slice(start, stop))]

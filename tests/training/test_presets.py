@@ -10,7 +10,7 @@ from torchvision.models import resnet18
 
 from tests.features.tiny_text import CLIP, add_tiny_clip
 from vse.features.backbones.networks import LayerOutput
-from vse.features.exchange.embeddings import cache_paths
+from vse.features.exchange.embeddings import build_cache_paths
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
@@ -359,7 +359,7 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     def embeddings(backbone: str) -> Path:
         """The cache of images' embeddings by a run, beside that of captions."""
         out = folder / f"demo_{backbone}-0"
-        paths = cache_paths(out)
+        paths = build_cache_paths(out)
         return paths["image"] if paths["image"].exists() else cache_run_embeddings(run(backbone), out)[0]
 
     def run(name: str) -> Path:

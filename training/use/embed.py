@@ -26,9 +26,9 @@ from vse.eval.files.phrase_scores import PHRASE_SCORES_KIND
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
 from vse.features.cache.output_checks import check_cache_output, parse_feature_name
 from vse.features.cache.rows import FeatureKind as RowKind
-from vse.features.cache.rows import Ids, row_ids
+from vse.features.cache.rows import Ids, list_row_ids
 from vse.features.data_checks import compute_data_checksums
-from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, cache_paths, write_backbone_cache
+from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, build_cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN_ID
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.identity import build_identity, check_recorded_data, describe_data_differences
@@ -240,7 +240,7 @@ def cache_run_embeddings(
     The caches are ``<out>_images.h5`` and ``<out>_captions.h5``. For the other parameters see
     :func:`vse.training.use.model.load_run`. Raises UserError if the model scores pairs instead of comparing vectors.
     """
-    outs = cache_paths(out)
+    outs = build_cache_paths(out)
     trained = load_run(run, None, files, device, allow_unfinished)
     for path in outs.values():
         check_cache_output(path, trained.dataset.name, parse_feature_name(path, trained.dataset.name), trained.input_paths)
@@ -278,7 +278,7 @@ def cache_file_embeddings(files: Sequence[Path], out: Path, dataset_file: Path |
     default the path in the first file. Raises UserError if the files belong to several models or to another data set, hold
     scores, or lack images or captions of their splits.
     """
-    outs = cache_paths(out)
+    outs = build_cache_paths(out)
     runs = [read_embeddings(file) for file in files]
     (path, first), dataset = (files[0], runs[0]), _load_dataset(files[0], runs[0], dataset_file)
     for one in outs.values():
@@ -326,7 +326,7 @@ def _write_caches(
     """
     of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
     without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
-    ids = {kind: row_ids(dataset, kind) for kind in outs}
+    ids = {kind: list_row_ids(dataset, kind) for kind in outs}
     for kind, wanted in ids.items():
         missing = [i for i in wanted.tolist() if i not in rows[kind] and i not in without[kind]]
         if missing:
