@@ -1,9 +1,9 @@
 """The registry of extractors, and the feature presets that use them.
 
-Each extractor is one line of the registry. The commands of ``vse-extract``, the workflow and the schema of presets read the
-extractor's settings (:class:`vse.features.settings.base.FeatureSettings`). This package does not import torch. The settings
-name the class that computes the feature in their attribute ``extractor_class_path`` or ``encoder``, and import the class
-when it is needed.
+Each extractor is one line of the registry, with the path of its settings class, a subclass of
+:class:`vse.features.settings.base.FeatureSettings`. The commands of ``vse-extract``, the workflow and the schema of presets
+read this class. This package does not import torch: the settings name the class that computes the feature in their attribute
+``extractor_class_path`` or ``encoder_class_path``, and import this class only when it is needed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
 
     Settings in the preset of the data set ``dataset`` replace settings of the feature preset. The strings ``key=value`` in
     ``sets`` replace both. ``name`` may also be the name of an extractor. If no preset has this name, the extractor's default
-    settings are returned; the feature of a user's own extractor ``FILE.py:Colours`` is named ``colours``. Raises UserError if
-    the extractor is unknown or a setting is not valid.
+    settings are returned; a user's own extractor ``FILE.py:Colours`` then gives a feature named ``colours``. Raises UserError
+    if the extractor is unknown or a setting is not valid.
     """
     has_preset = name not in EXTRACTORS or name in list_preset_names("features")
     feature = name.rpartition(":")[2].lower() if is_code_name(name) else name
@@ -62,18 +62,18 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
 
 
 def find_extractor(name: object) -> type[FeatureSettings] | None:
-    """Return the settings class of an extractor of the package; None for any other name, also that of a user's own code."""
+    """Return the settings class of a registered extractor; None for any other name, such as the name of a user's own code."""
     return EXTRACTORS[name] if isinstance(name, str) and not is_code_name(name) and name in EXTRACTORS else None
 
 
 def list_imported_features() -> list[str]:
-    """Return the presets whose features are imported instead of extracted."""
+    """Return the names of the presets whose features are imported instead of extracted."""
     names = list_preset_names("features")
     return [name for name in names if read_preset_settings("features", name).get("extractor") == "imported"]
 
 
 def has_auto_precision(name: str, dataset: str) -> bool:
-    """Return whether a feature's preset has ``precision: auto``, with which each machine chooses its precision."""
+    """Return whether a feature's preset has ``precision: auto``: each machine then chooses the precision itself."""
     try:
         return getattr(load_feature(name, dataset), "precision", None) == "auto"
     except UserError:

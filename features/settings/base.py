@@ -59,7 +59,7 @@ class FeatureSettings(Settings):
     """The class that computes the feature, as ``module:Class``; imported lazily, because it needs torch."""
     kind: ClassVar[Literal["image", "text"]] = "image"
     option_names: ClassVar[tuple[ExtractorOption, ...]] = ()
-    """Further options of the extractor's command."""
+    """Options that only the commands of some extractors have, and that this extractor's command has."""
     memory_mb: ClassVar[int] = 6000
     """Memory in MB that a job of the workflow reserves for one shard."""
     fits_encoder: ClassVar[bool] = False
@@ -72,7 +72,8 @@ class FeatureSettings(Settings):
     name: str = Field(description="name of the preset, part of the cache's file name")
     dtype: Literal["float16", "float32"] = Field("float16", description="number type of the vectors in the cache")
     trained_on: list[str] = Field(
-        default_factory=list, description="data sets with test images on which the weights were trained; tables mark results"
+        default_factory=list,
+        description="data sets whose test images were in the training data of the weights; tables mark such results",
     )
 
     @classmethod
@@ -85,7 +86,7 @@ class FeatureSettings(Settings):
     def excluded_fields(cls) -> set[str]:
         """Return the fields that :meth:`key_settings` omits.
 
-        They leave the vectors unchanged, or the key of the cache contains hashes instead, such as the hash of the weights.
+        They do not change the vectors, or the key of the cache contains a hash in their place, such as that of the weights.
         """
         return {"name", "trained_on"}
 
@@ -97,13 +98,14 @@ class FeatureSettings(Settings):
         return self.model_dump(mode="json", exclude=self.excluded_fields())
 
     def select_rows(self, dataset: Dataset) -> Dataset:
-        """Return the part of a data set whose images or captions are rows of this feature, by default all."""
+        """Return the part of a data set whose images or captions are rows of this feature; by default, all of it."""
         return dataset
 
     def list_rerun_settings(self) -> dict[str, Any]:
         """Return the settings whose change makes the workflow run a job again.
 
-        Every feature has all names in ``sources``, so a new name makes the jobs of all features run again.
+        The result contains all names in ``sources``, even if the feature lacks the setting. A new name would therefore make
+        the jobs of all features run again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
         return {**self.key_settings(), **{key: getattr(self, key, None) for key in sources}}
@@ -120,12 +122,12 @@ class FeatureSettings(Settings):
 
     @property
     def n_network_passes(self) -> int | None:
-        """Number of forward passes of the network for one row; None if the passes do not determine the time of a row."""
+        """Number of forward passes of the network for one row; None if the time of a row depends on more than the passes."""
         return None
 
     @property
     def text_unit(self) -> Literal["captions", "phrases"]:
-        """The texts that are the rows of a text feature: captions, or the distinct phrases of captions."""
+        """The unit of a text feature's rows: a row is a caption, or one of the distinct phrases in captions."""
         return "captions"
 
     @property
@@ -237,7 +239,8 @@ class LayerSettings(NetworkSettings):
     )
     grid: PositiveInt | Literal["all"] = Field(
         1,
-        description="positions per side; an output with height and width is averaged to this grid; all: no averaging",
+        description="number of positions per side of the grid to which an output with height and width is averaged; all: the "
+        "output is not averaged",
     )
     mean: tuple[float, float, float] = Field(
         (0.485, 0.456, 0.406), description="mean of red, green and blue, subtracted from pixels of 0 to 1"
@@ -250,8 +253,8 @@ class LayerSettings(NetworkSettings):
 class Extractor(ABC):
     """Base class of the code that computes a feature.
 
-    version : version of the code; a change of the code that changes the vectors needs a new version
-    config : settings of the feature; the precision in use replaces ``auto``
+    version : version of the code; increase it with each change of the code that changes the vectors
+    config : settings of the feature; instead of ``precision: auto``, they contain the precision in use
     weights_sha256 : SHA-256 of all learned parameters (a network's weights, a fitted encoder)
     extra_hashes : further hashes in the cache's key by name, such as the hash of a tokenizer
     provenance : provenance that is not part of the cache's key, such as versions

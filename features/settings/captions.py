@@ -37,8 +37,8 @@ STOP_WORDS = frozenset(word for words in _CLOSED_CLASS_WORDS for word in words.s
 def select_phrase_words(tokens: Sequence[str], drop_stop_words: bool = False) -> tuple[str, ...]:
     """Return the words of a phrase in lower case, without stop words if ``drop_stop_words``.
 
-    A phrase that consists of stop words only, such as *them*, is returned unchanged. Plummer et al. did not publish their list
-    of stop words; :data:`STOP_WORDS` lists closed word classes.
+    A phrase that consists of stop words only, such as *them*, keeps its words. Plummer et al. did not publish their list of
+    stop words; :data:`STOP_WORDS` lists closed word classes.
     """
     words = tuple(token.lower() for token in tokens)
     return (tuple(word for word in words if word not in STOP_WORDS) or words) if drop_stop_words else words
@@ -51,9 +51,9 @@ TokenLists = Sequence[Sequence[str]]
 class CaptionCorpus:
     """The texts that a caption encoder is fitted to.
 
-    fit_texts : words of each text that the encoder is fitted to: the training captions, or the phrases in them
+    fit_texts : the training captions or their phrases, each as a list of words; the encoder is fitted to them
     vocabulary : all words of the data set's captions or phrases
-    sentences : words of each training caption, for the training of word vectors
+    sentences : the training captions, each as a list of words; word vectors are trained on them
     """
 
     fit_texts: TokenLists
@@ -133,7 +133,7 @@ class TextSettings(FeatureSettings):
         return self.of
 
     def select_words(self, tokens: Sequence[str]) -> Sequence[str]:
-        """Return the words of a caption or phrase that the encoder reads."""
+        """Return the words that the encoder reads among the words ``tokens`` of a caption or phrase."""
         return select_phrase_words(tokens, self.stop_words == "drop") if self.of == "phrases" else tokens
 
     @model_validator(mode="after")
@@ -153,14 +153,14 @@ class FittedCaptionSettings(TextSettings):
     extractor_version: ClassVar[int] = 1
     """The version of the code of the extractor, see :attr:`vse.features.settings.base.Extractor.version`."""
 
-    chunk: PositiveInt = Field(2048, description="captions encoded at once")
+    chunk: PositiveInt = Field(2048, description="number of captions that are encoded at once")
 
     @classmethod
     def excluded_fields(cls) -> set[str]:
         return super().excluded_fields() | {"chunk"}
 
     def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
-        """Return the SHA-256 of each input of the fit in addition to ``corpus.fit_texts``, by name."""
+        """Return the SHA-256, by name, of each input of the fit except ``corpus.fit_texts``."""
         return {}
 
     @classmethod
@@ -178,7 +178,7 @@ class FittedCaptionSettings(TextSettings):
 
 
 def dictionary_path(table: Path) -> Path | None:
-    """Return the path of the words of a ``.npy`` table of word vectors, such as Skip-Thought's; None for other formats."""
+    """Return the path of the file with the words of a ``.npy`` table of word vectors; None for a table in another format."""
     return table.with_name("dictionary.txt") if table.suffix == ".npy" else None
 
 
@@ -207,7 +207,7 @@ class WordSettings(FittedCaptionSettings):
     )
     keep: PositiveInt = Field(
         100_000,
-        description="number of first words of the file whose vectors the encoder keeps, besides all words of the data set",
+        description="number of words at the start of the file that the encoder keeps; it also keeps the data set's words",
     )
     trained_dim: PositiveInt = Field(300, description="length of word vectors that are trained on the captions")
     trained_epochs: PositiveInt = Field(

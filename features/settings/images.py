@@ -10,7 +10,7 @@ from vse.features.settings.base import WEIGHT_FILE_SUFFIXES, LayerSettings, Netw
 
 
 class CnnConfig(LayerSettings):
-    """Vectors of images from a CNN: of one crop, ten crops, random crops, or a grid of positions.
+    """Vectors that a CNN computes from one crop, ten crops or random crops of an image, or for a grid of positions.
 
     VSE++ paper, section 3: images of 256 x 256 pixels, crops of 224 x 224 pixels, layer FC7 of VGG19.
     """
@@ -98,7 +98,7 @@ class CnnConfig(LayerSettings):
 
 
 class RegionsConfig(NetworkSettings):
-    """Regions of images: boxes that a Faster R-CNN finds, with the output of its box head for each (bottom-up attention)."""
+    """Vectors of the regions that a Faster R-CNN finds in images: the outputs of its box head (bottom-up attention)."""
 
     extractor_class_path: ClassVar[str] = "vse.features.extractors.regions:RegionsExtractor"
 
@@ -158,11 +158,12 @@ class BoxesConfig(LayerSettings):
     )
     n_boxes: PositiveInt = Field(
         200,
-        description="maximum number of proposals of an image, the best ones; boxes from a file or from phrases are all used",
+        description="maximum number of proposals of an image, in the order of their scores; boxes from a file or from phrases "
+        "are all used",
     )
     train_boxes: PositiveInt | None = Field(
         None,
-        description="maximum number of boxes of a training image, the first ones; none: the same number as for other images",
+        description="maximum number of boxes of a training image, in their order; none: the same limit as for other images",
     )
     edge_model: str | None = Field(
         None, description="structured-edge model (model.yml.gz) for edge_boxes; none: edges are image gradients"
@@ -170,7 +171,9 @@ class BoxesConfig(LayerSettings):
     thin_edges: bool = Field(
         False, description="thin the gradient edges of edge_boxes to ridges: many times faster; ignored with an edge_model"
     )
-    proposer: str = Field("fasterrcnn_resnet50_fpn", description="the Faster R-CNN that proposes the boxes of rpn")
+    proposer: str = Field(
+        "fasterrcnn_resnet50_fpn", description="name of the Faster R-CNN that proposes the boxes, if boxes is rpn"
+    )
     proposer_weights: str = Field("pretrained", description="weights of the proposer, in the form of the setting weights")
     shorter: PositiveInt = Field(600, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(

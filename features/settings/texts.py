@@ -37,8 +37,8 @@ class TextConfig(TextSettings):
     seed: int = Field(0, ge=0, description="seed of random weights")
     pooling: Literal["own", "mean", "first", "tokens"] = Field(
         "own",
-        description="own: the model's own pooling, the mean if the model has none; mean, first: the mean or the first of the "
-        "last layer's states; tokens: all these states, a vector per token",
+        description="own: the model's own pooling, or the mean for a model without pooling; mean: the mean of the last "
+        "layer's states; first: the state of the first token; tokens: the states of all tokens, a vector per token",
     )
     prompt: str | None = Field(
         None, description="text that some models expect before each caption; none: the model's default prompt, if it has one"
@@ -113,7 +113,9 @@ class TfidfConfig(FittedCaptionSettings):
 
     extractor: Literal["tfidf"] = "tfidf"
     min_count: PositiveInt = Field(4, description="number of training captions in which a word must occur")
-    max_words: PositiveInt | None = Field(None, description="number of most frequent words that are kept; none: all words")
+    max_words: PositiveInt | None = Field(
+        None, description="only this number of the most frequent words are kept; none: all words"
+    )
     sublinear: bool = Field(False, description="use 1 + log(count) of a word in its caption instead of the count")
 
 
@@ -131,10 +133,10 @@ MixtureKind = Literal["hybrid", "gaussian", "laplacian"]
 class HglmmConfig(WordSettings):
     """Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture model (HGLMM), or on several mixture models.
 
-    Two-branch paper (Wang et al., TPAMI 2018), section 4.3; Klein et al., CVPR 2015. GMM+HGLMM in the tables of both papers is
-    an example of several mixtures. Neither paper states how the two are combined. Here the Fisher vectors of each mixture are
-    reduced by their own principal components and then concatenated. The code of Klein et al. concatenates the unreduced Fisher
-    vectors (pca: null) and, for COCO, keeps a random sample of 20,000 of their 36,000 coordinates.
+    Two-branch paper (Wang et al., TPAMI 2018), section 4.3; Klein et al., CVPR 2015. The tables of both papers also have two
+    mixtures, GMM+HGLMM, but neither paper states how their Fisher vectors are combined. Here the Fisher vectors of each
+    mixture are projected on principal components of their own and then concatenated. The code of Klein et al. concatenates
+    the unprojected Fisher vectors (pca: null) and, for COCO, keeps a random sample of 20,000 of their 36,000 coordinates.
     """
 
     encoder_class_path: ClassVar[str] = "vse.features.extractors.hglmm:HglmmEncoder"
