@@ -1,1 +1,1 @@
-"""Pretrained networks for images and texts, their weights, and the device that they run on."""
+"""Pretrained networks for images and texts, their files of weights, and the choice of device and precision."""

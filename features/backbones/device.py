@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuLeases:
-    """The GPUs that this process holds. A locked file for each held GPU makes other commands choose other GPUs.
+    """The GPUs that this process reserves. Each GPU has a lock file, so that other commands choose other GPUs.
 
     uuids : UUID of every GPU that this process may use, in the order of torch's indices
     folder : folder of the lock files; None: the folder for temporary files
@@ -58,9 +58,9 @@ class GpuLeases:
         return True
 
     def choose_gpu(self) -> int:
-        """Return the index of the GPU that this process holds. If the process holds none, take a free GPU.
+        """Return the index of a reserved GPU. If this process has reserved none, reserve a free GPU first.
 
-        If other processes hold all GPUs, return one of them and log a warning.
+        If other processes have reserved all GPUs, return the index of one of these and log a warning.
         """
         if self._held:
             return min(self._held)
@@ -149,7 +149,7 @@ def use_deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 @contextmanager
 def wrap_memory_errors(advice: str) -> Iterator[None]:
-    """Raise UserError if the GPU runs out of memory in this block. ``advice`` is the end of the message."""
+    """Raise UserError if the GPU runs out of memory in this block. The message ends with ``advice``."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -157,7 +157,7 @@ def wrap_memory_errors(advice: str) -> Iterator[None]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of torch's threads, at most the number of available cores; None: torch's own number."""
+    """Set the number of torch's threads, at most the number of available cores; None keeps torch's default number."""
     if threads is None:
         threads = torch.get_num_threads()  # set explicitly: otherwise MKL may use fewer threads, a fifth slower
     elif threads > (allowed := count_allowed_cores()):
@@ -169,8 +169,9 @@ def use_threads(threads: int | None) -> None:
 def keep_freed_memory() -> None:
     """Let glibc keep the memory of freed tensors for later ones, instead of returning it to the system.
 
-    glibc raises its limits to the size of the largest block that was freed, up to 32 MiB. With its first limits, the system
-    clears all pages of a network's outputs again for each batch, which takes up to a quarter of the time of an extraction.
+    glibc keeps freed blocks up to a limit, and raises the limit to the size of the largest block that was freed, up to 32 MiB.
+    With the initial limit, the system clears the memory of a network's outputs again for each batch. This takes up to a
+    quarter of the time of an extraction.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
@@ -216,15 +217,16 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
 
 
 def choose_query_precision(recorded: str) -> str:
-    """Return the precision for queries that are compared with a cache in the precision ``recorded``.
+    """Return the precision setting for queries of a cache that was computed in the precision ``recorded``.
 
-    The result is ``auto`` for ``bf16``, because emulated bf16 is slow and fp32 differs only by rounding; else ``recorded``.
+    The result is ``recorded``, but ``auto`` for ``bf16``: a device without bf16 then computes in fp32, because emulated bf16
+    is slow and fp32 differs only by rounding.
     """
     return "auto" if recorded == "bf16" else recorded
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether a device has instructions that multiply bf16 numbers, and PyTorch may use the instructions.
+    """Return whether a device has instructions that multiply bf16 numbers and that PyTorch may use.
 
     The instructions are ``avx512_bf16`` or ``amx_bf16`` on x86, and ``bf16`` on ARM. On x86 the environment variables
     ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid these instructions. A GPU needs compute capability 8.0.

@@ -48,8 +48,12 @@ def download_model(
 ) -> DownloadedModel:
     """Download the files of a model at one commit, or return the folder of an earlier download.
 
-    ``files`` are patterns of file names. ``revision`` is a branch, tag or commit; None: the newest commit. Raises UserError if
-    the hub is out of reach, or if the hub's library does not report the commit. ``advice`` is the end of the message.
+    Raises UserError if the hub is out of reach, or if the hub's library does not report the commit.
+
+    model : name of the model's repository on the Hugging Face hub
+    files : patterns of file names
+    revision : branch, tag or commit; None: the newest commit
+    advice : end of the error message; None: how to provide the files in a folder
     """
     hub = HUB_LIBRARY.load(model)
     try:
@@ -57,7 +61,7 @@ def download_model(
         if not _COMMIT_PATTERN.fullmatch(folder.name):
             raise ValueError(f"{folder} is not the folder of a commit")
         return DownloadedModel(folder, folder.name)
-    except Exception as error:  # the hub's client, the code it calls and the network raise many kinds
+    except Exception as error:  # the hub's client and the network raise exceptions of many classes
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         at = f" at {revision}" if revision else ""
         otherwise = advice or (
@@ -68,7 +72,7 @@ def download_model(
 
 
 def download_first_file(model: str, names: Sequence[str], revision: str | None, advice: str) -> tuple[Path, str]:
-    """Download the first existing file of ``names`` in a model's repository; return its path and the hash of the commit.
+    """Download the first file of ``names`` that a model's repository contains; return its path and the hash of the commit.
 
     Raises UserError if the hub is out of reach, or if the repository has none of the files.
     """
@@ -125,8 +129,8 @@ _WEIGHT_FILE_PATTERNS = ("model.safetensors", "model-*.safetensors")
 def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]:
     """Yield a temporary copy of a text encoder's folder, with the checked files and symbolic links to the files of weights.
 
-    Without ``all_modules``, the modules after the transformer, such as pooling, are not copied. Raises UserError if a file
-    names code, another model or an unknown module class, or if weights are not safetensors.
+    Without ``all_modules``, only the folder itself is checked and copied, as the folder of a transformer. Raises UserError if
+    a file names code, another model or an unknown module class, or if the weights are not safetensors files.
     """
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
         copy = Path(temporary) / (folder.name or "model")
@@ -135,7 +139,7 @@ def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]
         for path, class_name in {
             "": "",
             **(classes or {"": "Transformer"}),
-        }.items():  # the root may be the folder of no module
+        }.items():  # the root folder is copied even if no module lies in it
             _copy_module(folder / path, copy / path, class_name)
         yield copy
 

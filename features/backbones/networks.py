@@ -41,8 +41,7 @@ def load_backbone(
 
     weights_dir : folder in which a file ``<model>.safetensors`` or ``<model>.pth`` replaces a download
     family : module of torchvision with the model's builder; None: classification networks
-    notes : dictionary that receives the record of the file of weights, and the commit of a download from the Hugging Face hub
-        as its entry ``commit``
+    notes : dictionary that receives the record of the file of weights and, for a download from the hub, the entry ``commit``
     options : arguments of torchvision's builder
     """
     notes = {} if notes is None else notes
@@ -59,10 +58,9 @@ def load_backbone(
 
 
 class _SkipInitialisation(TorchFunctionMode):
-    """Leave most parameters of a new model uninitialised in this block, because the caller loads all of them.
+    """A block in which most parameters of a new model stay uninitialised, because the caller loads all of them afterwards.
 
-    The random weights of VGG19 take almost as long to draw as ``import torch``. Functions that draw again until the numbers
-    satisfy a condition are not skipped.
+    Drawing VGG19's weights takes almost as long as ``import torch``. Functions that draw until a condition holds still run.
     """
 
     _functions = frozenset([nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_])
@@ -86,8 +84,8 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
 class LayerOutput(nn.Module):
     """The output of one layer of a model: (n, 3, height, width) -> (n, dim), or (n, n_positions, dim) with ``positions``.
 
-    An output with height and width, or with one token per patch, has several positions. Tokens in front of the patches (class,
-    registers) are dropped. Later layers are not computed.
+    Layers after this one are not computed. An output has several positions if it has height and width, or a token per patch.
+    Tokens in front of the patches (class token, registers) are dropped.
 
     layer : name of a module; ``penultimate``, the input of the last Linear layer; or ``output``, the output of ``model``
     grid : number of positions per side to which the output is averaged; ``all`` keeps every position
@@ -140,7 +138,7 @@ class LayerOutput(nn.Module):
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     """Return the module of ``model`` with a dotted name.
 
-    Raises UserError if no module has this name. The message suggests similar names of modules and of ``others``.
+    Raises UserError if no module has this name. The message suggests similar names of modules, or similar names in ``others``.
     """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
@@ -149,9 +147,9 @@ def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
 
 
 def _move_channels_first(output: Tensor, images: Tensor) -> Tensor:
-    """Return a feature map as (n, dim, height, width), also if the model puts the channels last.
+    """Return a feature map of ``images`` as (n, dim, height, width), even if the model puts the channels last.
 
-    The two equal axes of a map of square ``images`` show which axis has the channels. Other maps are returned unchanged.
+    The order is recognised only for square images: height and width are then equal. Other maps are returned unchanged.
     """
     _, first, second, last = output.shape
     square = images.shape[2] == images.shape[3]
@@ -171,7 +169,7 @@ class _LayerReached(Exception): ...
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
     """Return the path of a model's weights: ``weights`` if it names a file, or else the file in ``weights_dir``.
 
-    Returns None for random weights, or if the folder has no such file. A path in ``weights`` is not checked.
+    The result is None for random weights, or if the folder lacks the file. A file that ``weights`` names may be missing.
     """
     if weights.endswith(WEIGHT_FILE_SUFFIXES):
         return Path(weights)
@@ -206,10 +204,10 @@ def _build_model(
 
 
 def _rename_weights(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return published weights, renamed to the names of the parameters of ``model``.
+    """Return published weights under the names of the parameters of ``model``.
 
     DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Some files lack the counters of batch norms, which evaluation
-    does not read; the counters of ``model`` are added. Of an OpenCLIP checkpoint only the image encoder is returned.
+    does not read; the counters of ``model`` are added. The text encoder of an OpenCLIP checkpoint is left out.
     """
     pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
     counters = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("num_batches_tracked")}
@@ -250,7 +248,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
 
 
 def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments that make timm read weights from the hub at a fixed commit; none if the weights are not there."""
+    """Download weights from the hub; return arguments with which timm reads this file. Empty if they are not on the hub."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
@@ -263,8 +261,7 @@ def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[s
 def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
     """Build an OpenCLIP model, its image and text encoders. Raises UserError if the model or its weights are missing.
 
-    ``weights`` is the name of weights in the library; None: random weights. For a download from the Hugging Face hub,
-    ``notes`` receives the commit as its entry ``commit``, and the record of the file.
+    ``weights`` is the name of weights in the library; None: random weights. ``notes`` is used as in :func:`load_backbone`.
     """
     open_clip = OPTIONAL_LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
@@ -299,7 +296,7 @@ def _download_open_clip_weights(open_clip: Any, name: str, weights: str, notes: 
 @contextmanager
 def prevent_open_clip_log_handler() -> Iterator[None]:
     """Keep OpenCLIP from adding a handler to the root logger in this block. The handler would print log lines twice."""
-    with suppress(ImportError):  # refuse the code of a model that OpenCLIP loads, instead of asking on the terminal
+    with suppress(ImportError):  # reject code in a model's folder without a question on the terminal
         from transformers import dynamic_module_utils
 
         dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
@@ -325,7 +322,7 @@ def load_weights_file(
     match_names: Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]],
     expected_sha256: str | None = None,
 ) -> None:
-    """Load the weights in a file into ``model``; ``match_names(model, weights)`` returns the weights under the model's names.
+    """Load weights from a file into ``model``. ``match_names(model, weights)`` returns them under the names in ``model``.
 
     Raises UserError if the file is missing, has another SHA-256 than ``expected_sha256``, or does not fit the model.
     """

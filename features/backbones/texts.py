@@ -43,12 +43,12 @@ class TextBackbone(ABC):
     """A tokenizer and a network that reads its tokens, in evaluation mode.
 
     distributions : PyPI names of libraries whose versions the cache records
-    network : module, which the caller moves to a device
+    network : the network, on the CPU until the caller moves it to a device
     max_length : maximum number of tokens of a text, with special tokens
     pad_id : id of the padding token
     weights_sha256 : SHA-256 of all learned parameters
     tokenizer_sha256 : SHA-256 of the tokenizer, the prompt and the maximum length
-    settings_sha256 : SHA-256 of the network's settings that determine the vectors, such as the sizes of layers; "" without any
+    settings_sha256 : SHA-256 of the network's settings, such as the sizes of layers; "" if the model has no file of settings
     provenance : notes for the provenance of a cache, such as the commit of a download
     folder : folder with the files of the model; None for OpenCLIP
     """
@@ -172,7 +172,7 @@ class SentenceTextBackbone(TextBackbone):
         return {**features, "prompt_length": self._n_skipped_tokens} if self._n_skipped_tokens else features
 
     def _count_prompt_tokens(self) -> int:
-        """Return the number of prompt tokens that the model leaves out of its mean over tokens."""
+        """Return the number of the prompt's tokens, for models that leave these tokens out of their mean over tokens."""
         tokens = self._tokenizer(self._prompt)["input_ids"] if self._prompt else []
         ends = (self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
         return len(tokens) - bool(tokens and tokens[-1] in ends)
@@ -191,7 +191,7 @@ def _find_or_download_folder(config: TextConfig, weights_dir: Path | None) -> tu
 
 
 def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config: TextConfig) -> dict[str, Any]:
-    """Return the record of the transformer's first file of weights; an empty dictionary for random weights."""
+    """Return a provenance entry with the record of the transformer's first file of weights; empty for random weights."""
     transformer = folder / (modules[0]["path"] if modules else "")
     files = sorted(transformer.glob("model*.safetensors"))
     return {WEIGHTS_FILE_KEY: WeightsFile.describe(files[0], folder)} if files and config.weights != "random" else {}
@@ -200,13 +200,13 @@ def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config
 def _read_network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], all_modules: bool) -> list[Any]:
     """Return the settings of the transformer and, with ``all_modules``, of later modules such as pooling."""
 
-    def settings(path: str) -> Any:
+    def read_settings(path: str) -> Any:
         file = folder / path / "config.json"
         return read_json(file) if file.is_file() else {}
 
-    network = settings(modules[0]["path"] if modules else "")
+    network = read_settings(modules[0]["path"] if modules else "")
     relevant = {key: value for key, value in network.items() if key not in _UNHASHED_SETTINGS}
-    return [relevant, *([m["type"].rpartition(".")[2], settings(m["path"])] for m in modules[1:] if all_modules)]
+    return [relevant, *([m["type"].rpartition(".")[2], read_settings(m["path"])] for m in modules[1:] if all_modules)]
 
 
 def _load_model(folder: Path, config: TextConfig) -> Any:
@@ -250,8 +250,8 @@ def _silence_libraries() -> Iterator[None]:
 class OpenClipTextBackbone(TextBackbone):
     """The text tower of an OpenCLIP model, with its projection.
 
-    In most towers no token attends to a later one (causal attention), so padding does not change the vectors. A batch of a
-    causal tower is only as wide as its longest caption. Batches of other towers have all positions (77 in CLIP).
+    In most towers no token attends to a later one (causal attention), so padding does not change the vectors. A causal tower
+    therefore reads batches that are only as wide as their longest caption. Other towers read all positions (77 in CLIP).
     """
 
     distributions = ("open_clip_torch",)
@@ -347,6 +347,7 @@ class _CausalTower:
 
 
 def _find_causal_tower(model: Any) -> _CausalTower | None:
+    """Return the text tower of an OpenCLIP model; None if the tower is not causal, or pools in another way."""
     is_clip = hasattr(model, "token_embedding")  # CLIP itself has the tower's layers; other classes have them in ``text``
     module = model if is_clip else model.text
     pool = getattr(module, "text_pool_type" if is_clip else "pool_type", "")

@@ -23,15 +23,15 @@ from vse.pipeline.files.writing import parse_json, read_json
 _PIP_EXTRA = "text"
 TRANSFORMERS_LIBRARY = OptionalLibrary("Transformers", "transformers", "transformers", _PIP_EXTRA)
 TOKENIZERS_LIBRARY = OptionalLibrary("Tokenizers", "tokenizers", "tokenizers", _PIP_EXTRA)
-TINY_MODEL_NAME = "tiny"  # the name of a transformer with random weights whose tokenizer is built from captions
+TINY_MODEL_NAME = "tiny"  # name of the transformer of build_tiny_transformer
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _DOWNLOADED_FILE_PATTERNS = ("config.json", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*")
-_NORMALIZER_OPTIONS = {  # option of the normalizer, by its name in tokenizer_config.json
+_NORMALIZER_OPTIONS = {  # names of options in tokenizer_config.json and of the same options of the normalizer
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-_SHIFTED_POSITION_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet")  # the first position follows ``pad_index``
+_SHIFTED_POSITION_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet")  # their text starts at position pad_index + 1
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""Record which file the weights of a network come from, and find this file again by its SHA-256.
+"""Record the file from which the weights of a network are loaded, and find this file again by its SHA-256.
 
-The file is searched in the folder of a packed model, in the folder of ``--weights-dir``, and in the caches of torch and of the
+The search covers the folder of a packed model, the folder of ``--weights-dir``, and the download caches of torch and of the
 Hugging Face hub.
 """
 
@@ -20,7 +20,7 @@ from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.writing import sha256_file
 
 WEIGHTS_FILE_KEY = "weights_file"  # key of the record in the provenance of a cache
-_MAX_DEPTH = 4  # folders between a searched folder and a file, such as weights/all-MiniLM-L6-v2/0_Transformer
+_MAX_DEPTH = 4  # levels of subfolders that are searched, such as the two levels all-MiniLM-L6-v2/0_Transformer
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class WeightsFile:
         return None
 
     def explain(self, model: str) -> str:
-        """Return what a user has to do to provide the file of ``model``."""
+        """Return a sentence for the user: which file ``model`` needs, and where to put the file."""
         return (
             f"the weights of {model} are the file {self.name} with {self.bytes:,} bytes and the SHA-256 {self.sha256}; put it "
             "into a folder and name the folder with --weights-dir or VSE_WEIGHTS_DIR"
@@ -70,16 +70,16 @@ class WeightsFile:
 
 
 def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weights_dir: Path | None) -> dict[str, str]:
-    """Return the setting ``weights`` with the weights that computed a feature; empty if their file is not on this machine.
+    """Return ``{"weights": path}`` with the file of the weights that computed a feature; empty if no such file is found.
 
-    The value is a file or, for a text encoder of several files, their folder.
+    For a model of the hub with the extractor ``text``, the path is the folder of the model.
 
     provenance : provenance of the feature's cache
     model_folder : folder of a packed model, the first place of the search; None for a cache
     weights_dir : folder of ``--weights-dir``
     """
     record, settings = WeightsFile.read(provenance), provenance.get("config", {})
-    if record is None:  # of a cache of an earlier version; the caller compares the weights
+    if record is None:  # an earlier version wrote the cache; the caller compares the hash of the weights
         place = str(provenance.get("weights", ""))
         moved = None if weights_dir is None or Path(place).is_file() else weights_dir / Path(place).name
         return {"weights": str(moved)} if place.endswith(WEIGHT_FILE_SUFFIXES) and moved and moved.is_file() else {}
@@ -87,7 +87,9 @@ def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weigh
         return {}
     model, commit = str(settings.get("model")), provenance.get("commit")
     downloads = sorted(list_download_folders(), key=lambda folder: folder.name != commit)
-    own = None if weights_dir is None else weights_dir / model.rpartition("/")[2]  # others may have another tokenizer
+    own = (
+        None if weights_dir is None else weights_dir / model.rpartition("/")[2]
+    )  # searched first: in other folders, the same weights may have another tokenizer
     file = record.find([model_folder, own, weights_dir, *downloads])
     if file is None:
         return {}
@@ -96,7 +98,7 @@ def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weigh
 
 
 def describe_missing_weights(provenance: Mapping[str, Any], model: str, error: UserError) -> UserError:
-    """Return an error about missing or wrong weights with the name and the hash of the right file, if they are known."""
+    """Return ``error``, about missing or wrong weights, with the name and the hash of the right file added, if recorded."""
     record = WeightsFile.read(provenance)
     return error if record is None or record.sha256 in str(error) else UserError(f"{error}; {record.explain(model)}")
 
