@@ -22,7 +22,7 @@ _CHECKSUM_DIGITS = 16  # hexadecimal digits of one checksum
 
 
 class ByteSource(Protocol):
-    """The bytes of an array in memory, in a memory map or in a file. A slice reads some of the bytes."""
+    """The bytes of an array, wherever they are: in memory, in a memory map or in a file. A slice returns some of the bytes."""
 
     def __getitem__(self, span: slice, /) -> bytes | memoryview: ...
 
@@ -86,9 +86,10 @@ def compute_block_checksums(array: NDArray[Any]) -> str:
 
 
 def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> StoredArray:
-    """Return the location of a shard's HDF5 dataset. Raises UserError if it is not contiguous or ends beyond the file.
+    """Return the location of the HDF5 dataset ``data`` in the shard at ``path``.
 
-    ``checksums`` holds the block checksums of the shard's arrays by name.
+    ``checksums`` holds the block checksums of the shard's arrays by name. Raises UserError if the dataset is not contiguous,
+    or if it ends after the end of the file.
     """
     name, offset = data.name[1:], data.id.get_offset()
     if offset is None and data.size:
@@ -120,8 +121,8 @@ def are_checksums(value: object) -> bool:
 class BlockChecker:
     """A checker that compares the blocks of an array with their checksums, each block once per process.
 
-    All readers of a cache share one checker. A pickled copy checks every block again. Shards without checksums count as
-    checked. ``shards`` holds the part of the array that each shard stores.
+    All readers of a cache share one checker. A pickled copy checks every block again. Blocks of a shard without checksums are
+    never checked. ``shards`` holds, for each shard, the location of the array's part in this shard.
     """
 
     def __init__(self, shards: Sequence[StoredArray]) -> None:
@@ -146,8 +147,8 @@ class BlockChecker:
     ) -> None:
         """Check the blocks that contain the bytes ``firsts[k]:ends[k]`` of shard ``shards[k]``, for every k.
 
-        ``contents`` holds the bytes of the array in each shard. Raises UserError, which names the first block whose checksum
-        differs.
+        ``contents`` holds, for each shard, the bytes of the array in this shard. Raises UserError, which names the first block
+        whose checksum differs.
         """
         low = self._firsts[shards] + firsts // BLOCK_BYTES
         high = self._firsts[shards] + (ends - 1) // BLOCK_BYTES

@@ -12,13 +12,14 @@ from vse.features.cache.arrays import BlockChecker
 from vse.features.cache.feature_cache import ROW_HASH_NAMES, FeatureCache
 from vse.features.cache.rows import FeatureKind
 
-_DATA_NOTES = {"counts", "data", "upper_bound"}  # facts on the rows of one data set
+_DATA_NOTES = {"counts", "data", "upper_bound"}  # entries of the provenance that describe the rows, not the feature
 
 
 class FeatureDescription(BaseModel):
-    """A feature that a model reads: its extractor, and the form of its rows.
+    """The extractor of a feature, and the shape and type of its rows.
 
-    A run records the description, so that it can compute the feature of new photos and captions without the cache.
+    A training run records the descriptions of its features, so that they can be computed for new photos and captions without
+    the caches.
 
     row_shape : shape of a row or, with ``is_ragged``, of one of its vectors
     is_ragged : whether rows have different numbers of vectors
@@ -35,9 +36,10 @@ class FeatureDescription(BaseModel):
     provenance: dict[str, Any]
 
     def build_cache(self, path: Path, model_folder: Path | None = None) -> FeatureCache:
-        """Return a cache without rows.
+        """Return the feature as a cache without rows.
 
-        ``path`` is the file that names the feature. ``model_folder`` is the folder of a packed model; None for a run.
+        ``path`` is the cache file of the feature, which may be missing: messages name it, and a fitted encoder lies next to it.
+        For a packed model, ``path`` is the file with the description, and ``model_folder`` the folder with the encoder.
         """
         return FeatureCache(
             path=path,

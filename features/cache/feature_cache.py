@@ -56,16 +56,16 @@ class FeatureCache:
     """The metadata of a cache. No file stays open; :class:`vse.features.cache.reader.FeatureReader` reads the features.
 
     dataset, feature : names of the data set and of the feature
-    kind : ``image`` or ``text``, the kind of the inputs
+    kind : ``image`` or ``text``: whether the features were computed from images or from texts
     key : hash that identifies the settings, the weights and the rows
     provenance : settings, hashes, versions and counts of the extraction
     dataset_file : path of the ``dataset.json`` to which the cache refers
     ids : (n,) ids of the rows
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
     row_shape : shape of a row or, with ``offsets``, of one region
-    shard_arrays : arrays by name, for each shard
-    skipped_ids : ids of the inputs that the extractor left out
-    block_checker : checker of the blocks of the features
+    shard_arrays : for each shard, the locations of its arrays by name
+    skipped_ids : ids of the images or texts that the extractor left out
+    block_checker : checker that compares the features with their checksums
     extraction_seconds : duration of the extraction; None if unknown
     model_folder : folder of the packed model that describes the feature, with its encoder; None for a cache
     """
@@ -94,7 +94,7 @@ class FeatureCache:
 
     @property
     def has_rows(self) -> bool:
-        """False if only the feature is known (:class:`vse.features.cache.description.FeatureDescription`), without rows."""
+        """False if a :class:`vse.features.cache.description.FeatureDescription` built this cache, without rows."""
         return bool(self.shard_arrays)
 
     @property
@@ -119,8 +119,8 @@ class FeatureCache:
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
         """The kind of a row: a vector (dim,), a bank of crops (n_crops, dim), or a set of vectors.
 
-        A set holds the vectors of the regions of an image, or of the tokens of a text, perhaps none. A set of a fixed size
-        (n_positions, dim) holds the vectors of a grid of positions, of a transformer's patches, or of an imported 3-D array.
+        With ``offsets``, a set holds a vector for each region of an image or for each token of a text, and may be empty.
+        Without ``offsets``, all sets have the same size, such as a grid of positions or a row of an imported 3-D array.
         """
         if self.offsets is not None:
             return "sets"
@@ -130,7 +130,7 @@ class FeatureCache:
 
     @property
     def text_unit(self) -> TextUnit:
-        """The texts of a cache of texts: captions, or the distinct phrases in captions."""
+        """The unit of a row in a cache of texts: a row is a caption, or one of the distinct phrases in captions."""
         return find_text_unit(self.provenance.get("config", {}))
 
     def describe(self) -> str:
@@ -163,6 +163,8 @@ def merge_shards(
     wanted_ids : ids of all rows in order, including skipped ones
     more_provenance : function from the paths of the checked shards to further entries of the provenance
     dataset : data set whose caption hashes the cache records, to recognise the data set later; None: no hashes
+
+    Raises UserError if a shard is missing or damaged, has other ids, or has other settings than the first shard.
     """
     shards: list[ShardRecord] = []
     for index in range(n_shards):
@@ -279,7 +281,7 @@ def verify_cache(path: Path, correct_checksums: bool = False) -> FeatureCache:
 
 
 def read_input_hashes(cache: FeatureCache) -> NDArray[np.uint8]:
-    """Return the SHA-256 of the input of each row, an image file or a text: (n, 32)."""
+    """Return the SHA-256 of the image file or text of each row, (n, 32)."""
     return read_arrays(cache.path, "sources")[0]
 
 

@@ -1,4 +1,4 @@
-"""Check that the files of a new cache replace nothing else."""
+"""Check that a new cache overwrites only files of an older cache of the same data set and feature."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _FAILURES_KIND = OutputKind(
 
 
 def build_cache_kind(out: Path) -> OutputKind:
-    """Return the kind of a file that a new cache at ``out`` may replace: a feature cache.
+    """Return the kind of file that a new cache may overwrite at ``out``: a feature cache.
 
-    A damaged cache is also of this kind, if the file begins like HDF5 and a manifest exists.
+    A damaged cache is recognised, too, if the file begins like HDF5 and has a manifest.
     """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(
@@ -43,8 +43,8 @@ def build_cache_kind(out: Path) -> OutputKind:
 def check_cache_output(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
     """Check that the cache of this data set and feature may be written to ``out``. Raises UserError if not.
 
-    The new cache, its shards and the file ``encoder`` may replace files of the same kind, but none of the ``inputs`` and no
-    cache of another data set or feature.
+    The cache file, the shards and the file ``encoder`` may overwrite files of the same kind, but none of the ``inputs``, and
+    no cache of another data set or feature.
     """
     files = list(inputs)
     check_output(out, build_cache_kind(out), files)

@@ -18,7 +18,7 @@ from vse.features.cache.rows import TextUnit
 from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.errors import UserError
 
-_BOX_ARRAY_ROW_SHAPES = {"boxes": (4,), "image_size": (2,)}  # shape of the entry of a region, and of an image
+_BOX_ARRAY_ROW_SHAPES = {"boxes": (4,), "image_size": (2,)}  # shape of one region's box, and of one image's size
 
 
 class RegionBoxes:
@@ -55,7 +55,7 @@ class PaddedSets:
 
 
 class _FileBytes:
-    """The bytes of an array in a shard file. Reading moves no file position, so forked processes can share the open file."""
+    """The bytes of an array in a shard file, read without a file position, so that forked processes can share the file."""
 
     def __init__(self, stored: StoredArray) -> None:
         try:
@@ -76,11 +76,11 @@ class FeatureReader:
     """Random access to the rows of a cache, in the dtype of the cache.
 
     The reader loads the first shards into memory, up to ``memory_gb``. The other shards are read from memory maps or from open
-    files. A map is faster, but the system counts hundreds of kilobytes around each row as memory of this process. Readers
-    survive a fork and need no file locks.
+    files. Maps are faster, but the system counts hundreds of kilobytes around each row as memory of this process. A reader
+    also works in a forked process, and needs no file locks.
 
-    If the cache has checksums, each block of 1 MiB is compared with its checksum when this process first reads the block.
-    Raises UserError, which names the first block that differs.
+    If the cache has checksums, each block of 1 MiB is compared with its checksum when this process first reads the block. The
+    methods raise UserError, which names the first block that differs.
 
     cache : an open cache (:func:`vse.features.cache.feature_cache.open_cache`)
     memory_gb : limit for features in memory, in units of 1e9 bytes
@@ -140,7 +140,7 @@ class FeatureReader:
         return self._read_vector_ranges(first, first + 1, n_crops).reshape(-1, self.cache.dim)
 
     def read_rows(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return rows of a cache without regions: (len(indices), dim) or (len(indices), n_crops, dim)."""
+        """Return rows of a cache whose rows have the same shape (``offsets`` is None): (len(indices), *row_shape)."""
         assert self.cache.offsets is None, "regions are read by read_padded_regions()"
         if len(self._bytes) == 1:
             in_memory: NDArray[np.generic] = self._memory[indices]
@@ -148,9 +148,9 @@ class FeatureReader:
         return self._read_vector_ranges(indices, indices + 1)
 
     def read_sets(self, indices: NDArray[np.int64]) -> PaddedSets:
-        """Return the vectors of each row, padded to the longest row, and a mask of the vectors. The cache must hold sets.
+        """Return the vectors of each row and a mask, padded to the largest set. The cache must hold sets.
 
-        Sets are padded to at least one vector, so that a maximum over a set exists even if all images lack regions.
+        The padded size is at least 1, so that a maximum over a set exists even if all of these sets are empty.
         """
         assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
         if self.cache.offsets is not None:
@@ -158,7 +158,7 @@ class FeatureReader:
         return PaddedSets(self.read_rows(indices), np.ones((len(indices), self.cache.row_shape[0]), bool))
 
     def read_vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return the vectors (len(indices), dim) with these 0-based indices among the vectors of all rows of the cache."""
+        """Return vectors (len(indices), dim). The indices count the vectors of all rows of the cache, from 0."""
         per_row = 1 if self.cache.offsets is not None else int(np.prod(self.cache.row_shape[:-1]))
         return self._read_vector_ranges(indices, indices + 1, per_row).reshape(-1, self.cache.dim)
 
@@ -168,7 +168,7 @@ class FeatureReader:
         return RegionBoxes(self.cache)
 
     def read_padded_regions(self, indices: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
-        """Return the regions of each row, padded with zeros to the largest number of regions, at least ``min_regions``."""
+        """Return the regions of each row, padded with zeros to the largest number of regions, at least to ``min_regions``."""
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[indices], self.cache.offsets[indices + 1] - self.cache.offsets[indices]
         column = np.arange(counts.max(initial=min_regions))

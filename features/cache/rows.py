@@ -25,7 +25,7 @@ TextUnit = Literal["captions", "phrases"]  # whether a text feature has one row 
 
 @dataclass(frozen=True)
 class ExtractorInput:
-    """The input of one row: an image file (``path``), or a text, either as words (``tokens``) or unchanged (``raw``)."""
+    """The input of one row: an image file (``path``), or a text, as words (``tokens``) or as raw text (``raw``)."""
 
     id: int
     path: Path | None = None
@@ -44,9 +44,9 @@ def list_extractor_inputs(
 ) -> list[ExtractorInput]:
     """Return the inputs of a feature in the order of ``dataset.json``: images, captions or phrases.
 
-    ``rows`` selects some of the inputs. A caption is given as words or, with ``raw``, as raw text. Phrases are the distinct
-    texts of the annotated phrases, in order of first appearance. The id of a phrase is its index. Raises UserError if
-    phrases are requested and the data set has none.
+    ``rows`` selects some of the inputs by index. Captions are given as words or, with ``raw``, as raw text. Phrases are the
+    distinct texts of the annotated phrases, in order of first appearance; the id of a phrase is its index in this order.
+    Raises UserError if phrases are requested and the data set has none.
     """
     if kind == "image":
         return [ExtractorInput(image.imgid, dataset.image_path(image)) for image in dataset.images[rows]]
@@ -97,7 +97,7 @@ def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class CacheIdentity:
-    """The identity of a cache. ``content`` holds the settings and hashes that determine the vectors."""
+    """The names of a cache's data set and feature, and the settings and hashes that determine its vectors (``content``)."""
 
     dataset: str
     feature: str
@@ -114,7 +114,7 @@ class CacheIdentity:
 class RowBlocks:
     """Feature rows that are computed while they are written, so that only one block of rows is in memory.
 
-    NumPy converts them to an array of all rows. ``blocks`` can be iterated over only once.
+    ``np.asarray`` computes all rows. ``blocks`` can be iterated over only once.
 
     shape, dtype : shape and type of the array of all rows
     blocks : iterator over blocks of consecutive rows
@@ -146,8 +146,8 @@ class FeatureRows:
     boxes : (n_regions, 4), x1, y1, x2, y2 in pixels of the original image; None if the rows have no boxes
     scores : (n_regions,), the score of each region
     image_size : (n, 2), width and height of images with regions
-    skipped : id, path and reason of each skipped input
-    counts : further counts for the report, by name; complete when all blocks of the features are computed
+    skipped : id, path and reason of each image or text that was left out
+    counts : numbers of unusual rows for the log, such as images without a box; final when all ``features`` are computed
     """
 
     ids: Ids

@@ -41,10 +41,15 @@ _BLOCK_BYTES = 2**24  # size of a block of features that is checked and written 
 class ShardRecord:
     """The record of a finished shard.
 
-    ``notes`` (library versions, source of the weights) and ``seconds`` (duration, None for imported rows) are not part of the
-    identity, so a new version of a library does not invalidate a cache. While the shard has the size ``bytes`` and the
-    modification time ``mtime_ns``, its SHA-256 counts as known. ``dataset_sha256`` is the SHA-256 of the ``dataset.json`` from
-    which the rows were computed. Records of older versions have neither.
+    The identity determines whether a finished shard is kept. The other fields can differ, so that a new version of a library,
+    for example, does not invalidate a cache.
+
+    file, sha256, bytes : name, hash and size of the shard file
+    skipped, counts : see :class:`vse.features.cache.rows.FeatureRows`
+    notes : further provenance, such as library versions and the source of the weights
+    seconds : duration of the extraction; None for imported rows
+    mtime_ns : modification time at which the hash was right; None in records of older versions
+    dataset_sha256 : SHA-256 of the ``dataset.json`` with the images or texts; None in records of older versions
     """
 
     file: str
@@ -97,9 +102,10 @@ def write_shard(
     started: float | None = None,
     dataset_sha256: str | None = None,
 ) -> ShardRecord:
-    """Write a shard, then its record. Raises UserError if a feature is not finite.
+    """Write a shard, then its record; return the record. Raises UserError if a feature is not finite.
 
     ``started`` is the time at which the extraction of the rows started (:func:`time.perf_counter`); None for imported rows.
+    ``notes`` and ``dataset_sha256`` are fields of the record.
     """
     _check_row_counts(rows)
     record = path.with_suffix(".json")
@@ -135,10 +141,10 @@ def write_shard(
 
 
 def read_finished_record(path: Path, identity: CacheIdentity) -> ShardRecord | None:
-    """Return the record of a shard; None if the shard is missing or damaged. Raises UserError for another identity.
+    """Return the record of a shard; None if the shard is missing or damaged.
 
     The shard is hashed only if its modification time differs from the recorded one. If the hash is right, the record gets the
-    new modification time.
+    new modification time. Raises UserError if the shard has another identity than ``identity``.
     """
     shard = read_shard_record(path)
     if shard is None:
@@ -248,7 +254,7 @@ def _check_row_counts(rows: FeatureRows) -> None:
 
 
 def _write_features(path: Path, file: h5py.File, rows: FeatureRows) -> None:
-    """Write the features block by block. Raises UserError if one is not finite."""
+    """Write the features block by block. Raises UserError if a feature is not finite."""
     features = rows.features
     stored = file.create_dataset("features", shape=features.shape, dtype=features.dtype)
     start = 0
@@ -282,7 +288,8 @@ def encode_cache_file(
 ) -> tuple[bytes, str]:
     """Return the bytes of the cache file, with virtual views of the arrays in the shards, and the key of the cache.
 
-    The key is a hash of the identity, the ids and the input hashes.
+    The key is a hash of the identity, the ids and the input hashes. ``skipped`` holds the ids of the images or texts that were
+    left out. ``more_provenance`` and ``more_arrays`` are added to the provenance and to the arrays of the file.
     """
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
@@ -335,6 +342,6 @@ def _create_virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> 
 
 
 def concatenate_offsets(parts: Sequence[Ids]) -> Ids:
-    """Return the offsets, which start at 0, of the concatenated rows of several shards."""
+    """Return the offsets of all rows, given the offsets of each shard's rows. All offsets start at 0."""
     counts = np.concatenate([np.diff(part) for part in parts])
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
