@@ -13,11 +13,11 @@ from vse.pipeline.options import command
 from vse.pipeline.presets.own_code import allow_named_code, is_code_name
 
 _EXTRACTOR_OPTIONS = frozenset({"skip_bad", "weights_dir", "words"})  # options that only some extractors have
-_SHARD_OPTIONS = frozenset({"shards", "shard", "like"})  # options that have no effect on a fit
+_SHARD_OPTIONS = frozenset({"shards", "shard", "like"})  # options without a meaning for the subcommand fit
 
 
 class _ExtractorGroup(click.Group):
-    """A group with a command for every extractor of the registry. A user's own extractor is the command ``FILE.py:NAME``."""
+    """A group with a subcommand for each registered extractor. A user's own extractor is the subcommand ``FILE.py:NAME``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*EXTRACTORS, *super().list_commands(ctx)]
@@ -30,7 +30,7 @@ class _ExtractorGroup(click.Group):
                 return _build_extractor_command(cmd_name, EXTRACTORS[cmd_name])
         try:
             return _build_extractor_command(cmd_name, EXTRACTORS[cmd_name])
-        except UserError as error:  # a wrong line of the registry must not take the other commands away
+        except UserError as error:  # an invalid extractor must not break the other subcommands
             return _build_failing_command(cmd_name, error)
 
 

@@ -44,11 +44,11 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
     """Check that the features in a cache belong to a data set. Raises UserError if names or contents differ.
 
     An evenly spread sample of the existing photographs is compared. If ``dataset.json`` has changed since the cache was
-    written, more is compared: all recorded captions, the texts of a cache of texts, and the ground-truth boxes of phrases.
-    Ids that the cache lacks are not reported here, but when rows are read.
+    written, the sample is larger, and all recorded captions are compared, too. A cache of texts then compares its texts, and a
+    cache of ground-truth boxes compares its boxes. Ids that the cache lacks are reported only when their rows are read.
 
-    A fold of a cross-validation also reads the caches of its parent. Vectors of captions by a fitted encoder are an exception:
-    the encoder must be fitted to the training captions of this fold, because others may include its test captions.
+    A fold of a cross-validation may also use the caches of its parent data set, except caption vectors of a fitted encoder:
+    the encoder must be fitted to the training captions of this fold, because other captions may include its test captions.
     """
     if cache.dataset not in (dataset.name, dataset.parent):
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
@@ -108,7 +108,7 @@ def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
 
 
 def is_from_dataset_file(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether a cache was made from exactly this ``dataset.json``."""
+    """Return whether a cache was computed from this version of ``dataset.json``: the recorded SHA-256 is the same."""
     data = cache.provenance.get("data")
     return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
 
@@ -136,9 +136,9 @@ def read_data_identity(cache: FeatureCache) -> DataIdentity:
 
 
 def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
-    """Return the checksums of a data set.
+    """Return the checksums of a data set: of its photographs, captions and splits.
 
-    The checksum of the photographs covers the rows of ``cache``; it is None if the cache records no hashes.
+    The photographs are those in ``cache``. Their checksum is None if the cache records no hashes of photographs.
     """
     recorded = read_data_identity(cache)
     photos = replace(recorded, caption_ids=_NO_IDS, caption_hashes=None).checksums.photos_sha256
@@ -151,23 +151,23 @@ def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksu
 
 
 def is_text_shard_of(record: ShardRecord, dataset: Dataset) -> bool:
-    """Return whether a shard holds vectors of texts, and was computed from exactly this ``dataset.json``."""
+    """Return whether a shard holds vectors of texts from this version of ``dataset.json``, by the recorded SHA-256."""
     return record.identity.kind == "text" and bool(dataset.sha256) and record.dataset_sha256 == dataset.sha256
 
 
 def compare_texts(
-    dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapping[str, Any], part: slice = slice(None)
+    dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapping[str, Any], compared: slice = slice(None)
 ) -> list[str]:
-    """Return a message if texts of a data set differ from the texts of a cache or shard, else an empty list.
+    """Return a list with a message if texts of a data set differ from the texts of a cache or shard, else an empty list.
 
     ids : (n,) ids of the rows of the cache or shard
     input_hashes : (n, 32) hashes of the texts of these rows
     config : recorded settings of the extractor
-    part : indices of the texts of the data set to compare
+    compared : indices of the data set's texts to compare; by default all texts
     """
     extractor, text_unit = find_extractor(config.get("extractor")), find_text_unit(config)
     raw = extractor is not None and extractor.reads_raw_text
-    items = list_extractor_inputs(dataset, "text", raw, text_unit, part)
+    items = list_extractor_inputs(dataset, "text", raw, text_unit, compared)
     rows = IdIndex(ids).find_rows(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows, strict=True) if row >= 0 and (item.hash_input() != input_hashes[row]).any()
@@ -177,7 +177,7 @@ def compare_texts(
 
 
 def has_input_hashes(cache: FeatureCache) -> bool:
-    """Return whether a cache holds hashes of photographs or texts. Imports and embeddings hold hashes of vectors instead."""
+    """Return whether a cache records hashes of photographs or texts. Imports and embeddings record hashes of vectors."""
     return "imported" not in cache.provenance and read_backbone(cache) is None
 
 

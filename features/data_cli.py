@@ -113,7 +113,7 @@ class TsvImportRequest(Options):
     dataset: DatasetJsonPath
     out_features: NewCachePath
     match: Annotated[Text | None, CliOption(click_type=NearestChoice(["cocoid", "imgid", "filename"]))] = None
-    """How an image_id identifies an image: by its cocoid, its imgid, or the digits of its file name.  [default: cocoid]"""
+    """Field of an image that an image_id equals: cocoid, imgid, or filename for the digits in it.  [default: cocoid]"""
     force: Force = False
 
 
@@ -142,8 +142,8 @@ class PackRequest(Options):
 def pack_command(request: PackRequest) -> None:
     """Pack feature caches of one data set into a bundle that others can fetch and check.
 
-    The bundle's list, bundle.json, has each file with its SHA-256. The SHA-256 of the list itself is printed and identifies
-    the bundle.
+    The bundle's list, bundle.json, contains the SHA-256 of each file. The SHA-256 of the list itself is printed and
+    identifies the bundle.
     """
     from vse.features.exchange.bundles import pack_bundle
 
@@ -190,7 +190,7 @@ class PlanRequest(Options):
     rates: FileOrFolderPath | None = None
     """YAML file with the speeds of your machine, such as images per second; its entries replace those of config/rates.yaml."""
     calibrate: Flag = False
-    """Run a fixed computation for ten seconds, to compare this machine with that of the rates."""
+    """Run a fixed computation for ten seconds, to compare this machine with the machine on which the rates were measured."""
 
 
 @command("plan", group=data_group)

@@ -65,11 +65,12 @@ def count_covered_phrases(
     image_ids: Collection[int] | None = None,
     threshold: float = MIN_RIGHT_BOX_IOU,
 ) -> dict[str, dict[str, int]]:
-    """Return the number of phrases with a ground-truth box in each split, and of those that a candidate box covers.
+    """Count the phrases that have a ground-truth box, and the phrases among them that a candidate box covers.
 
     A candidate covers a phrase if its IoU with the smallest box around all boxes of the phrase is at least ``threshold``. The
-    candidates of image ``ids[k]`` are ``boxes[offsets[k]:offsets[k + 1]]``. Only the images ``image_ids`` are counted; None:
-    all. The result is ``{split: {"phrases": n, "covered": n}}``, without splits that have no such phrase.
+    candidates of image ``ids[k]`` are ``boxes[offsets[k]:offsets[k + 1]]``. Only phrases of the images ``image_ids`` are
+    counted; None: of all images. The result is ``{split: {"phrases": n, "covered": n}}``, without splits that have no phrase
+    with a box.
     """
     rows = {int(identity): k for k, identity in enumerate(ids)}
     counts: dict[str, dict[str, int]] = {}
@@ -89,7 +90,7 @@ def count_covered_phrases(
 def _build_upper_bound_entry(
     dataset: Dataset, config: Mapping[str, Any], shards: Sequence[Path], image_ids: Collection[int] | None = None
 ) -> dict[str, Any]:
-    """Return the provenance entry ``upper_bound``: for each split, the share of phrases that the boxes in ``shards`` cover.
+    """Return the provenance entry ``upper_bound``: the share of phrases in each split that the boxes in ``shards`` cover.
 
     The result is empty if the shards or the phrases have no boxes, or if the boxes are the ground truth. ``config`` holds the
     extractor's settings.
@@ -122,11 +123,13 @@ def _collect_boxed_phrases(dataset: Dataset) -> dict[int, list[Mention]]:
 def extract_shards(
     dataset_file: Path, extractor: Extractor, out: Path, n_shards: int, only: int | None = None, skip_bad: bool = False
 ) -> Path:
-    """Extract the unfinished shards of a feature, or ``only`` one of them (0-based); return their folder, or the one shard.
+    """Extract the unfinished shards of a feature and return the folder of the shards.
 
-    Without ``skip_bad``, a finished shard with skipped images is extracted again. Finished shards of a machine on which
-    ``precision: auto`` chose another precision are kept. Raises UserError if other shards are then missing, because the shards
-    of a cache have one precision, or if images or captions of a finished shard have changed.
+    With ``only``, the index (from 0) of a shard, extract only this shard and return its path. Without ``skip_bad``, a finished
+    shard with skipped images is extracted again. Raises UserError if images or captions of a finished shard have changed.
+
+    With ``precision: auto``, finished shards are kept even if another machine computed them in another precision. Because a
+    cache has one precision, UserError is then raised if a shard is still missing.
     """
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.has_image_files:
@@ -173,7 +176,7 @@ def _is_finished_shard(
     text_unit: TextUnit,
     skip_bad: bool,
 ) -> bool:
-    """Return whether a shard is complete and can be kept. Raises UserError if an item has changed since the extraction."""
+    """Return whether a shard is complete and can be kept. Raises UserError if an image or text of the shard has changed."""
     finished = read_finished_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
@@ -210,16 +213,16 @@ def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
         log.info("%s: computed in %s", path, precision)
     if "upper_bound" in provenance:
         log.info("%s: %s", path, _describe_coverage(provenance["upper_bound"]))
-    for what, count in provenance["counts"].items():
+    for description, count in provenance["counts"].items():
         if count:
-            log.warning("%s: %d %s", path, count, what)
+            log.warning("%s: %d %s", path, count, description)
     if ", " in (devices := str(provenance.get("device", ""))):
         log.warning("%s: its shards were computed on several devices (%s), whose vectors differ by rounding", path, devices)
     return path
 
 
 def verify_feature(path: Path, correct_checksums: bool = False) -> FeatureCache:
-    """Verify a cache as :func:`vse.features.cache.feature_cache.verify_cache` does; lock the cache if it may be changed."""
+    """Call :func:`vse.features.cache.feature_cache.verify_cache`; lock the cache if ``correct_checksums`` may change it."""
     with lock_for_writing(path) if correct_checksums else nullcontext():
         return verify_cache(path, correct_checksums)
 
@@ -245,21 +248,21 @@ def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, con
 def find_changed_input(
     items: Sequence[ExtractorInput], ids: Ids, input_hashes: NDArray[np.uint8], text_unit: TextUnit
 ) -> str | None:
-    """Return a description of the first item whose hash differs from the hash of the row with the same id, or None.
+    """Return a description of the first row whose input has changed, is unreadable or is not in ``items``; None without one.
 
-    ``ids`` (n,) and ``input_hashes`` (n, 32) belong to the rows.
+    ``ids`` (n,) and ``input_hashes`` (n, 32) are the recorded ids and hashes of the rows.
     """
     by_id = {item.id: item for item in items}
     for identity, input_hash in zip(ids.tolist(), input_hashes, strict=True):
         item = by_id.get(identity)
         if item is None:
             return f"data set: it has no id {identity}"
-        what = f"image {identity} ({item.path})" if item.path is not None else f"{text_unit.removesuffix('s')} {identity}"
+        label = f"image {identity} ({item.path})" if item.path is not None else f"{text_unit.removesuffix('s')} {identity}"
         try:
             if not np.array_equal(item.hash_input(), input_hash):
-                return f"{what}: its SHA-256 differs"
+                return f"{label}: its SHA-256 differs"
         except BadImage as error:
-            return f"{what}: {error}"
+            return f"{label}: {error}"
     return None
 
 

@@ -31,7 +31,7 @@ from vse.pipeline.presets.parts import is_own_part
 
 log = logging.getLogger(__name__)
 
-_MIN_SHARDS, _MAX_SHARD_CAPTIONS = 4, 50_000  # of a data set without a preset
+_MIN_SHARDS, _MAX_SHARD_CAPTIONS = 4, 50_000  # for a data set without a preset
 
 
 def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Path:
@@ -111,10 +111,10 @@ def fit_feature(request: FeatureRequest) -> Path:
 
 
 def choose_shard_count(dataset: Dataset, out: Path) -> int:
-    """Return the number of shards of the cache ``out``, or of a new cache: the number in the data set's preset.
+    """Return the number of shards of the cache ``out``; for a new cache, the number in the preset of the data set.
 
-    Without a preset it is 4, or more for more than 200,000 captions, so that a shard has at most 50,000. It is at most the
-    number of images.
+    Without a preset, a new cache gets 4 shards, or more if a shard would have more than 50,000 captions, but no more shards
+    than the data set has images.
     """
     from vse.features.cache.shards import read_manifest
 
@@ -127,7 +127,7 @@ def choose_shard_count(dataset: Dataset, out: Path) -> int:
 
 
 def _encoder_path(out: Path) -> Path:
-    """Return :func:`vse.features.extractors.captions.encoder_path`, whose module imports torch."""
+    """Return the path of the cache's encoder, as ``extractors.captions.encoder_path`` does, whose module imports torch."""
     return out.with_suffix(".encoder.safetensors")
 
 
@@ -189,10 +189,10 @@ _TRIAL_SIZES = ((48, 32), (32, 48), (40, 40))
 
 
 def check_extractor(settings: FeatureSettings, arguments: ExtractionArguments) -> Extractor:
-    """Extract three small images twice, alone and together, and return the extractor. Only images are tried.
+    """Build a user's own extractor, try it on three small images, and return it. An extractor of texts is not tried.
 
-    Raises UserError if the extractor does not return one finite vector, or one matrix of vectors, of the same length for
-    each image, or if the vectors of an image depend on the batch or on chance.
+    Each image is extracted alone and in a batch. Raises UserError if the extractor does not return one finite vector (or one
+    matrix of vectors, see ``row_kind``) per image, or if the vectors of an image depend on the batch or on chance.
     """
     with explain_own_errors(settings.extractor_name(), EXTRACTOR_METHODS):
         extractor = settings.build_extractor(arguments)
@@ -242,6 +242,7 @@ def _try_extraction(settings: FeatureSettings, extractor: Extractor, items: list
 
 
 def _select_vector_set(rows: FeatureRows, k: int) -> NDArray[np.generic]:
+    """Return the vectors of row k of a feature with sets of vectors."""
     assert rows.offsets is not None
     return np.asarray(rows.features)[rows.offsets[k] : rows.offsets[k + 1]]
 

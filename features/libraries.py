@@ -1,4 +1,4 @@
-"""Optional libraries that build networks."""
+"""Optional libraries with pretrained networks, imported when they are needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vse.pipeline.errors import UserError, extra_install_command
 
 @dataclass(frozen=True)
 class OptionalLibrary:
-    """An optional library that builds networks.
+    """An optional library, such as timm.
 
     name : name in messages
     module_name : name of the module to import

@@ -84,18 +84,18 @@ class VerifyRequest(Options):
 
     cache_file: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     no_sources: Flag = False
-    """Do not hash again the images or captions from which the rows were extracted."""
+    """Do not check whether the images or captions from which the rows were extracted have changed."""
     write: Flag = False
     """Add the checksums that a cache of an older version lacks. They let every reader detect changed features."""
 
 
 class SplitShares(Options):
-    """The shares of images to sample for the splits val and test, used if the imported data have no splits."""
+    """The shares of images to sample for the splits val and test, if the imported data have no splits."""
 
     val: Share | None = None
     """Share of the images to sample for the split val, if SOURCES have no splits.  [default: 0.1]"""
     test: Share | None = None
-    """The same for the split test.  [default: 0.1]"""
+    """Share of the images to sample for the split test, if SOURCES have no splits.  [default: 0.1]"""
     seed: Seed = 0
     """Seed of the sample."""
 
@@ -128,12 +128,12 @@ class ImportRequest(Options):
     name: Text | None = None
     """Name of the data set.  [default: the name of the folder OUT]"""
     captions: FileOrFolderPath | None = None
-    """The table of captions, if it is not a captions.* or metadata.* next to the photos."""
+    """The table of captions.  [default: a file captions.* or metadata.* next to the photos]"""
     images: FileOrFolderPath | None = None
     """Folder of the photos of clip-retrieval. For other formats, a second folder in which photos may lie."""
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
     """Name of the table's column for a field: file, caption, split, imgid, sentid or cocoid."""
     splits: SplitShares = SplitShares()
     yes: Flag = False
-    """Do not ask whether a table was understood."""
+    """Import the rows of a table without asking for a confirmation."""
     options: ImportOptions = ImportOptions()

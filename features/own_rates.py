@@ -1,4 +1,4 @@
-"""Speeds of this machine, for ``vse-data plan``: of its finished runs and caches, and of a short fixed computation."""
+"""Measure the speeds of this machine for ``vse-data plan``, from its finished runs and shards or by a short computation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vse.pipeline.presets.presets import load_experiment_outline
 
 CALIBRATION_SECONDS = 10.0
 _COST_SETTINGS = ("model", "loss", "images", "adversary", "solver", "start_from", "backbone", "feature", "caption_feature")
-_CHANGED_SETTINGS_PATTERN = re.compile(r"--set\b|\bsets=")  # in the command of a run
+_CHANGED_SETTINGS_PATTERN = re.compile(r"--set\b|\bsets=")  # found in the command of a run with changed settings
 
 
 class TrainingRate(NamedTuple):
@@ -33,9 +33,9 @@ class TrainingRate(NamedTuple):
 class OwnRates:
     """Speeds of this machine.
 
-    training : speed of a finished run, by its experiment and the settings that determine the speed, as JSON
-    features : rows per second, by the settings of the feature as JSON
-    relative_speed : speed relative to the machine of ``config/rates.yaml``; None: not calibrated
+    training : speed of a finished run; the key is the JSON of its experiment and of the settings that determine the speed
+    features : rows per second of a feature; the key is the JSON of the feature's settings
+    relative_speed : speed of this machine divided by the speed of the machine of ``config/rates.yaml``; None: not measured
     """
 
     training: Mapping[str, TrainingRate] = field(default_factory=dict)
@@ -83,16 +83,17 @@ def read_own_rates(folder: Path = Path()) -> OwnRates:
     for file in folder.glob("features/*.shards/shard-*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             record = json.loads(file.read_text(encoding="utf-8"))
-            key_of_feature, taken = _to_key(record["identity"]["content"]["config"]), float(record["seconds"])
+            key_of_feature, duration = _to_key(record["identity"]["content"]["config"]), float(record["seconds"])
             rows[key_of_feature] = rows.get(key_of_feature, 0) + record["rows"]
-            seconds[key_of_feature] = seconds.get(key_of_feature, 0) + taken
+            seconds[key_of_feature] = seconds.get(key_of_feature, 0) + duration
     return OwnRates(training, {key: rows[key] / seconds[key] for key in rows if seconds[key] > 0})
 
 
 def measure_calibration() -> float:
-    """Return how often a second this machine runs a convolution and a matrix product of fixed sizes, in ten seconds.
+    """Run a fixed convolution and a fixed matrix product for ten seconds; return how often both run per second.
 
-    The two stand for the networks and for the training. The shipped rates contain the number of their machine.
+    The convolution stands for extraction, the matrix product for training. ``config/rates.yaml`` contains the result of the
+    machine on which its rates were measured.
     """
     import torch
 
@@ -108,9 +109,9 @@ def measure_calibration() -> float:
 
 
 def _describe_cost(dataset: str, experiment: str) -> dict[str, Any] | None:
-    """Return what determines the time of a training pair of an experiment on a data set; None if the names are unknown.
+    """Return the settings that determine how long a training pair takes; None for an unknown experiment or data set.
 
-    ``preset`` holds the settings of the experiment, ``features`` the settings of the features that it reads.
+    The entry ``preset`` holds settings of the experiment, the entry ``features`` the settings of the features that it reads.
     """
     try:
         settings = load_experiment_outline(experiment, dataset).weight_settings()
@@ -128,7 +129,7 @@ def _describe_cost(dataset: str, experiment: str) -> dict[str, Any] | None:
 
 
 def _has_settings(settings: Any, wanted: Any) -> bool:
-    """Return whether the complete ``settings`` of a run contain the settings ``wanted``. A part may be given by its name."""
+    """Return whether the ``settings`` of a run contain the settings ``wanted``. A name matches the settings of this name."""
     if isinstance(wanted, Mapping):
         return isinstance(settings, Mapping) and all(_has_settings(settings.get(key), wanted[key]) for key in wanted)
     return bool((settings.get("name") if isinstance(settings, Mapping) else settings) == wanted)

@@ -1,7 +1,7 @@
 """Estimate the downloads, the disk space and the time of a workflow target before it runs (``vse-data plan``).
 
-A speed comes from this machine's own runs and caches (:mod:`vse.features.own_rates`), else from ``config/rates.yaml``, which
-was measured on another machine; the time is then a range. Unknown sizes and speeds are listed, not guessed.
+A speed was measured in this machine's runs and caches (:mod:`vse.features.own_rates`), or else on another machine, for
+``config/rates.yaml``; the estimated time is then a range. Unknown sizes and speeds are listed, not guessed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class NetworkRates(Settings):
     """Sizes and speeds of a network; a missing entry is unknown."""
 
     numbers: dict[str, PositiveInt] = Field(
-        default_factory=dict, description="length of a layer's vector, by layer name; text is the layer of a caption's vector"
+        default_factory=dict,
+        description="length of a layer's output vector, by layer name; the name text stands for a caption's vector",
     )
     weights_mb: NonNegativeFloat | None = None
     stride: PositiveInt | None = Field(None, description="pixels of a crop per position of the last feature map")
@@ -67,7 +68,7 @@ class Rates(Settings):
 def load_rates(user_file: Path | None = None) -> Rates:
     """Return the sizes and speeds in ``config/rates.yaml``. Entries of ``user_file`` replace entries of the same name.
 
-    The entry ``machine`` of the result names the machines of both files.
+    ``machine`` in the result is a text with the names of both machines. Raises UserError if an entry is not valid.
     """
     shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
     if user_file is None:
@@ -84,8 +85,9 @@ def load_rates(user_file: Path | None = None) -> Rates:
 
 DEFAULT_EPOCHS = 30  # for an experiment without a number of epochs
 _IN_RATES_FILE = "given by --rates"
-# Factor by which a time may be shorter or longer than on the machine of the rates. Processors of the last ten years differ by
-# about 3 for each core; after a calibration, what remains is that networks use memory and instructions differently.
+# Factor by which a time may be shorter or longer than estimated from the rates of another machine. Cores of the processors of
+# the last ten years differ in speed by a factor of about 3. A calibration measures this factor, but networks also differ in
+# their use of memory and instructions.
 _UNCALIBRATED_FACTOR, _CALIBRATED_FACTOR = 3.0, 1.5
 _CROP = 224  # side of the crops whose rates were measured
 _BYTES_PER_NUMBER = {"float16": 2, "float32": 4}
@@ -96,12 +98,12 @@ _OUTPUT_PATTERNS = {  # patterns of output paths, by the name of the workflow's 
     "prepare": r"data/({dataset})/dataset\.json",
     "imported": r"features/({dataset})_([^/]+)\.h5",
 }
-_EXTRA_OUTPUT_NAMES = ("manifest.json",)  # second output files of jobs, which must not be counted as jobs
+_EXTRA_OUTPUT_NAMES = ("manifest.json",)  # names of a job's second output file, so that the job is not counted twice
 SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
 
 
 class Duration(NamedTuple):
-    """The time of an extraction or a training in seconds; ``is_own`` if this machine measured the speed."""
+    """The time of an extraction or a training in seconds. ``is_own`` is True if the speed was measured on this machine."""
 
     seconds: float
     description: str
@@ -110,7 +112,7 @@ class Duration(NamedTuple):
 
 @dataclass
 class TargetPlan:
-    """The estimate for some targets.
+    """The estimated work for some targets of the workflow.
 
     job_counts : number of jobs of each rule
     download_sizes : (bytes, description) of each download
@@ -132,8 +134,8 @@ def describe_plan(
     """Return a report of the remaining work of the workflow for some targets. Nothing is run.
 
     ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` has the format of ``config/rates.yaml`` and holds
-    speeds of the user's machine. ``must_calibrate`` compares this machine with that of the rates. Raises UserError if the
-    workflow lacks a target.
+    speeds of the user's machine. With ``must_calibrate``, a computation of ten seconds compares this machine with the machine
+    of the rates. Raises UserError if the workflow lacks a target.
     """
     rates, own = load_rates(rates_file), read_own_rates()
     planned = plan_files(targets, settings)
@@ -144,7 +146,7 @@ def describe_plan(
 
 
 def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, own: OwnRates | None = None) -> TargetPlan:
-    """Return the estimate for the files that jobs still have to write. The entries of ``own`` replace those of ``rates``."""
+    """Return the estimated work for files that are still to be written. Speeds in ``own`` replace speeds in ``rates``."""
     plan, own = TargetPlan(), own or OwnRates()
     shards: Counter[tuple[str, str, int]] = Counter()
     seen: set[tuple[str, ...]] = set()
@@ -187,7 +189,7 @@ def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
 
 
 def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, rates: Rates, own: OwnRates) -> None:
-    """Add the download of weights, the disk space and the time of a feature; ``share`` is the share of unfinished shards."""
+    """Add a feature's download, size and time to ``plan``; ``share`` is the share of its shards that are not finished."""
     config = load_feature(feature, dataset)
     name, counts = f"features/{dataset}_{feature}.h5", _count_by_split(dataset)
     network = rates.networks.get(str(getattr(config, "model", "")))
@@ -268,9 +270,9 @@ def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, ra
 
 
 def _build_duration(amount: float, rate: float, what: str, unit: str, source: str | None, own: OwnRates) -> Duration:
-    """Return the time for an amount of rows or pairs.
+    """Return the time for an amount of rows or training pairs, at ``rate`` rows or pairs per second.
 
-    ``source`` names the source of a rate of this machine. If it is None, the rate was measured on another machine.
+    ``source`` is the source of the rate, for the report; None: the rate was measured on another machine.
     """
     if source is not None:
         return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {source}", is_own=True)
@@ -300,7 +302,7 @@ def _format_hours(seconds: float) -> str:
 
 
 def _format_range(seconds: Sequence[float], factors: Sequence[float]) -> str:
-    """Return the sum of times, as a range if a time may be shorter or longer by its factor."""
+    """Return the sum of times as a text; a range if a time may be shorter or longer by its factor (a factor above 1)."""
     low, high = (sum(map(operator, seconds, factors)) for operator in (truediv, mul))
     return _format_hours(low) if low == high else f"{_format_hours(low)} to {_format_hours(high)}"
 

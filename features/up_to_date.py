@@ -1,10 +1,10 @@
-"""Find out whether a cache is up to date, without the libraries that compute vectors, which take seconds to import.
+"""Check whether a cache is up to date, without importing the libraries that compute vectors, which takes seconds.
 
-A finished cache of captions is recognised by its key. A shard of images is compared with its photographs, for the plan of the
-workflow. A photograph whose file is older than the shard is not opened. A newer file is hashed, and compared with the hash in
-the shard. The file ``photos-00000-of-00004.h5`` next to the shard keeps the result, with size and modification time. So a file
-that was only touched is hashed once. Photographs in an archive have the size and times of the archive. A plan does not ask
-the server of an archive at a URL.
+:func:`is_up_to_date` recognises finished caches of captions. :func:`hash_changed_photos` compares a shard with its photographs
+when the workflow plans its jobs. It does not open a photograph whose file is older than the shard. It hashes a newer file and
+compares the hash with the hash in the shard. The file ``photos-00000-of-00004.h5`` next to the shard records the result with
+the size and the modification time of the photograph, so that an unchanged file with a new time is hashed only once. For a
+photograph in an archive, the size and the times of the archive count. Archives at a URL are not checked.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _TORCH_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "in
 def is_up_to_date(
     out: Path, dataset: Dataset, config: FeatureSettings, n_shards: int, encoder: Path, word_file: Path | None
 ) -> bool:
-    """Return whether an extraction would change nothing: the cache ``out``, its shards and its encoder exist and are whole.
+    """Return whether an extraction would change nothing: the cache ``out``, its shards and its encoder are complete.
 
-    Only the vectors of fitted caption encoders are recognised. The SHA-256 of a shard counts as known while its size and its
-    modification time are those in its record; ``vse-extract verify`` hashes all shards. In doubt the result is False, and the
-    extraction repairs or reports the fault.
+    The result is False for features other than vectors of a fitted caption encoder. A shard counts as unchanged if it has the
+    recorded size and modification time; ``vse-extract verify`` hashes all shards. The result is also False in case of doubt;
+    the extraction then repairs or reports the fault.
     """
     if not isinstance(config, FittedCaptionSettings) or is_own_part(config) or not out.is_file():
         return False
@@ -104,12 +104,17 @@ def _hash_tensors(file: Any) -> str:
     return digest.hexdigest()
 
 
-_MAX_HEAD_BYTES = 2**20  # of dataset.json before its images
+_MAX_HEAD_BYTES = 2**20  # limit on the part of dataset.json before its images
 _UNREADABLE = bytes(32)  # stands for the hash of a photograph that is missing or damaged
 
 
 class _CheckedPhoto(NamedTuple):
-    """A photograph at its last check, and whether it ever differed from the extracted one. ``sha256`` is that of a change."""
+    """The state of a photograph at its last check.
+
+    size, modified_ns : size in bytes and modification time of its file (of its archive); -1 if the file is missing
+    sha256 : hash of the photograph; if a changed photograph was restored, the hash of the change
+    changed : True if the photograph has ever differed from the extracted one
+    """
 
     size: int
     modified_ns: int
@@ -120,11 +125,11 @@ class _CheckedPhoto(NamedTuple):
 def hash_changed_photos(
     dataset_file: Path, cache: Path, index: int, n_shards: int, splits: Sequence[str] | None = None
 ) -> str:
-    """Return a hash of all changes of photographs since the first extraction of shard ``index``; "" if there were none.
+    """Return a hash of all photographs that have changed since the first extraction of shard ``index``; "" if none has.
 
-    The workflow runs the job of the shard again if this value changes. The job itself does not change the value, or it would
-    run again and again. The result of the check is stored next to the shard.
-    ``splits`` are the splits in the cache; None: all. Raises UserError if the data set has no photographs.
+    The workflow runs the job of the shard again if this hash changes. The job itself does not change the hash; otherwise it
+    would run again and again. The result of the check is stored next to the shard. ``splits`` are the splits in the cache;
+    None: all splits. Raises UserError if the data set has no photographs.
     """
     shard = shard_path(cache, index, n_shards)
     record = shard.with_name(f"{shard.stem.replace('shard', 'photos', 1)}.h5")
@@ -153,7 +158,7 @@ def hash_changed_photos(
 def _check_newer_photos(
     shard: Path, ids: list[int], paths: list[str], checked: dict[int, _CheckedPhoto]
 ) -> dict[int, _CheckedPhoto]:
-    """Return the photographs that are newer than the shard or missing, and those with a change in ``checked``."""
+    """Return the states, by id, of photographs that are newer than the shard, missing, or changed according to ``checked``."""
     written_ns = shard.stat().st_mtime_ns
     updated = {identity: photo for identity, photo in checked.items() if photo.changed}
     hash_by_id: dict[int, bytes] | None = None
@@ -219,7 +224,7 @@ def _declares_no_photographs(dataset_file: Path) -> bool:
 def _list_photos(
     dataset_file: Path, mtime_ns: int, size: int, splits: tuple[str, ...]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
-    """Return the ids and paths of a data set's photographs, cached by time and size of ``dataset.json``."""
+    """Return the ids and paths of a data set's photographs; a new time or size of ``dataset.json`` invalidates the cache."""
     dataset = load_dataset_file(dataset_file)
     images = (dataset.keep_splits(splits) if splits else dataset).images
     folder = dataset_file.parent / "images"
@@ -227,7 +232,7 @@ def _list_photos(
 
 
 def _read_checked_photos(path: Path) -> dict[int, _CheckedPhoto]:
-    """Return the photographs in a record by id; empty if there is no valid record."""
+    """Return the recorded states of photographs by id; an empty dictionary without a valid record."""
     if not path.is_file():
         return {}
     try:
