@@ -38,7 +38,7 @@ class FeatureDescription(BaseModel):
     def build_cache(self, path: Path, model_folder: Path | None = None) -> FeatureCache:
         """Return the feature as a cache without rows.
 
-        ``path`` is the cache file of the feature, which may be missing: messages name it, and a fitted encoder lies next to it.
+        ``path`` is the cache file of the feature. It may be missing: messages name it, and a fitted encoder lies next to it.
         For a packed model, ``path`` is the file with the description, and ``model_folder`` the folder with the encoder.
         """
         return FeatureCache(

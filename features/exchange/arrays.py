@@ -26,7 +26,7 @@ from vse.pipeline.files.inputs import WatchedFile, check_input, check_zip, wrap_
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
 _ROWS_PER_BLOCK = 16_384
-MAX_SHARD_BYTES = 256_000_000  # limit on the features in a shard, which are in memory at once
+MAX_SHARD_BYTES = 256_000_000  # limit on the features of a shard, because all of them are in memory at once
 _TSV_FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,7 @@ def import_arrays(
 
     features : file with rows (n, dim) or (n, n_crops, dim), float16 or float32, in any order
     ids : ``.txt`` or ``.npy`` file with one id per row; None for a ``.npz`` file with the arrays ``features`` and ``ids``
+    kind : ``image`` if the ids are ids of images (imgid), ``text`` if they are ids of captions (sentid)
     """
     files = [WatchedFile(file) for file in (features, ids) if file is not None]
     array, array_ids = _load_features_and_ids(features, ids)
@@ -47,20 +48,20 @@ def import_arrays(
     wanted_ids = list_row_ids(dataset, kind)
     row_of_id = _find_rows_by_id(features, array_ids, wanted_ids)
 
-    def rows(part: slice) -> FeatureRows:
+    def read_rows(part: slice) -> FeatureRows:
         values = gather_rows([array], np.zeros(len(wanted_ids[part]), np.int64), row_of_id[part])
         return FeatureRows(wanted_ids[part], values, hash_rows(values))
 
-    return write_imported_cache(out, dataset, kind, {"layout": "arrays"}, files, wanted_ids, rows, array[:1].nbytes)
+    return write_imported_cache(out, dataset, kind, {"layout": "arrays"}, files, wanted_ids, read_rows, array[:1].nbytes)
 
 
 def import_bottom_up_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str | None = None) -> Path:
     """Import regions from TSV files of bottom-up attention into the cache ``out``; return ``out``.
 
     The fields of a line are image_id, image_w, image_h, num_boxes, boxes and features; boxes and features are base64 of
-    float32. ``match`` is the field of an image that equals image_id: ``cocoid`` (the default if all images have a cocoid),
-    ``imgid``, or ``filename`` for the digits of the file name. Duplicate lines are read once. Raises UserError if an image of
-    the data set has no line, or two different lines.
+    float32. ``match`` is the field of an image that equals image_id: ``cocoid``, ``imgid``, or ``filename`` for the digits at
+    the end of the file name; None: ``cocoid`` if all images have one, else ``imgid``. Duplicate lines are read once. Raises
+    UserError if an image of the data set has no line, or two different lines.
     """
     for path in files:
         if not path.is_file():
@@ -76,7 +77,7 @@ def import_bottom_up_tsv(files: Sequence[Path], dataset_file: Path, out: Path, m
     wanted_ids = np.asarray(list(tsv_ids), np.int64)
     streams = {path: path.open("rb") for path in files}
 
-    def rows(part: slice) -> FeatureRows:
+    def read_rows(part: slice) -> FeatureRows:
         lines, parsed = [], []
         for imgid in wanted_ids[part]:
             path, offset = places[str(tsv_ids[int(imgid)])]
@@ -100,7 +101,7 @@ def import_bottom_up_tsv(files: Sequence[Path], dataset_file: Path, out: Path, m
         first = _parse_tsv_line(path, streams[path].readline())[0]
         dim = first.shape[1]
         layout = {"layout": "tsv", "image_ids_sha256": sha256_json(sorted(tsv_ids.items()))}
-        return write_imported_cache(out, dataset, "image", layout, watched, wanted_ids, rows, first.nbytes)
+        return write_imported_cache(out, dataset, "image", layout, watched, wanted_ids, read_rows, first.nbytes)
     finally:
         for stream in streams.values():
             stream.close()
@@ -113,17 +114,17 @@ def write_imported_cache(
     layout: Mapping[str, str],
     files: Sequence[WatchedFile],
     ids: Ids,
-    rows: Callable[[slice], FeatureRows],
+    read_rows: Callable[[slice], FeatureRows],
     row_bytes: int,
 ) -> Path:
     """Write a cache of imported features in shards of at most 256 MB; return ``out``. Finished shards are kept.
 
     Raises UserError if one of ``files`` changes during the import.
 
-    layout : entries for ``imported`` in the provenance: the name of the layout and hashes of the input
+    layout : name of the files' layout, and further hashes; they become the provenance entry ``imported``
     files : input files
     ids : (n,) ids of all rows
-    rows : function from a slice of the ids to their rows
+    read_rows : function that returns the rows of a slice of ``ids``
     row_bytes : size of one row's features in bytes
     """
     content = {
@@ -139,7 +140,7 @@ def write_imported_cache(
         for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
             path = shards.shard_path(out, index, n_shards)
             if shards.read_finished_record(path, identity) is None:
-                empty += _write_shard(path, identity, rows(shards.shard_slice(len(ids), index, n_shards)), files)
+                empty += _write_shard(path, identity, read_rows(shards.shard_slice(len(ids), index, n_shards)), files)
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])
         return merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)
@@ -154,7 +155,7 @@ def _write_shard(path: Path, identity: CacheIdentity, rows: FeatureRows, files: 
 
 
 def _test_rows_in_blocks(features: NDArray[Any], test: Callable[[NDArray[Any]], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Return ``test`` of all rows, block by block. ``test`` gets a block as a matrix (n_rows, n_numbers)."""
+    """Return the result of ``test`` for each row. ``test`` gets blocks of rows as matrices (n_rows, n_numbers)."""
     starts = range(0, len(features), _ROWS_PER_BLOCK)
     blocks = (features[start : start + _ROWS_PER_BLOCK] for start in starts)
     return np.concatenate([np.empty(0, bool), *(test(block.reshape(len(block), -1)) for block in blocks)])
@@ -167,6 +168,7 @@ def _has_numbers(block: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _find_zero_rows(rows: FeatureRows) -> list[int]:
+    """Return the ids of the rows that are all zeros."""
     filled = _test_rows_in_blocks(np.asarray(rows.features), _has_numbers)
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
@@ -180,7 +182,7 @@ def hash_rows(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def gather_rows(arrays: Sequence[NDArray[Any]], array_index: Ids, rows: Ids) -> NDArray[Any]:
-    """Return row ``rows[k]`` of ``arrays[array_index[k]]`` for each k. Few pages of mapped files stay in memory."""
+    """Return row ``rows[k]`` of ``arrays[array_index[k]]`` for each k. Memory of mapped files is released at once."""
     gathered = np.empty((len(rows), *arrays[0].shape[1:]), arrays[0].dtype)
     for start in range(0, len(rows), _ROWS_PER_BLOCK):
         block = slice(start, start + _ROWS_PER_BLOCK)
@@ -260,7 +262,7 @@ def _load_features_and_ids(features: Path, ids: Path | None) -> tuple[NDArray[An
 
 
 def _keep_one_id_per_row(ids: Ids, n_rows: int) -> Ids:
-    """Drop repeated ids if ``ids`` repeats the id of each row once per caption. Otherwise return ``ids`` unchanged."""
+    """Return one id per row if the id of each row is repeated once per caption. Otherwise return ``ids`` unchanged."""
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
         return ids
@@ -286,6 +288,7 @@ def _find_rows_by_id(path: Path, ids: Ids, wanted_ids: Ids) -> Ids:
 
 
 def _map_tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
+    """Return the image_id in TSV files of each image, by imgid. Raises UserError if an image lacks the field ``match``."""
     match = match or ("cocoid" if all(image.cocoid is not None for image in dataset.images) else "imgid")
     tsv_ids: dict[int, int] = {}
     for image in dataset.images:

@@ -94,26 +94,26 @@ class _Readable(Protocol):
 
 
 class DamagedBundle(UserError):
-    """Raised if the files of a bundle differ from its list."""
+    """Raised if a file of a bundle is missing or differs from the bundle's list."""
 
 
 class _BundleSource(ABC):
-    """Base class of the sources of a bundle. ``location`` is the path or address, for messages."""
+    """Base class for places from which a bundle is read. ``location`` is the path or address of the bundle, for messages."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
 
     @abstractmethod
     def read_bundle_list(self) -> bytes:
-        pass
+        """Return the bytes of ``bundle.json``."""
 
     @abstractmethod
     def fetch(self, files: list[BundledFile], staging_folder: Path) -> None:
-        """Write files into the folder ``staging_folder`` and compare each file with the list. Intact files are kept."""
+        """Write files into ``staging_folder`` and compare each file with the list. Files from an earlier call are kept."""
 
     @abstractmethod
     def check(self, bundle: BundleList, bar: Any) -> None:
-        """Compare all files with the list. Raises DamagedBundle if a file differs."""
+        """Compare all files with the list, and update the progress ``bar``. Raises DamagedBundle if a file differs."""
 
     def check_size_and_hash(self, file: BundledFile, n_bytes: int, sha256: str) -> None:
         """Raise DamagedBundle if a file has another size or hash than its entry in the list."""
@@ -216,10 +216,10 @@ class _UrlSource(_BundleSource):
 
 @contextmanager
 def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
-    """Yield the bundle at a path or an address.
+    """Yield the source of the bundle at a path or an address.
 
-    An archive at an address is downloaded into the folder ``out`` first. The download is removed after success, or if it is
-    damaged. After another error it stays, so that a second call can continue.
+    An archive at an address is first downloaded into the folder ``out``. The downloaded archive is removed after success, or
+    if it is damaged. After another error it stays, so that a second call can continue.
     """
     if not source.startswith(("http://", "https://")):
         if "://" in source:
@@ -285,9 +285,9 @@ def _move_file(path: Path, target: Path) -> None:
 
 
 def _copy_and_hash(source: _Readable, bar: Any, expected: int, target: IO[bytes] | None = None) -> tuple[int, str]:
-    """Copy ``source`` to ``target``; return the number of bytes and their SHA-256.
+    """Copy ``source`` to ``target``, or only read it without ``target``; return the number of bytes and their SHA-256.
 
-    A source with more than ``expected`` bytes is not copied to its end.
+    Copying stops after more than ``expected`` bytes.
     """
     digest, n_bytes = hashlib.sha256(), 0
     while n_bytes <= expected and (chunk := source.read(CHUNK_BYTES)):

@@ -59,7 +59,7 @@ class BundledCache(BaseModel):
 
 
 class BundleList(BaseModel):
-    """The list of a bundle, the content of ``bundle.json``; ``sha256`` is the hash of its other entries."""
+    """The list of a bundle, the content of ``bundle.json``. ``sha256`` is the hash of all other fields."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     format: Literal["vse-bundle"]
@@ -80,7 +80,7 @@ class BundleList(BaseModel):
 
 
 def list_cache_files(cache: FeatureCache) -> list[Path]:
-    """Return the files of a cache: shards, their records, the encoder's files, the manifest and last the cache file."""
+    """Return the files of a cache. The last files are the manifest and the cache file, which refer to the other files."""
     shards = [shard["features"].path for shard in cache.shard_arrays]
     records = [shard.with_suffix(".json") for shard in shards]
     others = [encoder_path(cache.path), fit_duration_path(cache.path), skipped_images_path(cache.path)]
@@ -94,8 +94,8 @@ def pack_bundle(caches: Sequence[Path], out: Path, with_dataset: bool = False, n
     ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if ``out``
     is another file or folder, if a cache is damaged, or if the caches belong to several data sets.
 
-    with_dataset : whether the bundle contains the file of the data set to which the caches refer
-    notes : text file for the bundle, for example on the licence
+    with_dataset : True to add the data set file to which the caches refer
+    notes : text file to add, for example on the licence; None: no such file
     """
     verified = [verify_cache(path) for path in caches]
     sources = _collect_bundle_files(verified, with_dataset, notes)
@@ -134,7 +134,7 @@ def parse_bundle_list(location: str, content: bytes) -> BundleList:
 
 
 def _find_path_errors(bundle: BundleList) -> Iterator[str]:
-    """Yield messages on invalid, duplicate, unknown and missing paths in a list."""
+    """Yield a message on each invalid, duplicate, unknown or missing path in the list of a bundle."""
     counts = Counter(file.path for file in bundle.files)
     names = [bundle.dataset, *(cache.file for cache in bundle.caches)]
     yield from (f"{name!r} is not a valid name" for name in names if not is_valid_name(name))
@@ -155,7 +155,7 @@ def _find_path_errors(bundle: BundleList) -> Iterator[str]:
 
 
 def _collect_bundle_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Path | None) -> dict[str, Path]:
-    """Return the files of a bundle by path in the bundle, each cache file after its shards."""
+    """Return the files to pack, by their paths in the bundle. Each cache file comes after its shards."""
     first = caches[0]
     sources: dict[str, Path] = {}
     for cache in caches:

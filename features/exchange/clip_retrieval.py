@@ -1,4 +1,4 @@
-"""Import a folder of the program clip-retrieval as a data set with two caches."""
+"""Import a folder that the program clip-retrieval wrote, as a data set with caches of its images and captions."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ from vse.pipeline.imports.tables import build_photo_checker, read_rows
 from vse.pipeline.progress import progress_bar
 
 log = logging.getLogger(__name__)
-_PART_VERSION = 1  # changes with the checks of rows and the tokenisers
-_CACHED_PATHS = 10_000  # the rows of an image follow each other
+_PART_VERSION = 1  # increase it if the checks of rows or the tokenisers change
+_CACHED_PATHS = 10_000  # size of a cache by image path; the rows of an image are usually next to each other
 _ROWS_PER_CHECK, _ROWS_PER_BLOCK = 4096, 16_384
 METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
 _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
@@ -61,7 +61,7 @@ _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
 
 @dataclass(frozen=True)
 class _FolderPart:
-    """One part of the folder: row k of both arrays and of the table ``metadata_file`` is one pair of image and text.
+    """The files of one number N in the folder. Row k of both arrays and of the table ``metadata_file`` is the same pair.
 
     vector_files : paths of the arrays ``image_vectors`` and ``text_vectors``
     """
@@ -82,7 +82,7 @@ def is_clip_folder(folder: Path) -> bool:
 
 
 def import_clip(folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None) -> tuple[Path, ...]:
-    """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; return the caches.
+    """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; return their paths.
 
     The folder, or its subfolders ``img_emb``, ``text_emb`` and ``metadata``, hold the files ``img_emb_N.npy``,
     ``text_emb_N.npy`` and ``metadata_N.parquet`` (or ``.jsonl``, ``.csv``). Row k of these three files describes the same
@@ -120,7 +120,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
 def _read_unfinished_parts(
     parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None
 ) -> list[RowPart]:
-    """Read the rows of all parts that an interrupted import has not finished; return all finished parts."""
+    """Return the rows of all parts. Only parts that an interrupted import has not stored in ``parts_folder`` are read."""
     finished = []
     with progress_bar(total=sum(len(part.image_vectors) for part in parts), desc="read", unit="row") as bar:
         for index, part in enumerate(parts):
@@ -134,7 +134,7 @@ def _read_unfinished_parts(
 
 
 def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None) -> str:
-    """Return a hash of the settings and the states of the files that determine the rows of a part."""
+    """Return a hash of everything that determines the rows of a part: settings, and sizes and times of its files."""
     states = [FileState.from_stat(path.stat()) for path in part.files]
     chosen = settings.tokeniser, settings.columns, settings.quoting, settings.encoding, images and str(images.absolute())
     files = [(str(path), state.size, state.mtime_ns, state.inode) for path, state in zip(part.files, states, strict=True)]
@@ -144,7 +144,7 @@ def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None)
 def _join_parts(
     parts: list[_FolderPart], finished: list[RowPart], settings: ImportSettings, images: Path | None
 ) -> tuple[Path, PairPlaces]:
-    """Write the data set; return the path of its file, and the places of its images and captions in the parts."""
+    """Join the parts and write the data set; return its path and the parts and rows of its images and captions."""
     bad_rows = BadRowList(settings.skip_bad)
     joined = RowJoin(
         finished, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
@@ -179,13 +179,13 @@ def _write_caches(parts: list[_FolderPart], file: Path, places: PairPlaces, cach
     for out, (kind, ids, captions) in zip(caches, kinds, strict=True):
         arrays = [part.image_vectors if kind == "image" else part.text_vectors for part in parts]
         watched = [WatchedFile(part.vector_files[kind == "text"]) for part in parts]
-        rows = _build_row_reader(arrays, ids, places.part_index[captions], places.row[captions])
-        write_imported_cache(out, dataset, kind, {"layout": "clip-retrieval"}, watched, ids, rows, arrays[0][:1].nbytes)
+        read_rows = _build_row_reader(arrays, ids, places.part_index[captions], places.row[captions])
+        write_imported_cache(out, dataset, kind, {"layout": "clip-retrieval"}, watched, ids, read_rows, arrays[0][:1].nbytes)
     remember_checks(dataset)
 
 
 def _build_row_reader(arrays: list[NDArray[Any]], ids: Ids, parts: Ids, rows: Ids) -> Callable[[slice], FeatureRows]:
-    """Return a function from a slice of ``ids`` to their rows; the vector of ``ids[k]`` is ``arrays[parts[k]][rows[k]]``."""
+    """Return a function that reads the rows of a slice of ``ids``. ``ids[k]`` has the vector ``arrays[parts[k]][rows[k]]``."""
 
     def read_rows(chosen: slice) -> FeatureRows:
         values = gather_rows(arrays, parts[chosen], rows[chosen])
@@ -236,7 +236,7 @@ def _read_rows(
 ) -> Iterator[list[PartRow]]:
     """Yield the rows of a part in blocks, and append invalid rows to ``bad_rows``.
 
-    A row that is valid may still contradict rows of other parts.
+    Contradictions between rows are found later, when the parts are joined.
     """
     rows: list[PartRow] = []
     images_folder = None if images is None else images.absolute()
@@ -289,7 +289,7 @@ def _read_rows(
 
 
 def _build_fault_finder(images: Path) -> Callable[[str], str | None]:
-    """Return a function from the file of a photo to its fault, or to None if the photo can be used."""
+    """Return a function that returns the fault of a photo, given its file name; None if the photo can be used."""
     check = build_photo_checker(images)
 
     def find_fault(file: str) -> str | None:

@@ -1,6 +1,6 @@
 """Write vectors from memory as caches on which a model can be trained.
 
-They are a user's arrays, or the embeddings of a trained model, the *backbone*.
+The vectors are a user's arrays, or embeddings of images and captions by a trained model, here called the *backbone*.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
-KIND_PLURALS: dict[FeatureKind, str] = {"image": "images", "text": "captions"}  # parts of file names and messages
+KIND_PLURALS: dict[FeatureKind, str] = {"image": "images", "text": "captions"}  # used in file names and messages
 
 
 @dataclass(frozen=True)
 class Backbone:
     """The model whose embeddings a cache holds.
 
-    sha256 : hash of the model's weights, or of the imported files; equal in the caches of images and captions
+    sha256 : hash of the model's weights or, for another program's embeddings, of their files; the same in both caches
     experiment : name of the model's experiment
     more_provenance : further entries of the cache's provenance, e.g. the seed of the model
     run_folder : run folder of the model; None if another program trained the model
@@ -89,8 +89,8 @@ def write_backbone_cache(
     An existing cache of the same data set and feature is replaced.
 
     ids : (n,) ids of the images or captions of the data set, in the order of ``dataset.json``
-    vectors : function from m ids to their embeddings (m, dim)
-    skipped : reason why an id has no embedding, by id
+    vectors : function that returns the embeddings (m, dim) of m ids
+    skipped : for each id without an embedding, the reason
     """
     content = {
         "backbone": {"experiment": backbone.experiment, **backbone.more_provenance},
@@ -128,12 +128,12 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ArrayData:
-    """Images as vectors, and their captions as vectors, as texts, or both. The ids are the indices of the rows.
+    """Images as vectors, and their captions as vectors, as texts, or both. Row indices serve as ids.
 
-    ``images`` : (n_images, dim), or sets of vectors (n_images, n_regions, dim).
-    ``captions`` : (n_captions, dim), or sets of vectors; None if the captions are only texts.
-    ``texts`` : n_captions texts; None if the captions are only vectors.
-    ``image_of_caption`` : (n_captions,) row of each caption's image.
+    images : (n_images, dim), or sets of vectors (n_images, n_regions, dim)
+    captions : (n_captions, dim), or sets of vectors; None if the captions are only texts
+    texts : n_captions texts; None if the captions are only vectors
+    image_of_caption : (n_captions,) index of each caption's image in ``images``
     """
 
     images: Vectors
@@ -142,7 +142,7 @@ class ArrayData:
     image_of_caption: Ids
 
     def append(self, other: ArrayData) -> ArrayData:
-        """Return these images and captions, followed by those of ``other``, which must have the same fields."""
+        """Return the images and captions of both, first those of ``self``. The same fields must be None in both."""
         return ArrayData(
             images=np.concatenate([self.images, other.images]),
             captions=_append_optional(self.captions, other.captions),
@@ -156,7 +156,10 @@ def _append_optional(first: Vectors | None, second: Vectors | None) -> Vectors |
 
 
 def sample_validation_images(data: ArrayData, share: float, seed: int) -> Ids:
-    """Return the rows of a random share of the images with captions, but at least one. Raises UserError if none is left."""
+    """Return the indices of a random share of the images with captions, at least of one image.
+
+    Raises UserError if fewer than two images have captions: at least one image is needed for training.
+    """
     captioned = np.unique(data.image_of_caption)
     if len(captioned) < 2:
         raise UserError(f"images: {len(captioned)} image with captions; at least 2 are needed, because one is for validation")
@@ -167,8 +170,9 @@ def sample_validation_images(data: ArrayData, share: float, seed: int) -> Ids:
 def write_array_data(data: ArrayData, validation: Ids, folder: Path) -> tuple[Path, Path | None]:
     """Write a data set and the caches of its vectors to ``folder``. Return the caches of images and of captions.
 
-    ``validation`` has the rows of the images for validation; all other images are training images. The second result is None
-    if the captions are only texts. A caption without a text gets the text ``caption 17``, if its row is 17.
+    ``validation`` holds the indices of the images for validation; all other images are training images. The second result is
+    None if the captions are only texts. If the captions are only vectors, the caption with the index 17 gets the text
+    ``caption 17``.
     """
     dataset = load_dataset_file(_write_dataset(data, validation, folder))
     captions = None if data.captions is None else _write_cache(data.captions, dataset, "text", folder)
@@ -196,10 +200,10 @@ def _write_dataset(data: ArrayData, validation: Ids, folder: Path) -> Path:
 def _write_cache(vectors: Vectors, dataset: Dataset, kind: FeatureKind, folder: Path) -> Path:
     ids = list_row_ids(dataset, kind)
 
-    def rows(part: slice) -> FeatureRows:
+    def read_rows(part: slice) -> FeatureRows:
         values = vectors[ids[part]]
         return FeatureRows(ids[part], values, hash_rows(values))
 
     layout = {"layout": ARRAYS_NAME, "array_sha256": hashlib.sha256(np.ascontiguousarray(vectors).data).hexdigest()}
     out = folder / f"{ARRAYS_NAME}_{'images' if kind == 'image' else 'captions'}.h5"
-    return write_imported_cache(out, dataset, kind, layout, [], ids, rows, vectors[:1].nbytes)
+    return write_imported_cache(out, dataset, kind, layout, [], ids, read_rows, vectors[:1].nbytes)

@@ -1,8 +1,8 @@
 """Import and export features and captions in the layout of VSE++ and SCAN.
 
-A folder in this layout holds ``<split>_caps.txt`` with a caption per line, ``<split>_ims.npy`` and optionally
-``<split>_ids.txt``. Captions of an image follow each other. An array has one row per image, or repeats each row once per
-caption. The importer compares the rows to distinguish these two forms.
+A folder in this layout, called precomp here, holds ``<split>_caps.txt`` with a caption per line, ``<split>_ims.npy`` and
+optionally ``<split>_ids.txt``. Captions of an image follow each other. An array has one row per image, or repeats each row
+once per caption. The importer compares the rows to distinguish these two forms.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ from vse.pipeline.files.writing import lock_for_writing, open_atomic, read_json,
 
 SPLITS_BY_FILE_PREFIX = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
 BOM = b"\xef\xbb\xbf"  # byte-order mark
+_DATASET_KIND = json_kind("a data set", "dataset", "images")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class CaptionFile:
-    """The captions of a file, and the byte-order mark and line ends that are needed to write the same bytes again.
+    """The captions of a file, and the details that are needed to write the same bytes again.
 
     has_bom : True if the file begins with a byte-order mark
-    line_end : line end, LF or CR LF
-    has_final_line_end : True if the last line has a line end
+    line_end : LF or CR LF
+    has_final_line_end : True if the last line ends with ``line_end``
     """
 
     captions: tuple[str, ...]
@@ -55,8 +56,7 @@ class CaptionFile:
     def read(cls, path: Path) -> CaptionFile:
         """Read a file of captions, one per line. Raises UserError, which names the line, if a line is empty or not UTF-8.
 
-        Carriage returns are line ends if all lines end in CR LF. Otherwise carriage returns stay in the captions, with a
-        warning.
+        Carriage returns are line ends if all lines end in CR LF. Otherwise they stay in the captions, with a warning.
         """
         content = InputFile(path).read()
         bom, final_newline = content.startswith(BOM), content.endswith(b"\n")
@@ -86,12 +86,12 @@ class CaptionFile:
 
 @dataclass(frozen=True)
 class PrecompSplit:
-    """The files of one split in the layout.
+    """The files of one split in a precomp folder.
 
-    prefix : prefix of the file names
+    prefix : prefix of the file names: train, dev, test or testall
     caption_file : captions of the split
-    features : (n_images * row_repeats, ...)
-    row_repeats : number of equal rows in succession for each image
+    features : (n_images * row_repeats, ...) rows of ``<split>_ims.npy``
+    row_repeats : number of successive equal rows for each image
     image_ids : id of each image; None without a file of ids
     id_repeats : number of times that the file of ids repeats the id of an image
     input_files : input files, watched for changes
@@ -116,9 +116,6 @@ class PrecompSplit:
         return len(self.caption_file.captions) // self.n_images
 
 
-_DATASET_KIND = json_kind("a data set", "dataset", "images")
-
-
 def import_precomp(
     folder: Path,
     dataset: str,
@@ -128,10 +125,10 @@ def import_precomp(
     test: str | None = None,
     tokeniser: str | None = None,
 ) -> Path:
-    """Import a folder in the layout: write ``dataset.json`` and the cache; return the path of the cache.
+    """Import a precomp folder: write ``dataset.json`` and the cache; return the path of the cache.
 
-    Arrays (n, dim) become vectors, arrays (n, n_regions, dim) become regions. Without ids, images are counted from 0 over all
-    splits. Raises UserError, which names the file and line of a fault.
+    Arrays (n, dim) become vectors, arrays (n, n_regions, dim) become regions. Without files of ids, the images of all splits
+    are numbered from 0. Raises UserError, which names the file and line of a fault.
 
     captions_per_image : number of captions of each image, needed to recognise arrays with one row per image
     test : name of the test files, ``test`` or ``testall``; None: ``testall`` if both exist
@@ -166,7 +163,7 @@ def import_precomp(
     all_ids = np.concatenate(ids)
     starts = np.cumsum([0, *(split.n_images for split in splits[:-1])])
 
-    def rows(part: slice) -> FeatureRows:
+    def read_rows(part: slice) -> FeatureRows:
         parts = [
             split.image_rows[max(part.start - start, 0) : max(part.stop - start, 0)]
             for split, start in zip(splits, starts, strict=True)
@@ -179,7 +176,7 @@ def import_precomp(
         return FeatureRows(all_ids[part], values.reshape(-1, values.shape[2]), hashes, offsets=offsets)
 
     row_bytes = splits[0].features[:1].nbytes
-    path = write_imported_cache(out_features, loaded, "image", {"layout": "precomp"}, files, all_ids, rows, row_bytes)
+    path = write_imported_cache(out_features, loaded, "image", {"layout": "precomp"}, files, all_ids, read_rows, row_bytes)
     hashes = read_input_hashes(open_cache(path))
     if repeated := len(hashes) - len(np.unique(hashes, axis=0)):
         log.warning("%s: %d images have exactly the features of another image", path, repeated)
@@ -187,7 +184,7 @@ def import_precomp(
 
 
 def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = ascii_words) -> list[str]:
-    """Return the tokens of a caption; Unicode words if ``tokenise`` finds none, or else the parts between blanks."""
+    """Return the tokens of a caption. If ``tokenise`` finds none, return Unicode words, or else the parts between blanks."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 
@@ -224,7 +221,7 @@ def _read_split(folder: Path, name: str, captions_per_image: int) -> PrecompSpli
     n_images = n_rows // repeats
     if ids is None:
         return PrecompSplit(name, text, rows, repeats, n_images, None, 1, files)
-    ids_repeats = len(ids) // n_images  # 1, or as often as the row, or once per caption while there is one row per image
+    ids_repeats = len(ids) // n_images  # 1, row_repeats, or captions_per_image
     groups = np.asarray(ids).reshape(-1, ids_repeats)
     broken = np.flatnonzero((groups != groups[:, :1]).any(axis=1))
     if len(broken):
@@ -304,7 +301,7 @@ def _build_dataset_content(
 
 
 def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None, repeats: int | None = None) -> Path:
-    """Write a cache and the captions of its data set in the layout; return the folder ``out``.
+    """Write a cache and the captions of its data set as a precomp folder; return the folder ``out``.
 
     An imported data set is exported byte for byte (docs/formats.md lists the exceptions). Other data sets get one row per
     image (or ``repeats`` equal rows), LF as the line end, and a file of ids. ``dataset_file`` is the ``dataset.json``; None:
