@@ -1,7 +1,4 @@
-"""The extractor ``boxes``: vectors of given or proposed boxes, by ROI-align on a CNN (two-branch paper, section 4.3).
-
-With the setting ``layers``, a vector concatenates boxes pooled on several layers.
-"""
+"""The extractor ``boxes``: vectors of given or proposed boxes, by ROI-align on a CNN (two-branch paper, section 4.3)."""
 
 from __future__ import annotations
 
@@ -50,8 +47,8 @@ class ImageWithBoxes:
     boxes : (n, 4) float32, xyxy in pixels of the original image
     scores : (n,) float32
     image_size : width and height of the original image
-    original_pixels : (3, height, width) uint8, the original image for a region-proposal network; None without such a network
-    max_proposals : maximum number of proposals; None: no limit
+    original_pixels : (3, height, width) uint8, input of the region-proposal network; None without such a network
+    max_proposals : maximum number of proposals that are kept; None: all
     """
 
     pixels: Tensor
@@ -63,14 +60,14 @@ class ImageWithBoxes:
 
 
 class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
-    """A CNN whose first layers read the complete image, and whose later layers read each box.
+    """A CNN that computes vectors of boxes: its first layers read the complete image, its later layers read each box.
 
-    The setting ``map`` names the last of the first layers. ROI-align pools each box on the output of this layer to ``pool`` x
-    ``pool`` cells. The later layers must accept this size: after conv5_4 of VGG19, an image of 224 x 224 pixels has 14 x
-    14 cells. Images run one by one, so the vectors of an image do not depend on other images.
+    The first layers end with the layer ``map`` (a setting). ROI-align pools each box on the output of this layer to ``pool`` x
+    ``pool`` cells. The later layers must accept this size. For example, after conv5_4 of VGG19, an image of 224 x 224 pixels
+    has 14 x 14 cells. Images run one by one, so the vectors of an image do not depend on other images.
 
-    With the setting ``layers``, no layer reads the boxes one by one: each box is pooled on the outputs of these layers, the
-    cells are averaged, and the averages of all layers are concatenated.
+    With the setting ``layers`` instead, all layers read the complete image. Each box is pooled on the output of each layer in
+    ``layers`` and averaged over its cells, and its vector concatenates these averages.
     """
 
     config: BoxesConfig
@@ -103,7 +100,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._try_blank_image()
 
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
-        """Return the scaled image and its boxes; no boxes if a region-proposal network will find the boxes."""
+        """Return the scaled image and its boxes. :meth:`compute_vectors` adds the boxes of a region-proposal network later."""
         boxes, scores = self._find_boxes(image, image_id)
         size = compute_scaled_size(image.size, self.config.shorter, self.config.longer)
         small = image_to_tensor(image.resize(size, Image.Resampling.BILINEAR))
@@ -116,7 +113,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         ]
 
     def _load_and_hash_sources(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
-        """Load the source of the boxes, and the ids of the images with the limit ``train_boxes``; return hashes of both."""
+        """Load the given boxes or their proposer, and the ids of the training images if needed; return hashes of them."""
         config = self.config
         if config.has_box_file and dataset is not None:
             check_box_photos(Path(config.boxes), load_dataset_file(dataset))
@@ -151,7 +148,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return {}
 
     def _find_boxes(self, image: Image.Image, image_id: int) -> tuple[Floats, Floats]:
-        """Return boxes and scores of an image. Boxes are clipped to the image, except ground-truth boxes."""
+        """Return boxes (n, 4) and scores (n,) of an image, clipped to the image except for ground-truth boxes."""
         config, pixels = self.config, np.asarray(image)
         n_boxes = self._find_box_limit(image_id)
         if self._given_boxes is not None:
@@ -167,10 +164,11 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return clip_boxes(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
 
     def _find_box_limit(self, image_id: int) -> int | None:
+        """Return the setting ``train_boxes`` for a training image; None for other images, and if it is not set."""
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _add_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
-        """Return the image with the boxes of the region-proposal network. If it proposes none, one box is around the image."""
+        """Return the image with the boxes of the region-proposal network; without any, with one box around the image."""
         assert item.original_pixels is not None
         with torch.inference_mode():
             proposals = propose_boxes(self._detector, move_tensor(item.original_pixels, self.device))
@@ -196,7 +194,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.image_size)
 
     def _run_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
-        """Return the output of the layers after ``map`` for each box, (n_boxes, dim). Boxes are in fractions of the sides."""
+        """Return the vector of each box by the layers after ``map``, (n_boxes, dim). Boxes are in fractions of the sides."""
         config, parts = self.config, []
         for k in range(0, len(relative_boxes), config.chunk):
             self._relative_boxes = torch.from_numpy(relative_boxes[k : k + config.chunk]).to(self.device)
@@ -207,7 +205,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return features
 
     def _pool_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
-        """Return the mean of each box on the output of each of ``layers``, concatenated: (n_boxes, sum of their channels)."""
+        """Return the averages of each box on the outputs of ``layers``, concatenated: (n_boxes, channels of all layers)."""
         self._relative_boxes = torch.from_numpy(relative_boxes).to(self.device)
         self._maps.clear()
         self.network(images)
@@ -216,9 +214,9 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return torch.cat([self._pool_boxes(output).float().mean((2, 3)) for output in self._maps], 1)
 
     def _pool_boxes(self, output: Tensor) -> Tensor:
-        """Return the feature map ``output``, pooled at the boxes ``self._relative_boxes``, in fractions of the image's sides.
+        """Return the pooled cells of the boxes ``self._relative_boxes`` on a feature map: (n_boxes, channels, pool, pool).
 
-        For the setting ``map``, a hook on that layer calls this method, so that the later layers read the result.
+        A hook on the layer ``map`` replaces the layer's output by this result, so that the later layers read it.
         """
         if output.ndim != 4:
             names = self.config.map or ", ".join(self.config.layers)
@@ -245,8 +243,8 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
 def compute_cells_per_pixel(cells: int, pixels: int) -> float:
     """Return the number of a feature map's cells per input pixel along one side, the inverse of the map's stride.
 
-    The stride is rounded to the nearest power of two if the change is less than 20%: an image of 600 pixels has a map of 37
-    cells, not 37.5, at stride 16.
+    The stride, pixels per cell, is rounded to the nearest power of two if it changes by less than 20%. For example, a side of
+    600 pixels has 37 cells at stride 16, although 600 / 37 is 16.2.
     """
     stride = 2.0 ** round(math.log2(pixels / cells))
     return 1 / stride if abs(pixels / cells / stride - 1) < 0.2 else cells / pixels

@@ -35,7 +35,7 @@ from vse.pipeline.presets.presets import list_setting_changes
 from vse.pipeline.progress import progress_bar
 
 ENCODER_FILE_FORMAT = "vse-encoder-1"
-PACKED_ENCODER_NAME = "caption_encoder.safetensors"  # of a packed model
+PACKED_ENCODER_NAME = "caption_encoder.safetensors"  # name of the encoder's file in a packed model
 log = logging.getLogger(__name__)
 
 
@@ -55,7 +55,7 @@ class CaptionExtractor(Extractor):
 
     @classmethod
     def from_arguments(cls, config: FittedCaptionSettings, arguments: ExtractionArguments) -> Self:
-        """Return the extractor with the encoder next to the cache. With ``arguments.fit``, the encoder is fitted first."""
+        """Return the extractor with the encoder next to the cache. With ``must_fit_encoder``, the encoder is fitted first."""
         encoder_file = encoder_path(arguments.out)
         if arguments.must_fit_encoder:
             fit_encoder(arguments.dataset, config, encoder_file, arguments.device, arguments.word_file)
@@ -86,7 +86,7 @@ class CaptionExtractor(Extractor):
         return FeatureRows(list_input_ids(items), features, np.stack([item.hash_input() for item in items]), counts=counts)
 
     def _encode_blocks(self, items: Sequence[ExtractorInput], counts: dict[str, int]) -> Iterator[NDArray[Any]]:
-        """Yield the vectors of captions in blocks. Count vectors of zeros under the single key of ``counts``."""
+        """Yield the vectors of captions in blocks, and add the number of zero vectors to the only entry of ``counts``."""
         chunk, (name,) = self.config.chunk, counts
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
         with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:
@@ -100,7 +100,7 @@ class CaptionExtractor(Extractor):
 
 @dataclass(frozen=True)
 class EncoderFile:
-    """The content of an encoder's file: tensors, and settings and hashes of the fit (``metadata``)."""
+    """The content of an encoder's file: its tensors by name, and the settings and hashes of its fit (``metadata``)."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, Any]
@@ -113,7 +113,7 @@ def fit_encoder(
 
     ``word_file``, a file of word vectors, replaces the preset's file. Without any file, word vectors are trained on the
     captions. An undamaged encoder at ``out`` is kept if its settings, words and captions are the same. Raises UserError, which
-    names the changes, if ``out`` is another encoder.
+    names the differences, if ``out`` is an encoder with other settings, words or captions.
     """
     word_file = config.find_word_file(word_file)
     watched = WatchedFile(word_file) if word_file is not None and word_file.is_file() else None
@@ -194,7 +194,7 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
 
 
 def _check_fit_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *names: str) -> None:
-    """Raise UserError if an encoder was fitted with other ``inputs``. ``names`` are the entries to compare; none: all."""
+    """Raise UserError if an encoder was fitted with other ``inputs``. Without ``names``, all entries are compared."""
     recorded = fitted.metadata["inputs"]
     changes = list_setting_changes({name: recorded[name] for name in names} if names else recorded, inputs)
     if changes:

@@ -37,8 +37,8 @@ def cut_crops(
 ) -> UInt8[Tensor, "n_crops 3 crop crop"]:
     """Resize ``image`` and cut its crops according to ``config.crops``.
 
-    Ten crops are the four corners and the centre, then their mirror images. The seed of random crops consists of
-    ``config.crop_seed``, ``image_id`` and the numbers ``extra_seeds``.
+    Ten crops are the four corners and the centre, then their mirror images. Random crops depend on ``config.crop_seed``,
+    ``image_id`` and ``extra_seeds``, such as the number of an epoch.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
         return _stack_views(
@@ -149,11 +149,11 @@ def _stack_views(views: Sequence[NDArray[np.uint8]]) -> Tensor:
     return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)
 
 
-_CPU_CROPS_AT_ONCE = 2  # with more crops, the outputs of layers do not fit into the memory that glibc keeps
+_CPU_CROPS_AT_ONCE = 2  # the outputs of layers for more crops exceed the memory that glibc keeps (keep_freed_memory)
 
 
 class CnnExtractor(NetworkExtractor[Tensor]):
-    """A CNN that computes the vectors of image files, as a feature preset defines them.
+    """A CNN that computes the vectors of image files with the settings of a feature preset.
 
     config : settings of the preset
     weights_dir : folder whose ``<model>.pth`` or ``.safetensors`` replaces a download
@@ -177,7 +177,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         self._forward = torch.compile(self.network) if config.compile else self.network
 
     def _try_blank_image(self) -> None:
-        """Run the network on a black image. Raises UserError if the layer is missing or the network cannot read such crops."""
+        """Run the network on a black crop. Raises UserError if the layer or the size of crops does not suit the network."""
         config = self.config
         self._forward = self.network
         try:
@@ -210,7 +210,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
 
 
 def read_cnn_config(cache: FeatureCache, allow_positions: bool = False, **changed: object) -> CnnConfig:
-    """Return the settings of the CNN that computed a cache, with the values in ``changed``.
+    """Return the settings of the CNN that computed a cache. The values ``changed`` replace recorded settings.
 
     Raises UserError if no CNN computed the cache, or if the cache has a vector per position and ``allow_positions`` is False.
     """
@@ -237,7 +237,7 @@ def rebuild_cnn_extractor(
     device without bf16. Raises UserError if no CNN computed the cache, or if the CNN's weights are missing or have changed.
 
     weights_dir : folder whose files replace downloads of weights
-    random_weights : True for random weights, which the caller will replace by trained ones; batch norms are not folded
+    random_weights : True for random weights, if the caller will load trained weights; batch norms are not folded
     allow_positions : True to accept a cache with one vector per position
     trainable : True for a CNN that the caller will train; batch norms are not folded
     """
@@ -278,10 +278,10 @@ def _check_weights(cache: FeatureCache, config: CnnConfig, sha256: str) -> None:
 
 
 class VectorBoxes:
-    """The boxes of a cache's vectors in the photos, for a cache of regions or of a CNN's positions.
+    """The boxes in the photos to which the vectors of a cache belong, for a cache of regions or of a CNN's positions.
 
-    Positions form a grid on the centre crop, row by row. Vectors of neighbouring positions may share cells of the CNN's
-    feature map. Raises UserError if the cache does not record boxes or positions.
+    Positions divide the centre crop into a grid, row by row. Neighbouring vectors may share cells of the CNN's feature map, so
+    these boxes are approximate. Raises UserError if the cache records neither boxes nor positions.
     """
 
     def __init__(self, cache: FeatureCache) -> None:
@@ -316,6 +316,7 @@ class VectorBoxes:
         return np.asarray([(x[j], y[i], x[j + 1], y[i + 1]) for i in range(n) for j in range(n)])
 
     def _scale_regions(self, size: tuple[int, int], image_id: int | None) -> NDArray[np.float64]:
+        """Return the recorded boxes of an image, scaled from the recorded width and height to ``size``."""
         row = None if image_id is None else self._rows.get(image_id)
         if row is None or self._boxes is None:
             return np.empty((0, 4))

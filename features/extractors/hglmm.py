@@ -57,7 +57,7 @@ class ProjectedMixture:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> ProjectedMixture:
-        """Build the part from the tensors whose names begin with ``prefix``, the reverse of :meth:`tensors`."""
+        """Build a mixture from its :meth:`tensors`. In ``tensors``, ``prefix`` precedes their names."""
         mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
         return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
 
@@ -90,8 +90,8 @@ class HglmmEncoder(CaptionEncoder):
     def fit_to_corpus(cls, config: HglmmConfig, corpus: CaptionCorpus, word_file: Path | None, device: str) -> HglmmEncoder:
         """Fit independent components and mixtures to a sample of words, then principal components to the training captions.
 
-        If the rows are phrases, each distinct phrase counts once for the principal components. Otherwise the components would
-        describe the few phrases that occur in many captions, such as *a man*.
+        If the feature has a row per phrase, the principal components are fitted to distinct phrases. Otherwise they would
+        mainly describe the few phrases that occur in many captions, such as *a man*.
 
         Raises UserError if there are too few words for a mixture.
         """
@@ -109,7 +109,10 @@ class HglmmEncoder(CaptionEncoder):
     def fit(
         cls, word_vectors: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
     ) -> HglmmEncoder:
-        """Fit independent components and mixtures to the words ``sample``, and principal components to ``captions``."""
+        """Fit independent components and mixtures to ``sample``, and principal components to ``captions``.
+
+        The encoder keeps ``word_vectors``; words without a vector in it are ignored.
+        """
         unmixing = _fit_unmixing_matrix(sample.vectors, config) if config.ica else None
         samples = _scale_word_vectors(sample, unmixing, config.scale).double().to(device)
         parts = []
@@ -184,8 +187,9 @@ def fit_principal_components(
 ) -> tuple[Float[Tensor, " dim"], Float[Tensor, "n_components dim"]]:
     """Return the mean and the principal axes of the captions' Fisher vectors on one mixture.
 
-    The memory holds the covariance (18,000 x 18,000 float32 are 1.3 GB), the axes and ``chunk`` Fisher vectors. The coordinate
-    of each axis with the largest absolute value is positive. Raises UserError if fewer than two captions have a known word.
+    The covariance (18,000 x 18,000 float32 are 1.3 GB), the axes and ``chunk`` Fisher vectors must fit into memory. The sign
+    of an axis makes its largest coordinate in absolute value positive. Raises UserError if fewer than two captions have a
+    known word.
     """
     device, dim = encoder._table.device, 2 * mixture.mean.numel()
     total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0

@@ -28,7 +28,7 @@ _Loaded = TypeVar("_Loaded")
 def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Loaded], workers: int, ahead: int) -> Iterator[_Loaded]:
     """Yield ``load(item)`` for every item in order; ``workers`` threads load at most ``ahead`` items in advance.
 
-    ``load`` should release the interpreter lock, as Pillow and NumPy do.
+    Without workers, this thread loads the items. ``load`` should release the interpreter lock, as Pillow and NumPy do.
     """
     if workers == 0:
         yield from map(load, items)
@@ -69,9 +69,9 @@ class ImageVectors:
 
 
 class ImageExtractor(Extractor, Generic[_Prepared]):
-    """Base class of image extractors.
+    """Base class of image extractors, which prepare single images in several threads and compute the vectors of batches.
 
-    Several threads call :meth:`prepare` for single images. One thread calls :meth:`compute_vectors` for batches.
+    A subclass defines :meth:`prepare` and :meth:`compute_vectors`. Only one thread calls the latter.
     """
 
     config: ImageSettings
@@ -84,7 +84,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
 
     @abstractmethod
     def compute_vectors(self, batch: Sequence[_Prepared]) -> list[ImageVectors]:
-        """Return the vectors of each image of a batch."""
+        """Return the vectors of each image of a batch, given the results of :meth:`prepare`."""
 
     def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
         from vse.features.backbones.device import wrap_memory_errors
@@ -176,7 +176,7 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
 
 @contextmanager
 def _name_photographs(paths: Sequence[Path | None]) -> Iterator[None]:
-    """Add the paths of photographs to an exception in the block, as a note."""
+    """Add a note to an exception in this block: the first path, and the number of further photographs in the batch."""
     try:
         yield
     except Exception as error:

@@ -18,7 +18,7 @@ from vse.features.settings.texts import MixtureKind
 MIN_SPREAD = 1e-3  # lower limit of deviations and variances
 _BLOCK_SAMPLES = 256  # number of samples in one computation, small enough for a processor's cache
 _RUN_LENGTH = 32  # number of consecutive samples whose weights are summed in the first step of a weighted median
-_MAX_GATHERED_WEIGHTS = 1 << 17  # limit on the weights that are sorted at once for weighted medians
+_MAX_GATHERED_WEIGHTS = 1 << 17  # limit on the weights that are reordered at once for weighted medians
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,11 @@ def draw_initial_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: in
 def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: int, kind: MixtureKind = "hybrid") -> Mixture:
     """Run ``n_iterations`` steps of expectation maximisation from ``mixture``, without a test of convergence.
 
-    A step computes posteriors, then weighted medians and mean absolute deviations, means and variances, and priors. The
-    weighted median is the smallest sample at which the weights in ascending order reach half of their sum. Each dimension of a
-    hybrid mixture becomes Laplacian or Gaussian, whichever is likelier. A ``gaussian`` or ``laplacian`` mixture has dimensions
-    of one type only. The medians and deviations of a Gaussian mixture stay unchanged.
+    A step computes the posteriors of all samples. With these as weights, it then computes medians and mean absolute
+    deviations, means and variances, and priors. The weighted median is the smallest value such that the samples up to it have
+    at least half of the total weight. Each dimension of a hybrid mixture becomes Laplacian or Gaussian, whichever is likelier.
+    A ``gaussian`` or ``laplacian`` mixture has dimensions of one type only. A Gaussian mixture keeps its initial medians and
+    deviations.
 
     Use float64: squared distances are expanded into matrix products, as in scikit-learn, which loses precision.
     """
@@ -95,8 +96,8 @@ def compute_fisher_vectors(
 
     A vector has the derivatives of the log-likelihood with respect to the locations (medians or means), cluster after
     cluster, then the derivatives with respect to the scales (deviations or variances). With z = (x - location) / spread,
-    where the spread is the mean absolute or the standard deviation, and p the posterior probability of the cluster, a word x
-    adds to a derivative
+    where the spread is the mean absolute or the standard deviation, and with the posterior probability p of the cluster, a
+    word with the vector x adds to the derivative
 
     - with respect to the location: p sign(z) for a Laplacian, p z for a Gaussian;
     - with respect to the scale: p (abs(z) - 1) for a Laplacian, p (z^2 - 1) / sqrt(2) for a Gaussian.
@@ -155,7 +156,7 @@ def _compute_log_constants(mixture: Mixture) -> Tensor:
 
 
 def _compute_posteriors_fast(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Float[Tensor, "K N"]:
-    """Return posteriors as :func:`compute_posteriors`, transposed, faster and less exact. ``squares`` is ``samples ** 2``."""
+    """Return the transposed :func:`compute_posteriors`, faster but less exact. ``squares`` is ``samples ** 2``."""
     precision = (~mixture.laplacian) / mixture.variance
     costs = (precision / 2) @ squares.T - (precision * mixture.mean) @ samples.T
     costs += ((precision * mixture.mean.square()).sum(1) / 2 - _compute_log_constants(mixture))[:, None]
@@ -170,7 +171,7 @@ def _compute_posteriors_fast(samples: Tensor, squares: Tensor, mixture: Mixture,
 def _maximise_likelihood(
     samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ordered: _SortedSamples | None
 ) -> Mixture:
-    """Return the likeliest mixture, given the posteriors ``weights`` (K, N). A Gaussian mixture needs no ``ordered``."""
+    """Return the likeliest mixture for the posteriors ``weights`` (K, N). ``ordered`` is None for a Gaussian mixture."""
     totals = weights.sum(1)
     heavy = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
     means = weights @ samples / heavy

@@ -25,7 +25,7 @@ from vse.pipeline.files.writing import read_json
 Floats = NDArray[np.float32]
 TRUTH_BOXES = "phrases"  # value of the setting ``boxes`` for ground-truth boxes
 
-# Settings and hashes that decide which boxes an extractor reads, but not how it computes a box's vector.
+# Settings and hashes that determine which boxes an extractor reads, but not how it computes the vector of a box.
 _BOX_SETTING_NAMES = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "proposer_weights", "edge_model")
 _BOX_HASH_NAMES = ("proposer_sha256", "edge_model_sha256")
 _RANDOM_LOCK = threading.Lock()  # all threads share the C library's random generator, which selective search uses
@@ -179,8 +179,8 @@ def _read_hdf5_boxes(path: Path) -> dict[int, Floats]:
 def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
     """Return the distinct ground-truth boxes (n, 4) of each image by image id, in the order of the phrases.
 
-    The ground-truth box of a phrase is its attribute ``truth``, the smallest box around all boxes that the data set gives for
-    the phrase. An image has no entry if its phrases have no boxes. Raises UserError if no image has an entry.
+    The ground-truth box of a phrase is its ``truth_box``, the smallest box around all boxes that the data set gives for the
+    phrase. An image has no entry if its phrases have no boxes. Raises UserError if no image has an entry.
     """
     boxes_by_id: dict[int, dict[tuple[float, ...], None]] = {}
     for mention in list_mentions(dataset):
@@ -193,7 +193,7 @@ def collect_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
 
 
 def hash_boxes(boxes_by_id: Mapping[int, NDArray[np.float32]]) -> str:
-    """Return one SHA-256 for the boxes (n, 4) of all images: the hash of image ids, numbers of boxes and boxes."""
+    """Return one SHA-256 of the ids and boxes (n, 4) of all images, in the order of the dictionary."""
     digest = hashlib.sha256()
     for image_id, boxes in boxes_by_id.items():
         digest.update(np.asarray([image_id, len(boxes)], "<i8").tobytes())
@@ -207,9 +207,10 @@ def has_truth_boxes(cache: FeatureCache) -> bool:
 
 
 def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
-    """Check that ``truths`` holds ground-truth boxes of the data set of ``candidates``, with vectors of the same extractor.
+    """Raise UserError unless ``truths`` holds ground-truth boxes that can be compared with the boxes in ``candidates``.
 
-    Raises UserError if not. The precision may differ if the presets of both caches have ``precision: auto``.
+    Both caches must belong to the same data set, and the same settings and weights must have computed their vectors. The
+    precision may differ if the presets of both caches have ``precision: auto``.
     """
     _check_has_truth_boxes(truths)
     if truths.dataset != candidates.dataset:
@@ -233,6 +234,7 @@ def _check_has_truth_boxes(cache: FeatureCache) -> None:
 
 
 def _collect_vector_settings(cache: FeatureCache) -> dict[str, object]:
+    """Return the settings and hashes that determine how an extractor computes the vector of a box."""
     extractor = {name: value for name, value in cache.extractor_identity.items() if name not in ("config", *_BOX_HASH_NAMES)}
     config = {
         name: value for name, value in cache.extractor_identity.get("config", {}).items() if name not in _BOX_SETTING_NAMES

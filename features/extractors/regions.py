@@ -116,9 +116,9 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None, notes:
 
 
 def set_map_strides(detector: Any) -> None:
-    """Set the strides of the detector's feature maps, by a forward pass on an image of 256 x 256 pixels.
+    """Run the detector's backbone on 256 x 256 pixels, so that torchvision computes the right strides of the feature maps.
 
-    torchvision would otherwise compute the strides from the first image, and a small image gives wrong strides.
+    torchvision computes the strides from the first image and keeps them. A small first image would give wrong strides.
     """
     with torch.inference_mode():
         maps = detector.backbone(torch.zeros(1, 3, 256, 256))
@@ -141,19 +141,19 @@ def propose_boxes(detector: Any, pixels: Tensor) -> Proposals:
 def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[ScoredBoxes, tuple[int, int]]:
     """Return the boxes of one image (3, height, width), best first, and the height and width of the network's input.
 
-    Boxes with scores above ``config.score`` are returned, at least ``min_boxes`` and at most ``max_boxes``. If the detector
-    finds no box, the only box is the complete image.
+    The result has the boxes with scores above ``config.score``, but at least ``min_boxes`` and at most ``max_boxes`` boxes. If
+    the detector finds no box, the only box is the complete image.
     """
     proposed = propose_boxes(detector, pixels)
     proposals, size, heads = proposed.boxes, proposed.input_size, detector.roi_heads
 
-    def vectors(boxes: Tensor) -> Tensor:
+    def compute_vectors(boxes: Tensor) -> Tensor:
         features: Tensor = heads.box_head(heads.box_roi_pool(proposed.feature_maps, [boxes], [size]))
         return features
 
     if len(proposals) == 0:
-        return _build_whole_image_box(size, proposals, vectors), size
-    features = vectors(proposals)
+        return _build_whole_image_box(size, proposals, compute_vectors), size
+    features = compute_vectors(proposals)
     logits, deltas = heads.box_predictor(features)
     scores = logits.float().softmax(-1)[:, 1:]  # without the background
     if config.selection == "bottom_up":
@@ -164,8 +164,8 @@ def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[
         regressed = heads.box_coder.decode(deltas.float(), [proposals])[:, 1:]
         boxes, best = _suppress_boxes_by_class(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
         order = _find_best_boxes(best, config)
-        selected = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
-    return (selected if len(order) else _build_whole_image_box(size, proposals, vectors)), size
+        selected = ScoredBoxes(boxes[order], best[order], compute_vectors(boxes[order]) if len(order) else features[:0])
+    return (selected if len(order) else _build_whole_image_box(size, proposals, compute_vectors)), size
 
 
 def _compute_scores_after_nms(
@@ -184,8 +184,8 @@ def _suppress_boxes_by_class(
 ) -> tuple[Float[Tensor, "m 4"], Float[Tensor, " m"]]:
     """Return the boxes of all classes after non-maximum suppression within each class, best first, and their scores.
 
-    Only better boxes can suppress a box. Suppression therefore starts with few boxes, the best ones, and takes more boxes
-    until ``max_boxes`` remain.
+    Only boxes with higher scores can suppress a box. Suppression therefore starts with the best boxes, and is repeated with
+    more boxes until ``max_boxes`` remain or all boxes were used.
     """
     n_classes = scores.shape[1]
     order = scores.flatten().argsort(descending=True, stable=True)
@@ -206,6 +206,6 @@ def _find_best_boxes(scores: Tensor, config: RegionsConfig) -> Tensor:
     return order[: min(max(above, config.min_boxes), config.max_boxes)]
 
 
-def _build_whole_image_box(size: tuple[int, int], like: Tensor, vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
+def _build_whole_image_box(size: tuple[int, int], like: Tensor, compute_vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
     box = like.new_tensor([[0, 0, size[1], size[0]]])
-    return ScoredBoxes(box, like.new_zeros(1), vectors(box))
+    return ScoredBoxes(box, like.new_zeros(1), compute_vectors(box))

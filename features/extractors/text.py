@@ -34,7 +34,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.progress import progress_bar
 
-_DIFFERENCE_TEXTS = {  # for messages
+_DIFFERENCE_TEXTS = {  # words for messages, by the hash that differs
     "weights_sha256": "other weights",
     "tokenizer_sha256": "another tokenizer",
     "network_sha256": "other network settings",
@@ -42,7 +42,7 @@ _DIFFERENCE_TEXTS = {  # for messages
 
 
 class TextExtractor(Extractor):
-    """A pretrained text encoder that computes the vectors of captions, as a feature preset defines them.
+    """A pretrained text encoder that computes the vectors of captions with the settings of a feature preset.
 
     config : settings of the preset
     weights_dir : folder in which a folder or file with the model's name replaces a download
@@ -74,7 +74,7 @@ class TextExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
-        """Compute the rows of captions, in order, and count truncated captions."""
+        """Return the rows of captions, in order. Their ``counts`` contain the number of truncated captions."""
         with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:
             parts, n_truncated = self._encode(self._collect_texts(items), np.dtype(self.config.dtype), progress.update)
         input_hashes = np.stack([item.hash_input() for item in items])

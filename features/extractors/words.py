@@ -45,7 +45,7 @@ class WordVectors:
         return {word: row for row, word in enumerate(self.words)}
 
     def find_indices(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
-        """Return the index of each known word, one caption after the other, and the number of known words of each caption."""
+        """Return the indices of all known words, caption by caption, and the number (n,) of known words in each caption."""
         found = [[self.index_by_word[word] for word in caption if word in self.index_by_word] for caption in captions]
         lengths = torch.tensor([len(indices) for indices in found], dtype=torch.int64)
         return torch.tensor([index for indices in found for index in indices], dtype=torch.int64), lengths
@@ -59,7 +59,7 @@ class WordVectors:
         return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
     def select_words(self, wanted: Iterable[str], n_first: int) -> WordVectors:
-        """Return the vectors of the first ``n_first`` words and of the ``wanted`` words, in unchanged order."""
+        """Return the first ``n_first`` words and the words ``wanted`` with their vectors, in unchanged order."""
         wanted = set(wanted)
         rows = [row for row, word in enumerate(self.words) if row < n_first or word in wanted]
         return WordVectors(tuple(self.words[row] for row in rows), self.vectors[rows])
@@ -111,7 +111,7 @@ def train_word_vectors(captions: TokenLists, dim: int, epochs: int, min_count: i
 def prepare_word_vectors(
     corpus: CaptionCorpus, config: WordSettings, word_file: Path | None, n_sampled: int
 ) -> tuple[WordVectors, WordVectors]:
-    """Return the word vectors that the encoder keeps, and a sample of ``n_sampled`` word vectors to fit the encoder to.
+    """Return the word vectors that the encoder keeps, and a sample of at most ``n_sampled`` to which the encoder is fitted.
 
     The vectors are read from ``word_file`` or, without a file, trained on the training captions. The encoder keeps the words
     of the data set and the first ``config.keep`` words of the file. Raises UserError if no word of the data set has a vector.
@@ -204,7 +204,7 @@ class TfidfEncoder(CaptionEncoder):
 
     @classmethod
     def fit(cls, captions: TokenLists, config: TfidfConfig) -> TfidfEncoder:
-        """Fit the encoder to the words that occur in at least ``config.min_count`` captions. Raises UserError without any."""
+        """Fit the encoder to words in at least ``config.min_count`` captions. Raises UserError if there is no such word."""
         vectorizer = _build_vectorizer(config.sublinear, min_df=config.min_count, max_features=config.max_words)
         try:
             vectorizer.fit(captions)
@@ -216,7 +216,7 @@ class TfidfEncoder(CaptionEncoder):
         return torch.from_numpy(self._vectorizer.transform(captions).astype(np.float32).toarray())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors to save: ``words``, ``rarity`` (idf), and ``sublinear`` (True: logarithms of counts are used)."""
+        """Return the tensors to save: ``words``, ``rarity`` (inverse document frequencies), and the setting ``sublinear``."""
         idf = torch.from_numpy(np.asarray(self.idf))
         return {"words": words_to_tensor(self.words), "rarity": idf, "sublinear": torch.tensor(self.sublinear)}
 
