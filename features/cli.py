@@ -38,7 +38,8 @@ class _ExtractorGroup(click.Group):
 def extract() -> None:
     """Extract the features of a data set into a cache. Models are trained on caches.
 
-    A cache consists of shards. Finished shards are kept, missing ones are extracted, and then all are merged to the cache.
+    A cache consists of shards, files of consecutive rows. Finished shards are kept, missing shards are extracted, and then all
+    shards are merged to the cache.
     """
 
 
@@ -103,7 +104,7 @@ def merge_command(request: MergeRequest) -> None:
 def verify_command(request: VerifyRequest) -> None:
     """Verify a cache: its counts, its ids and the hash of every shard.
 
-    The images or captions from which the rows were extracted are hashed again, too.
+    The images or captions from which the rows were extracted are hashed again, too, to find out whether they have changed.
     """
     from vse.features import extraction
 

@@ -57,7 +57,7 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
             f"{dataset.path}: the data set has changed since {cache.path} was made: {'; '.join(differences)}. Give the data "
             "set of the cache, or run the same vse-extract again, which keeps unchanged rows"
         )
-    if dataset.fold and _is_fitted(cache) and not is_from_dataset_file(cache, dataset):
+    if dataset.fold and _has_fitted_encoder(cache) and not is_from_dataset_file(cache, dataset):
         raise UserError(
             f"{cache.path}: its encoder was fitted to other training captions than those of fold {dataset.fold}, and they may "
             f"contain test captions of this fold; extract {cache.feature} from {dataset.path}, to a file of its own"
@@ -113,7 +113,7 @@ def is_from_dataset_file(cache: FeatureCache, dataset: Dataset) -> bool:
     return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
 
 
-def _is_fitted(cache: FeatureCache) -> bool:
+def _has_fitted_encoder(cache: FeatureCache) -> bool:
     config = cache.provenance.get("config")
     extractor = find_extractor(config.get("extractor")) if isinstance(config, Mapping) else None
     return extractor is not None and extractor.fits_encoder

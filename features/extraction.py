@@ -142,17 +142,25 @@ def extract_shards(
         raise UserError(f"{n_shards} shards for {n_rows} rows")
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
-    recorded = find_other_precision_shards(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
+    other_precision_shards = (
+        find_other_precision_shards(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
+    )
     for index in range(n_shards) if only is None else [only]:
         path = shard_path(out, index, n_shards)
         items = list_extractor_inputs(dataset, *input_form, shard_slice(n_rows, index, n_shards))
         with lock_for_writing(path):
-            shard_identity = recorded.get(path, identity)
+            shard_identity = other_precision_shards.get(path, identity)
             if _is_finished_shard(path, shard_identity, dataset, items, extractor.config.text_unit, skip_bad):
-                suffix = f" in {read_precision(shard_identity)}, the precision of another machine" if path in recorded else ""
+                suffix = (
+                    f" in {read_precision(shard_identity)}, the precision of another machine"
+                    if path in other_precision_shards
+                    else ""
+                )
                 log.info("%s: finished, kept%s", path, suffix)
                 continue
-            if other := next((identity for other_path, identity in recorded.items() if other_path != path), None):
+            if other := next(
+                (identity for other_path, identity in other_precision_shards.items() if other_path != path), None
+            ):
                 raise mixed_precision_error(path.parent, other, identity)
             extractor.part_label = f"shard {index + 1} of {n_shards}"
             log.info("%s: %d rows", extractor.progress_label, len(items))
@@ -200,8 +208,8 @@ def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
     with lock_for_writing(out):
-        selected = dataset.keep_splits(splits) if (splits := config.get("splits")) else dataset
-        ids = list_row_ids(selected, kind, find_text_unit(config))
+        row_dataset = dataset.keep_splits(splits) if (splits := config.get("splits")) else dataset
+        ids = list_row_ids(row_dataset, kind, find_text_unit(config))
         for index in range(n_shards):
             rows = shard_slice(len(ids), index, n_shards)
             _check_inputs_unchanged(shard_path(out, index, n_shards), dataset, kind, config, rows)

@@ -74,11 +74,11 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
         arguments = ExtractionArguments(
             request.dataset, out, request.options.device, weights_dir, word_file, must_fit_encoder=shard is None
         )
-        built = check_extractor(config, arguments) if is_own_part(config) else config.build_extractor(arguments)
+        feature_extractor = check_extractor(config, arguments) if is_own_part(config) else config.build_extractor(arguments)
         if request.like is None:
             _log_preset_changes(request, dataset, config)
-        written = extraction.extract_shards(request.dataset, built, out, n_shards, shard, request.options.skip_bad)
-        return written if shard is not None else extraction.merge_feature(request.dataset, out, n_shards)
+        path = extraction.extract_shards(request.dataset, feature_extractor, out, n_shards, shard, request.options.skip_bad)
+        return path if shard is not None else extraction.merge_feature(request.dataset, out, n_shards)
 
 
 def _log_preset_changes(request: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:

@@ -104,8 +104,8 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
         return caches
     try:
         with lock_for_writing(settings.out, folder=True), pause_garbage_collection():
-            finished = _read_unfinished_parts(parts, parts_folder, settings, images)
-            file, places = _join_parts(parts, finished, settings, images)
+            row_parts = _read_unfinished_parts(parts, parts_folder, settings, images)
+            file, places = _join_parts(parts, row_parts, settings, images)
             _write_caches(parts, file, places, caches)
             shards = [(shards_folder(one), entry) for one in caches for entry in read_manifest(one)["shards"]]
             hashed = {folder / entry["file"]: entry["sha256"] for folder, entry in shards}
@@ -121,16 +121,16 @@ def _read_unfinished_parts(
     parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None
 ) -> list[RowPart]:
     """Return the rows of all parts. Only parts that an interrupted import has not stored in ``parts_folder`` are read."""
-    finished = []
+    row_parts = []
     with progress_bar(total=sum(len(part.image_vectors) for part in parts), desc="read", unit="row") as bar:
         for index, part in enumerate(parts):
             path, key = parts_folder / f"part-{index:05d}.parquet", _hash_part(part, settings, images)
-            known = find_part(path, key)
-            if known is not None:
+            stored_part = find_part(path, key)
+            if stored_part is not None:
                 bar.update(len(part.image_vectors))
             bad_rows: list[BadPartRow] = []
-            finished.append(known or write_part(path, key, _read_rows(part, settings, images, bad_rows, bar), bad_rows))
-    return finished
+            row_parts.append(stored_part or write_part(path, key, _read_rows(part, settings, images, bad_rows, bar), bad_rows))
+    return row_parts
 
 
 def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None) -> str:
@@ -142,12 +142,12 @@ def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None)
 
 
 def _join_parts(
-    parts: list[_FolderPart], finished: list[RowPart], settings: ImportSettings, images: Path | None
+    parts: list[_FolderPart], row_parts: list[RowPart], settings: ImportSettings, images: Path | None
 ) -> tuple[Path, PairPlaces]:
     """Join the parts and write the data set; return its path and the parts and rows of its images and captions."""
     bad_rows = BadRowList(settings.skip_bad)
     joined = RowJoin(
-        finished, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
+        row_parts, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
     )
     n_rows = sum(len(part.image_vectors) for part in parts)
     bad_rows.raise_or_list(settings.out / "import.failures.jsonl", n_rows)

@@ -286,7 +286,7 @@ class VectorBoxes:
 
     def __init__(self, cache: FeatureCache) -> None:
         self._boxes: RegionBoxes | None = None
-        self._grid: CnnConfig | None = None
+        self._grid_config: CnnConfig | None = None
         self._side = 0
         self._rows = {int(identity): row for row, identity in enumerate(cache.ids)}
         config = cache.provenance.get("config", {})
@@ -298,7 +298,7 @@ class VectorBoxes:
                 grid = CnnConfig(name=cache.feature, **config)
             side = math.isqrt(cache.row_shape[0])
             if grid.crops == "1c" and cache.row_shape[0] == side**2 and grid.grid in (side, "all"):
-                self._grid, self._side = grid, side
+                self._grid_config, self._side = grid, side
                 return
         raise UserError(f"{cache.path}: does not record the positions of its {cache.feature} in the photos")
 
@@ -308,9 +308,9 @@ class VectorBoxes:
         The boxes of a grid depend only on ``size``. For a cache of regions, the result has the boxes of the image
         ``image_id``; it is empty if the cache lacks this image.
         """
-        if self._grid is None:
+        if self._grid_config is None:
             return self._scale_regions(size, image_id)
-        x1, y1, x2, y2 = compute_centre_crop_box(size, self._grid)
+        x1, y1, x2, y2 = compute_centre_crop_box(size, self._grid_config)
         n = self._side
         x, y = (np.linspace(start, end, n + 1) for start, end in ((x1, x2), (y1, y2)))
         return np.asarray([(x[j], y[i], x[j + 1], y[i + 1]) for i in range(n) for j in range(n)])

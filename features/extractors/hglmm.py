@@ -76,15 +76,15 @@ class HglmmEncoder(CaptionEncoder):
         word_vectors: WordVectors,
         unmixing: Float[Tensor, "D dim"] | None,
         scale: float,
-        parts: Sequence[ProjectedMixture],
+        mixtures: Sequence[ProjectedMixture],
         is_projection_normalized: bool,
         device: torch.device,
     ) -> None:
-        self.word_vectors, self.unmixing, self.scale, self.projected_mixtures = word_vectors, unmixing, scale, parts
+        self.word_vectors, self.unmixing, self.scale, self.projected_mixtures = word_vectors, unmixing, scale, mixtures
         self.is_projection_normalized = is_projection_normalized
-        self.dim = sum(part.dim for part in parts)
+        self.dim = sum(mixture.dim for mixture in mixtures)
         self._table = _scale_word_vectors(word_vectors, unmixing, scale).float().to(device)
-        self._parts = [part.to(self._table) for part in parts]
+        self._mixtures_on_device = [mixture.to(self._table) for mixture in mixtures]
 
     @classmethod
     def fit_to_corpus(cls, config: HglmmConfig, corpus: CaptionCorpus, word_file: Path | None, device: str) -> HglmmEncoder:
@@ -136,7 +136,7 @@ class HglmmEncoder(CaptionEncoder):
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
         rows, lengths = self.word_vectors.find_indices(captions)
-        vectors = torch.cat([self._encode_part(part, rows, lengths) for part in self._parts], dim=1)
+        vectors = torch.cat([self._encode_with(mixture, rows, lengths) for mixture in self._mixtures_on_device], dim=1)
         vectors[lengths.to(vectors.device) == 0] = 0
         return vectors.cpu()
 
@@ -159,11 +159,12 @@ class HglmmEncoder(CaptionEncoder):
             rows, lengths = self.word_vectors.find_indices(captions[k : k + chunk])
             yield self.compute_fisher_vectors(mixture, rows, lengths[lengths > 0])
 
-    def _encode_part(self, part: ProjectedMixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
-        vectors = self.compute_fisher_vectors(part.mixture, rows, lengths)
-        if part.pca_mean is None or part.pca_axes is None:
+    def _encode_with(self, projected: ProjectedMixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
+        """Return the vectors of n captions on one mixture; see :meth:`compute_fisher_vectors` for ``rows`` and ``lengths``."""
+        vectors = self.compute_fisher_vectors(projected.mixture, rows, lengths)
+        if projected.pca_mean is None or projected.pca_axes is None:
             return vectors
-        vectors = (vectors - part.pca_mean) @ part.pca_axes.T
+        vectors = (vectors - projected.pca_mean) @ projected.pca_axes.T
         return normalize(vectors) if self.is_projection_normalized else vectors
 
     def tensors(self) -> dict[str, Tensor]:

@@ -173,9 +173,9 @@ def _maximise_likelihood(
 ) -> Mixture:
     """Return the likeliest mixture for the posteriors ``weights`` (K, N). ``ordered`` is None for a Gaussian mixture."""
     totals = weights.sum(1)
-    heavy = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
-    means = weights @ samples / heavy
-    squared = (weights @ squares / heavy - means.square()).clamp(min=0)
+    safe_totals = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
+    means = weights @ samples / safe_totals
+    squared = (weights @ squares / safe_totals - means.square()).clamp(min=0)
     variances = squared.clamp(min=MIN_SPREAD)
     gaussian = replace(mixture, priors=totals / totals.sum(), mean=means, variance=variances)
     if ordered is None:
@@ -184,11 +184,11 @@ def _maximise_likelihood(
     for block, weight in zip(torch.split(samples, _BLOCK_SAMPLES), torch.split(weights, _BLOCK_SAMPLES, 1), strict=True):
         for k in range(len(totals)):
             absolute[k] += weight[k] @ (block - medians[k]).abs_()
-    absolute /= heavy
+    absolute /= safe_totals
     deviations = absolute.clamp(min=MIN_SPREAD)
-    laplace = -(2 * deviations).log() - absolute / deviations
-    gauss = ((2 * math.pi * variances).log() + squared / variances) / -2
-    return replace(gaussian, median=medians, deviation=deviations, laplacian=laplace > gauss)
+    laplacian_likelihoods = -(2 * deviations).log() - absolute / deviations
+    gaussian_likelihoods = ((2 * math.pi * variances).log() + squared / variances) / -2
+    return replace(gaussian, median=medians, deviation=deviations, laplacian=laplacian_likelihoods > gaussian_likelihoods)
 
 
 @dataclass(frozen=True)

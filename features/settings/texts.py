@@ -152,7 +152,7 @@ class HglmmConfig(WordSettings):
         default=["hybrid"],
         min_length=1,
         description="kinds of the mixtures; their vectors are concatenated in this order; hybrid: each dimension of a cluster "
-        "is a Gaussian or a Laplacian, whichever is likelier; gaussian, laplacian: all dimensions are",
+        "is a Gaussian or a Laplacian, whichever is likelier; gaussian, laplacian: all dimensions are of this kind",
     )
     centres: PositiveInt = Field(30, description="number of clusters of each mixture")
     iterations: PositiveInt = Field(10, description="steps of expectation maximisation")
