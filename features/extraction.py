@@ -125,8 +125,9 @@ def extract_shards(
 ) -> Path:
     """Extract the unfinished shards of a feature and return the folder of the shards.
 
-    With ``only``, the index (from 0) of a shard, extract only this shard and return its path. Without ``skip_bad``, a finished
-    shard with skipped images is extracted again. Raises UserError if images or captions of a finished shard have changed.
+    ``only`` is the index (from 0) of a single shard to extract; the result is then the path of this shard. Without
+    ``skip_bad``, a finished shard with skipped images is extracted again. Raises UserError if images or captions of a finished
+    shard have changed.
 
     With ``precision: auto``, finished shards are kept even if another machine computed them in another precision. Because a
     cache has one precision, UserError is then raised if a shard is still missing.

@@ -1,7 +1,7 @@
 """Estimate the downloads, the disk space and the time of a workflow target before it runs (``vse-data plan``).
 
-A speed was measured in this machine's runs and caches (:mod:`vse.features.own_rates`), or else on another machine, for
-``config/rates.yaml``; the estimated time is then a range. Unknown sizes and speeds are listed, not guessed.
+Speeds come from this machine's runs and caches (:mod:`vse.features.own_rates`), or else from ``config/rates.yaml``. The latter
+were measured on another machine, so an estimate from them is a range. Unknown sizes and speeds are listed, not guessed.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _TORCH_TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "I64": "in
 def is_up_to_date(
     out: Path, dataset: Dataset, config: FeatureSettings, n_shards: int, encoder: Path, word_file: Path | None
 ) -> bool:
-    """Return whether an extraction would change nothing: the cache ``out``, its shards and its encoder are complete.
+    """Return whether an extraction would change nothing, because the cache ``out``, its shards and its encoder are finished.
 
     The result is False for features other than vectors of a fitted caption encoder. A shard counts as unchanged if it has the
     recorded size and modification time; ``vse-extract verify`` hashes all shards. The result is also False in case of doubt;

@@ -87,10 +87,9 @@ def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weigh
         return {}
     model, commit = str(settings.get("model")), provenance.get("commit")
     downloads = sorted(list_download_folders(), key=lambda folder: folder.name != commit)
-    own = (
-        None if weights_dir is None else weights_dir / model.rpartition("/")[2]
-    )  # searched first: in other folders, the same weights may have another tokenizer
-    file = record.find([model_folder, own, weights_dir, *downloads])
+    # The model's own folder comes first: in other folders, the same weights may have another tokenizer.
+    own_folder = None if weights_dir is None else weights_dir / model.rpartition("/")[2]
+    file = record.find([model_folder, own_folder, weights_dir, *downloads])
     if file is None:
         return {}
     is_folder = settings.get("extractor") == "text" and not model.startswith("open_clip/")

@@ -18,8 +18,8 @@ _DATA_NOTES = {"counts", "data", "upper_bound"}  # entries of the provenance tha
 class FeatureDescription(BaseModel):
     """The extractor of a feature, and the shape and type of its rows.
 
-    A training run records the descriptions of its features, so that they can be computed for new photos and captions without
-    the caches.
+    A training run records the descriptions of its features, so that these features can be computed for new photos and captions
+    without the caches.
 
     row_shape : shape of a row or, with ``is_ragged``, of one of its vectors
     is_ragged : whether rows have different numbers of vectors
