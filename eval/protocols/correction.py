@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import parse_provenance, read_embeddings, resolve_path
 from vse.eval.files.results import Result
 from vse.eval.files.split import SCORE_NAMES, Embeddings
-from vse.eval.ranking.hubness import LinearScores, compute_biases, find_activated
+from vse.eval.ranking.hubness import LinearScores, compute_biases, mark_corrected_queries
 from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ScoreMatrix, ranks_from_blocks
 from vse.pipeline.dataset.dataset import SPLITS
@@ -245,8 +245,8 @@ def correct(run: Embeddings, bank: Bank, method: str, parameters: Mapping[str, f
     i2t, t2i = _score_pairs(run)
     if method == "qb-norm":
         of_queries = np.asarray(i2t[:]).T if run.vectors is None else LinearScores(run.vectors[1], run.vectors[0])
-        image_gate = find_activated(bank.of_captions, of_queries)
-        caption_gate = find_activated(bank.of_images, t2i)
+        image_gate = mark_corrected_queries(bank.of_captions, of_queries)
+        caption_gate = mark_corrected_queries(bank.of_images, t2i)
         return replace(
             run,
             images=None,

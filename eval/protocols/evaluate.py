@@ -67,7 +67,7 @@ from vse.eval.protocols.protocols import (
     unify_embeddings,
 )
 from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
-from vse.eval.ranking.hubness import diagnose, mean_cosine, measure_hubs
+from vse.eval.ranking.hubness import diagnose_hubs, mean_cosine, measure_hubs
 from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, chance_recall, fold_metrics
 from vse.eval.ranking.statistics import compute_intervals
 from vse.eval.search.approximate import measure_index_recalls, measure_reranked_search
@@ -305,7 +305,7 @@ def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metri
         n_images, n_captions = len(run.image_ids), len(run.caption_ids)
         chance = {name: chance_recall(name, 10, n_images, n_captions) for name in hubs}
         if n_images >= _MIN_DIAGNOSED_IMAGES:
-            for sentence in diagnose(hubs, cosines, recalls, chance):
+            for sentence in diagnose_hubs(hubs, cosines, recalls, chance):
                 log.warning("%s: %s", path, sentence)
         of_seeds.append({**hubs, **({"mean_cosine": cosines} if cosines else {})})
     hubness: dict[str, Any] = mean_and_std_over_seeds(of_seeds)

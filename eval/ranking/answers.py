@@ -52,7 +52,7 @@ class _BestAnswersSoFar:
     def update(self, queries: slice, scores: Float[Tensor, "n m"], right: Tensor, first: int) -> None:
         """Update the best answers to ``queries`` with their scores for m further candidates.
 
-        ``right`` (n, m) marks the right answers. ``first`` is the row of the first of these candidates.
+        ``right`` (n, m) marks the right answers. ``first`` is the row of the first new candidate.
         """
         self._dtype = np.dtype(str(scores.dtype).removeprefix("torch."))
         for k, others in enumerate((~right, right)):

@@ -20,19 +20,20 @@ from torch import Tensor
 
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, shared_tensor, split_into_slices
 
-OCCURRENCE_DEPTH = 10  # K of the K-occurrence: how often a candidate is among the first K
-_MAX_BLOCK_SCORES = 2**24  # scores of candidates with a bank that are computed at once
+OCCURRENCE_DEPTH = 10  # K of the K-occurrence, the number of queries for which a candidate is among the first K
+_MAX_BLOCK_SCORES = 2**24  # number of scores of candidates with a bank that are computed at once
 
 
 def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[str, float]]:
-    """Return the hubs of each direction.
+    """Return three statistics of the hubs of each direction.
 
-    ``skewness`` is that of the 10-occurrence of the candidates. ``never`` is the percentage of candidates that are among the
-    first 10 of no query, and ``largest`` the percentage of queries that have the most frequent first candidate.
+    The 10-occurrence of a candidate is the number of queries for which it is among the first 10. ``skewness`` is the skewness
+    of the 10-occurrences. ``never`` is the percentage of candidates whose 10-occurrence is 0. ``largest`` is the percentage of
+    queries whose first candidate is the most frequent first candidate.
     """
     n_captions = len(i2t.image_of_caption)
     of_images: list[Tensor] = []
-    best = _FirstImages(n_captions)
+    best = _BestImagesSoFar(n_captions)
     for rows in i2t.row_slices:
         scores = i2t.score(rows, None).cpu()
         of_images.append(torch.topk(scores, min(OCCURRENCE_DEPTH, n_captions), 1).indices)
@@ -45,7 +46,7 @@ def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[st
     }
 
 
-class _FirstImages:
+class _BestImagesSoFar:
     """The best images for each caption, among the images that were scored so far.
 
     ``rows`` : (depth, n_captions) rows of the images, best first. The depth is at most :data:`OCCURRENCE_DEPTH`.
@@ -65,29 +66,29 @@ class _FirstImages:
         self.rows = known.gather(0, chosen)
 
 
-_MOST_FIRST = 50.0  # percent of the queries with the same first candidate that are worth a warning
-_NARROW_CONE = 0.9  # mean cosine of vectors that all point into one direction
+_MAX_FIRST_PERCENT = 50.0  # a candidate that is the first for more than this percentage of the queries is worth a warning
+_MAX_MEAN_COSINE = 0.9  # vectors with a higher mean cosine all point into nearly one direction
 
 
-def diagnose(
+def diagnose_hubs(
     hubs: Mapping[str, Mapping[str, float]],
     cosines: Mapping[str, float],
     recalls: Mapping[str, float],
     chance: Mapping[str, float],
 ) -> Iterator[str]:
-    """Yield a sentence for each direction that a hub dominates, or whose R@10 is at chance, with the likely cause.
+    """Yield a warning for each direction that a hub dominates, or whose R@10 is at chance, with the likely cause.
 
-    ``recalls`` and ``chance`` are R@10 in percent by direction, of the model and of a random order. ``cosines`` are the mean
-    cosines of ``images`` and ``captions``.
+    ``hubs`` are the statistics of :func:`measure_hubs`. ``recalls`` has R@10 of the model and ``chance`` has R@10 of a random
+    order, in percent by direction. ``cosines`` has the mean cosine of the ``images`` and of the ``captions``.
     """
     narrow = [
         f"all {side} point into nearly the same direction (mean cosine {value:.4f})"
         for side, value in cosines.items()
-        if value > _NARROW_CONE
+        if value > _MAX_MEAN_COSINE
     ]
     cause = f"; {' and '.join(narrow)}, and --correct mean may help" if narrow else "; the training may have collapsed"
     for direction, facts in hubs.items():
-        if facts["largest"] > _MOST_FIRST:
+        if facts["largest"] > _MAX_FIRST_PERCENT:
             yield f"{direction}: one candidate is the first one for {facts['largest']:.1f}% of the queries{cause}"
         elif recalls[direction] <= 1.5 * chance[direction]:
             yield f"{direction}: R@10 {recalls[direction]:.1f} is about chance, {chance[direction]:.1f}{cause}"
@@ -106,7 +107,7 @@ def _describe_occurrences(n_candidates: int, first: Int[Tensor, "n_queries depth
 
 
 def mean_cosine(vectors: Float[np.ndarray, "n dim"]) -> float:
-    """Return the mean cosine of all pairs of different vectors."""
+    """Return the mean cosine over all pairs of rows; 1 for a single row."""
     units = shared_tensor(vectors).double()
     units = units / units.norm(dim=1, keepdim=True).clamp_min(1e-300)
     n = len(units)
@@ -133,16 +134,16 @@ class LinearScores:
 
 
 def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, float]) -> Float[np.ndarray, " n"]:
-    """Return the number that a correction subtracts from all scores of each candidate.
+    """Return, for each candidate, the number that a correction subtracts from all scores of the candidate.
 
-    ``bank`` has the scores S of each candidate with the queries of the bank, (n, n_bank).
+    ``bank`` (n, n_bank) has the scores S of each candidate with the queries of the bank. The number is, by ``method``:
 
-    - ``mean``: the mean of S. Subtracting the bank's mean from the queries does the same.
+    - ``mean``: the mean of S. This equals subtracting the mean vector of the bank from each query.
     - ``csls``: half the mean of the ``k`` largest of S.
     - ``nnn``: ``alpha`` times the mean of the ``k`` largest of S.
     - ``inverted-softmax``, ``qb-norm``: log(sum of exp(``beta`` S)) / ``beta``.
     """
-    if method == "mean" and isinstance(bank, LinearScores):  # the mean of inner products is that with the mean
+    if method == "mean" and isinstance(bank, LinearScores):  # the mean of inner products is the inner product with the mean
         return (shared_tensor(bank.rows) @ shared_tensor(bank.columns).mean(0)).numpy()
     found = np.empty(len(bank), np.float32)
     for rows in _split_candidates(bank):
@@ -157,11 +158,11 @@ def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, floa
     return found
 
 
-def find_activated(bank: ScoreMatrix, queries: ScoreMatrix) -> Int[np.ndarray, " m"]:
-    """Return 1 for each query that QB-Norm corrects, else 0: its first candidate is also the first one of a query of the bank.
+def mark_corrected_queries(bank: ScoreMatrix, queries: ScoreMatrix) -> Int[np.ndarray, " m"]:
+    """Return 1 for each query that QB-Norm corrects, else 0.
 
-    ``bank`` (n, n_bank) has the scores of each candidate with the queries of the bank, and ``queries`` (n, m) those with the
-    queries to correct.
+    QB-Norm corrects a query if its first candidate is also the first candidate of a query of the bank. ``bank`` (n, n_bank)
+    has the scores of the candidates with the queries of the bank, ``queries`` (n, m) their scores with the m queries.
     """
     activated = np.zeros(len(bank), np.int64)
     activated[_find_first_candidates(bank)] = 1

@@ -35,9 +35,9 @@ class PhraseRanks(NamedTuple):
     best_iou: Float[np.ndarray, " n_phrases"]
 
     def build_queries(self, images: NDArray[np.int64]) -> MeasuredQueries:
-        """Return for each phrase R@K, ``bound`` (100 if at least one candidate is right, else 0) and ``mean_iou``, in percent.
+        """Return the phrases as queries with R@K, ``bound`` (100 if a candidate is right, else 0) and ``mean_iou``, in %.
 
-        ``images`` (n_phrases,) has the image of each phrase, for the bootstrap.
+        ``images`` (n_phrases,) has the row of each phrase's image; a bootstrap resamples these images.
         """
         values = {f"r{k}": np.where(self.ranks < k, 100.0, 0.0) for k in DEFAULT_KS}
         return MeasuredQueries(

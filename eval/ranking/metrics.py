@@ -32,8 +32,8 @@ class Direction:
     ----------
     name : key of the direction in files, e.g. ``i2t``
     title : name of the direction in tables and reports, e.g. ``image to text``
-    query_kind : kind of the queries: ``image``, ``caption`` or ``phrase``
-    candidate_kind : kind of the candidates: ``image``, ``caption`` or ``region``
+    query_kind : kind of the queries: ``image``, ``caption``, ``phrase`` or ``pair``
+    candidate_kind : kind of the candidates: ``image``, ``caption``, ``region`` or ``rating``
     """
 
     name: str
@@ -183,7 +183,7 @@ class MeasuredQueries:
     Attributes
     ----------
     image_rows : (n,) row of each query's image or, for image queries, row of the query; a bootstrap resamples these images
-    values_by_metric : for each metric that is a mean over queries, such as R@K in percent, its value (n,) for each query
+    values_by_metric : the value (n,) for each query of each metric that is averaged over queries, such as R@K in percent
     ranks : (n,) 0-based ranks, if the median rank is a metric of this direction
     answers : the best right and wrong answer to each query, or None
     """
@@ -267,8 +267,8 @@ def average_metrics(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def resample_metrics(folds: Sequence[QueriesByDirection], weights: Floats) -> dict[str, Any]:
     """Return every metric of :func:`fold_metrics`, averaged over folds, for each bootstrap sample of the images.
 
-    ``weights`` (n_samples, n_images) is the number of times that a sample contains each image. Each metric is an array
-    (n_samples,), with NaN where the sample has no query.
+    ``weights`` (n_samples, n_images) is the number of times that each sample contains each image. Each metric is an array
+    (n_samples,). It is NaN for a sample without a query.
     """
     results = []
     for fold in folds:
@@ -308,7 +308,7 @@ def _weighted_means(queries: MeasuredQueries, images: Ints, weights: Floats) -> 
 
 
 def _weighted_median_rank(ranks: Ints, images: Ints, weights: Floats) -> Floats:
-    import torch  # lazy: tables of result files do without it
+    import torch  # lazy: tables of result files do not need it
 
     values, value_of_query = np.unique(ranks, return_inverse=True)
     positions = torch.from_numpy(np.stack([value_of_query, images]))

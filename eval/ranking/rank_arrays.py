@@ -20,8 +20,8 @@ class Ranks:
     i2t : (n_queries,) rank of the best own caption of each image that has captions. An image without captions is no query,
         but it is a candidate for captions.
     t2i : (n_captions,) rank of each caption's image
-    by_caption : (n_captions,) rank of each caption as an answer to its image, among the captions of other images; None if not
-        requested. ``i2t`` has the lowest of these ranks for each image.
+    by_caption : (n_captions,) rank of each caption as the answer to its image, counted among the captions of other images;
+        None if not requested. The lowest rank among the captions of an image is the image's rank in ``i2t``.
     """
 
     i2t: Ints
@@ -55,7 +55,7 @@ class BestAnswers:
     wrong_scores: Scores
 
     def with_ids(self, query_ids: Ints, answer_ids: Ints) -> BestAnswers:
-        """Return the same answers with ids in place of rows. ``wrong`` stays the same for a query without a wrong answer."""
+        """Return the answers with ids in place of rows. The meaningless row of a missing wrong answer is not replaced."""
         wrong = np.where(np.isneginf(self.wrong_scores), self.wrong_answers, answer_ids[self.wrong_answers])
         return replace(
             self, queries=query_ids[self.queries], right_answers=answer_ids[self.right_answers], wrong_answers=wrong

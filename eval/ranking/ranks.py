@@ -30,12 +30,12 @@ _N_ROWS_PER_CHECK = 4096  # rows whose values are checked at once
 # take 1.5 times as long; fewer are not enough work for n_rows cores.
 _MAX_ORDER_DIFFERENCES = 2**18
 
-# score(rows, columns): scores of some images with all captions (None), a slice of them, or the captions of some indices.
+# score(rows, columns): the scores of the images in a slice with captions: a slice, row indices, or None for all captions.
 ScoreFunction = Callable[[slice, slice | Tensor | None], Tensor]
 
 
 class TiledSimilarity(NamedTuple):
-    """A similarity and its tile size, the numbers of images and captions that one call scores fastest.
+    """A similarity, and the numbers of images and captions in a tile, which one call of the similarity scores fastest.
 
     The function ``score(images, captions, out)`` writes the scores of ``images`` (n_images, dim) with ``captions``
     (n_captions, dim) into ``out`` (n_images, n_captions).
@@ -73,7 +73,7 @@ def order_scores(
     out.neg_()
 
 
-# Ranking first scores all images of a tile with all captions of these images; if a pair is expensive, tiles have few images.
+# Ranking starts with the scores of all images of a tile with all of their captions. If a pair is slow, tiles have few images.
 SIMILARITIES = {
     "cosine": TiledSimilarity(cosine_scores, tile_images=512, tile_captions=2560),
     "order": TiledSimilarity(order_scores, tile_images=64, tile_captions=32),
@@ -182,7 +182,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
     if shapes[0] != shapes[1] or not torch.equal(other.image_of_caption, image_of_caption):
         raise ValueError("the two directions differ in their images, their captions or the shape of a block")
     blocks, n_captions = rows_with_captions(i2t), len(image_of_caption)
-    own_scores_i2t, own_scores_t2i = _own_scores(i2t, t2i, blocks)
+    own_scores_i2t, own_scores_t2i = _score_own_captions(i2t, t2i, blocks)
     ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
     ranks_t2i, by_caption = torch.zeros_like(image_of_caption), torch.zeros_like(image_of_caption)
     for rows, own in blocks:
@@ -222,10 +222,10 @@ def blocks_from_embeddings(
     image_of_caption: Int[Tensor, " n_captions"],
     similarity: str = "cosine",
 ) -> ScoreBlocks:
-    """Return the scores of embeddings in blocks of a few images; each block is overwritten by the next.
+    """Return the scores of embeddings in blocks of a few images. The next block overwrites a block.
 
     ``similarity`` is a name in :data:`SIMILARITIES` and sets the size of a block (:class:`TiledSimilarity`). The embeddings
-    may be memory maps of files larger than memory. Raises UserError if a row is not finite.
+    may be memory maps of files larger than memory. Raises UserError if a row is not finite, or if the dimensions differ.
     """
     score, tile_images, tile_captions = find_similarity(similarity)
     if images.shape[1] != captions.shape[1]:
@@ -253,7 +253,10 @@ def blocks_from_embeddings(
 
 
 def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> ScoreBlocks:
-    """Return a score matrix (n_images, n_captions), which may be a memory map, in blocks of rows."""
+    """Return a score matrix (n_images, n_captions), which may be a memory map, in blocks of rows.
+
+    Raises UserError if the number of columns is not the number of captions.
+    """
     if scores.shape[1] != len(image_of_caption):
         raise UserError(f"{scores.shape[1]} columns of scores for {len(image_of_caption)} captions")
 
@@ -323,13 +326,13 @@ class _ImageRankCounter:
         self._goals.scatter_reduce_(0, rank_rows * n_ranks + self.rank_columns, own_scores, "amax")
         self._goals = self._goals.view(n_rows, n_ranks)
         self.ranks = torch.zeros(n_rows, n_ranks, dtype=torch.int64, device=own.device)
-        # An entry without a caption gets a rank above all others.
+        # Images with fewer captions leave entries of ``ranks`` unused. These get a rank above all others.
         self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
 
     def count_wrong(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
-        """Add to each rank the wrong captions in a block of ``scores`` that score at least as high as its own caption.
+        """Add to each rank the number of wrong captions in a block that score at least as high as the own caption of the rank.
 
-        ``own`` has the rows and the columns of the own captions in ``scores``.
+        ``scores`` are the scores of the block, and ``own`` has the rows and columns of the own captions in it.
         """
         own_scores = scores[own]
         for k in range(self._goals.shape[1]):
@@ -340,10 +343,10 @@ class _ImageRankCounter:
             self.ranks[:, k].index_add_(0, own[0], -(own_scores >= goals[own[0]]).long())
 
 
-def _own_scores(
+def _score_own_captions(
     i2t: ScoreBlocks, t2i: ScoreBlocks | None, parts: list[tuple[slice, Int[Tensor, " _"]]]
 ) -> tuple[Float[Tensor, " n_captions"], Float[Tensor, " n_captions"]]:
-    """Return the score of each caption with its image, in both directions."""
+    """Return the score of each caption with its image, in both directions; ``parts`` is from :func:`rows_with_captions`."""
     directions = [i2t] if t2i is None else [i2t, t2i]
     own_scores: list[list[Tensor]] = [[] for _ in directions]
     for rows, own in parts:

@@ -4,13 +4,14 @@ All functions resample images with their captions, because the captions of one i
 select queries only: the candidates of a query, and thus the rank, stay the same. Images are resampled within their fold.
 
 The difference of two systems in a family, each with one or several seeds, has two sources of chance. The first is the choice
-of images. Its variance is that of the difference over bootstrap samples of the images; all systems have the same samples. The
-second is the choice of seeds: s^2 / n for each system, with the variance s^2 over its n seeds. The difference, divided by the
-root of the sum V, is compared with Student's t distribution, with the degrees of freedom of Welch and Satterthwaite:
+of images. Its variance V_I is the variance of the difference over B bootstrap samples of the N images; all systems have the
+same samples. The second is the choice of seeds. Its variance is s^2 / n for a system whose metric has the variance s^2 over n
+seeds. V is the sum of V_I and the variances of both systems. The difference, divided by the root of V, is compared with
+Student's t distribution. Its degrees of freedom, by Welch and Satterthwaite, are:
 
     V^2 / (sum over both systems of (s^2 / n)^2 / (n - 1) + V_I^2 (1 / (N - 1) + 1 / (B - 1)))
 
-with the variance V_I over B samples of N images. In a simulation, 95% intervals of systems with three or five seeds cover the
+In a simulation, 95% intervals of systems with three or five seeds cover the
 true difference in 95% to 97% of the cases (``tests/eval/ranking/test_families.py``).
 
 Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13 (percentile intervals) and 15 (permutation tests);
@@ -47,8 +48,8 @@ def compute_intervals(
 ) -> dict[str, Any]:
     """Return the 95% bootstrap interval ``[low, high]`` of each metric's mean over ``seed_queries`` (percentile method).
 
-    All seeds use the same samples of images. The interval therefore estimates how much other test images would change the
-    metric; the standard deviation over seeds estimates how much other seeds would.
+    All seeds use the same samples of images. The interval therefore estimates how much the metric would change with other test
+    images. The standard deviation over seeds estimates how much the metric would change with other seeds.
     """
     seed_queries, n_images = _renumber_images(seed_queries)
     rng = np.random.default_rng(seed)
@@ -65,7 +66,7 @@ def compute_differences(
     in their order. For each metric the result is a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of
     the difference by a paired bootstrap; ``p``, the two-sided p-value of a randomisation test. In each sample, the test swaps
     the answers of both models to an image and its captions with probability 1/2. The p-value is the share of samples whose
-    difference is at least as large as the observed one.
+    absolute difference is at least the observed one. The observed difference itself counts as one of the samples.
     """
     both, n_images = _renumber_images([*first, *second])
     first, second = both[: len(first)], both[len(first) :]
@@ -90,9 +91,10 @@ def compute_differences(
 def resample_seed_metric(
     systems: Sequence[Sequence[SeedQueries]], metric: Sequence[str], samples: int, rng: np.random.Generator
 ) -> tuple[list[Floats], list[Floats]]:
-    """Return a metric of each seed of each system, (n_seeds,), and in each bootstrap sample, (n_seeds, samples).
+    """Return one metric for all seeds of each system: an array (n_seeds,), and its bootstrap samples (n_seeds, samples).
 
-    All seeds of all systems use the same samples of images. ``metric`` are the keys of the metric in the metrics of a fold.
+    All seeds of all systems use the same samples of images. ``metric`` has the keys of the metric in the nested dict that
+    :func:`vse.eval.ranking.metrics.fold_metrics` returns.
     """
     every, n_images = _renumber_images([queries for seeds in systems for queries in seeds])
     observed = [_pick(average_metrics([fold_metrics(fold) for fold in folds]), metric) for folds in every]
@@ -116,7 +118,7 @@ def _pick(metrics: dict[str, Any], keys: Sequence[str]) -> Any:
 
 def _summarise_difference(a: float, b: float, resampled: Floats, swapped: Floats) -> dict[str, Any]:
     difference = a - b
-    # A swap that only changes the order of a sum must count as equal. Metrics are in percent, and 1e-9 is no difference.
+    # The tolerance covers rounding: a swap that only changes the order of a sum must count as equal. Metrics are in percent.
     as_large = np.abs(swapped) >= abs(difference) - 1e-9
     return {
         "a": float(a),
@@ -166,7 +168,7 @@ def _renumber_images(seed_queries: Sequence[SeedQueries]) -> tuple[list[SeedQuer
 
 
 def _merge_folds(first: QueriesByDirection, second: QueriesByDirection, n_images: int) -> QueriesByDirection:
-    """Merge the queries of two models into one fold; ``n_images`` is added to the image indices of the second model."""
+    """Merge the queries of two models into one fold. The image indices of the second model start at ``n_images``."""
     both = {}
     for direction, a in first.items():
         b = second[direction]
@@ -179,7 +181,7 @@ def _merge_folds(first: QueriesByDirection, second: QueriesByDirection, n_images
 
 
 def compute_interval(values: Floats) -> list[float]:
-    """Return the 95% percentile interval of a metric over samples; samples in which it is NaN (no queries) are ignored."""
+    """Return the 95% percentile interval of a metric over samples. NaN, from samples without queries, is ignored."""
     outside = 100 * (1 - CONFIDENCE_LEVEL) / 2
     low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])
     return [float(low), float(high)]
@@ -234,9 +236,9 @@ def compare_all_pairs(
     Parameters
     ----------
     systems : for each system the queries of each seed, fold by fold; all have the same images
-    metric : the keys of the metric in the metrics of a fold, such as ``["i2t", "r1"]`` or ``["rsum"]``
-    method : the correction of p-values: ``holm``, ``bonferroni`` (both bound the chance of any false difference) or ``fdr``
-        (the share of false ones among the differences that are found, by Benjamini and Hochberg)
+    metric : the keys of the metric in the nested metrics of a fold, such as ``["i2t", "r1"]`` or ``["rsum"]``
+    method : the correction of p-values. ``holm`` and ``bonferroni`` bound the chance that any difference is found falsely.
+        ``fdr``, by Benjamini and Hochberg, bounds the share of false differences among all that are found.
     samples : the number of bootstrap samples of the images
     """
     from scipy.stats import t as student
@@ -268,18 +270,19 @@ def compare_all_pairs(
 
 
 class _SeedNoise(NamedTuple):
-    """The variance that the choice of seeds gives the mean of a system, and its share in the degrees of freedom."""
+    """The variance of a system's mean metric by the choice of seeds, and the term of the system in the degrees of freedom."""
 
     variance: float
     uncertainty: float
 
 
 def _estimate_seed_noise(observed: Floats, resampled: Float[np.ndarray, "n_seeds n_samples"]) -> _SeedNoise:
-    """Return the noise of seeds: 0 for one seed, whose variance is unknown.
+    """Return the noise by the choice of seeds; 0 for a single seed, whose variance is unknown.
 
-    The variance s^2 over the seeds' metrics ``observed`` (n_seeds,) also contains chance of single images. The samples of
-    images have this part already. It is n / (n - 1) times the mean variance of a seed over samples less that of the mean over
-    seeds. This part is subtracted from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1) of the estimate.
+    ``observed`` (n_seeds,) has the metric of each of n seeds. The variance s^2 of ``observed`` also contains a part by
+    the choice of images, and the bootstrap samples already count this part. To estimate the part, average the variances of the
+    seeds over the samples; subtract the variance, over the samples, of the mean over seeds; and multiply by n / (n - 1). The
+    part is subtracted from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
     """
     n = len(observed)
     if n == 1:
@@ -308,7 +311,7 @@ def correct_p_values(p_values: Floats, method: str) -> Floats:
 def assign_letters(values: Floats, differs: Bool[np.ndarray, "n n"]) -> list[str]:
     """Return the letters of each system: two systems share a letter exactly if their difference is not significant.
 
-    ``differs`` says which pairs differ. The letters are in the order of the best system that has them. Piepho (2004).
+    ``differs`` is True for pairs that differ significantly. The group of the best system is ``a``. See Piepho (2004).
     """
     groups = [frozenset(range(len(values)))]
     for a, b in combinations(range(len(values)), 2):

@@ -21,7 +21,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vse.eval.options import DEFAULT_KS
-from vse.eval.ranking.hubness import diagnose, mean_cosine, measure_hubs
+from vse.eval.ranking.hubness import diagnose_hubs, mean_cosine, measure_hubs
 from vse.eval.ranking.metrics import average_metrics, chance_recall, compute_metrics
 from vse.eval.ranking.ranks import blocks_from_embeddings
 from vse.features.backbones.device import move_tensor
@@ -301,7 +301,7 @@ class RetrievalSolver(Solver):
         image_of_caption = torch.from_numpy(self.val_split.pairs.image_indices)
         hubs = measure_hubs(blocks_from_embeddings(images.vectors, captions.vectors, image_of_caption, similarity), None)
         cosines = {name: mean_cosine(side.vectors.numpy()) for name, side in (("images", images), ("captions", captions))}
-        for sentence in diagnose({name: hubs[name] for name in near_chance}, cosines, recalls, chance):
+        for sentence in diagnose_hubs({name: hubs[name] for name in near_chance}, cosines, recalls, chance):
             log.warning("epoch %d: %s", self.progress.epoch + 1, sentence)
             self._has_warned = True
 

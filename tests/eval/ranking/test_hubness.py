@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from scipy.stats import skew
 
 from vse.eval.ranking import hubness
-from vse.eval.ranking.hubness import LinearScores, compute_biases, diagnose, find_activated, mean_cosine, measure_hubs
+from vse.eval.ranking.hubness import (
+    LinearScores,
+    compute_biases,
+    diagnose_hubs,
+    mark_corrected_queries,
+    mean_cosine,
+    measure_hubs,
+)
 from vse.eval.ranking.ranks import blocks_from_embeddings
 
 
@@ -59,7 +66,7 @@ def test_biases_are_those_of_their_definitions(seed: int, n: int, n_bank: int) -
 def test_a_query_is_activated_by_a_candidate_that_is_first_for_the_bank() -> None:
     bank = np.array([[1.0, 0.9], [0.2, 0.1], [0.0, 0.3]], np.float32)  # a row for each candidate
     queries = np.array([[2.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.5, 1.0]], np.float32)
-    assert find_activated(bank, queries).tolist() == [1, 0, 0]
+    assert mark_corrected_queries(bank, queries).tolist() == [1, 0, 0]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 9), st.integers(1, 9), st.integers(1, 30))
@@ -68,7 +75,7 @@ def test_activated_queries_are_those_of_a_loop(seed: int, n: int, n_bank: int, b
     activated = {int(column.argmax()) for column in bank.T}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hubness, "_MAX_BLOCK_SCORES", block)
-        found = find_activated(bank.astype(np.float32), queries.astype(np.float32))
+        found = mark_corrected_queries(bank.astype(np.float32), queries.astype(np.float32))
     assert found.tolist() == [int(column.argmax()) in activated for column in queries.astype(np.float32).T]
 
 
@@ -76,11 +83,11 @@ def test_a_hub_a_narrow_cone_and_chance_are_named() -> None:
     calm = {"largest": 2.0}
     recalls, chance = {"i2t": 50.0, "t2i": 40.0}, {"i2t": 1.0, "t2i": 1.0}
     spread = {"images": 0.1, "captions": 0.2}
-    assert list(diagnose({"i2t": calm, "t2i": calm}, spread, recalls, chance)) == []
-    (sentence,) = diagnose({"i2t": calm, "t2i": {"largest": 99.8}}, {"images": 0.1, "captions": 0.9987}, recalls, chance)
+    assert list(diagnose_hubs({"i2t": calm, "t2i": calm}, spread, recalls, chance)) == []
+    (sentence,) = diagnose_hubs({"i2t": calm, "t2i": {"largest": 99.8}}, {"images": 0.1, "captions": 0.9987}, recalls, chance)
     assert "t2i: one candidate is the first one for 99.8% of the queries" in sentence
     assert "all captions point into nearly the same direction (mean cosine 0.9987)" in sentence
     assert "--correct mean" in sentence
-    (sentence,) = diagnose({"i2t": calm, "t2i": calm}, spread, {**recalls, "t2i": 1.2}, chance)
+    (sentence,) = diagnose_hubs({"i2t": calm, "t2i": calm}, spread, {**recalls, "t2i": 1.2}, chance)
     assert "t2i: R@10 1.2 is about chance, 1.0" in sentence
     assert "collapsed" in sentence
