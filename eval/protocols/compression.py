@@ -19,7 +19,7 @@ from vse.eval.ranking.metrics import QueriesByDirection, build_fold, fold_metric
 from vse.eval.ranking.rank_arrays import Ranks
 from vse.eval.ranking.ranks import blocks_from_embeddings, ranks_from_blocks, shared_tensor
 from vse.eval.ranking.statistics import compute_intervals
-from vse.eval.search.approximate import find_candidates, rank_candidates
+from vse.eval.search.approximate import find_candidates, rank_listed_candidates
 from vse.eval.search.codecs import Codec, FittedCodec, parse_codecs
 from vse.eval.search.top_k import compute_exact_scores
 from vse.eval.search.vectors import Vectors
@@ -101,8 +101,8 @@ def _sides(run: Embeddings, fitted: FittedCodec) -> dict[str, _Side]:
     assert run.vectors is not None
     images, captions = run.vectors
     return {
-        "i2t": _Side(fitted.query(images), fitted.store(captions), images, captions),
-        "t2i": _Side(fitted.query(captions), fitted.store(images), captions, images),
+        "i2t": _Side(fitted.prepare_queries(images), fitted.encode_and_decode(captions), images, captions),
+        "t2i": _Side(fitted.prepare_queries(captions), fitted.encode_and_decode(images), captions, images),
     }
 
 
@@ -133,7 +133,7 @@ def _rank_again(run: Embeddings, fitted: FittedCodec, candidates: int) -> Querie
         right = torch.from_numpy(image_of_candidate[near.numpy()] == images[:, None])
         n_right = np.bincount(image_of_candidate, minlength=len(run.image_ids))[images]
         n_wrong = torch.from_numpy(len(image_of_candidate) - n_right)
-        ranks[direction] = rank_candidates(right, sure, torch.from_numpy(exact), n_wrong).numpy()
+        ranks[direction] = rank_listed_candidates(right, sure, torch.from_numpy(exact), n_wrong).numpy()
     return build_fold(Ranks(ranks["i2t"], ranks["t2i"]), image_of_caption)
 
 

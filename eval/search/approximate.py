@@ -61,8 +61,8 @@ def measure_reranked_search(
 
     The candidates are the rows with the highest inner products of ``images`` (n_images, dim) and ``captions`` (n_captions,
     dim). The rank of a query counts the wrong candidates that score at least as high as its best right candidate. A query
-    without a right candidate is ranked behind all wrong answers of the split. A right candidate that ties, in the first stage,
-    with a row outside of the list does not count.
+    without a right candidate is ranked behind all wrong answers of the split. A right candidate does not count if its score in
+    the first stage equals the score of a row that is not a candidate.
 
     The result has, for each direction, the metrics; ``found``, the percentage of queries with a right answer among the
     candidates; and ``recall_at_1`` ..., the percentage of the exact top K that the top K of the list contains. ``exact`` has
@@ -86,7 +86,7 @@ def measure_reranked_search(
         measured[name] = {"n_queries": len(ranks[name]), "n_corpus": len(corpus_images), **facts}
     exact, found = compute_metrics(ranks_from_blocks(i2t, t2i)), compute_metrics(Ranks(ranks["i2t"], ranks["t2i"]))
     found |= {name: {**facts, **found[name]} for name, facts in measured.items()}
-    return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _metric_drops(exact, found)}
+    return {"reranked": candidates, "factory": "Flat", **found, "exact": exact, "lost": _compute_metric_drops(exact, found)}
 
 
 def _list_image_candidates(
@@ -130,7 +130,7 @@ def find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple
 def _evaluate_lists(
     chunks: Iterator[_CandidateLists], image_of_row: Tensor, query_images: Tensor
 ) -> tuple[RowIndices, dict[str, float]]:
-    """Return the ranks of the queries of one direction, in their order, and the quality and duration of their candidate lists.
+    """Return the ranks of all queries of one direction, and the quality and the duration of the search for candidates.
 
     ``image_of_row`` has the image of each row of the corpus. ``query_images[row]`` is the image of the query ``row``.
     """
@@ -140,7 +140,7 @@ def _evaluate_lists(
     for queries, rows, sure, scores, best, seconds in chunks:
         images = query_images[queries]
         right = image_of_row[rows] == images[:, None]
-        ranks.append(rank_candidates(right, sure, scores, len(image_of_row) - n_right[images]))
+        ranks.append(rank_listed_candidates(right, sure, scores, len(image_of_row) - n_right[images]))
         n_found += int((right & sure).any(1).sum())
         agreed += [int((scores >= best[:, k - 1 : k]).sum(1).clamp(max=k).sum()) for k in depths]
         duration += seconds
@@ -150,8 +150,8 @@ def _evaluate_lists(
     return all_ranks, {"search_s": round(duration, 3), "found": 100.0 * n_found / len(all_ranks), **recalls}
 
 
-def rank_candidates(right: Tensor, sure: Tensor, scores: Tensor, n_wrong: Tensor) -> Tensor:
-    """Return the rank (m,) of each query: the wrong candidates that score at least as high as its best right candidate.
+def rank_listed_candidates(right: Tensor, sure: Tensor, scores: Tensor, n_wrong: Tensor) -> Tensor:
+    """Return the rank (m,) of each query: the number of wrong candidates that score at least as high as the best right one.
 
     A query without a right and sure candidate is ranked behind all ``n_wrong`` (m,) wrong answers of the split. ``right``,
     ``sure`` and ``scores`` are (m, K), see :class:`_CandidateLists`.
@@ -162,10 +162,10 @@ def rank_candidates(right: Tensor, sure: Tensor, scores: Tensor, n_wrong: Tensor
     return torch.where(sure_right.any(1), ahead, n_wrong)
 
 
-def _metric_drops(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _compute_metric_drops(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """Return the amounts by which the metrics ``found`` are worse than the exact metrics."""
     return {
-        name: _metric_drops(value, found[name])
+        name: _compute_metric_drops(value, found[name])
         if isinstance(value, dict)
         else (found[name] - value if name in RANK_METRICS else value - found[name])
         for name, value in exact.items()
@@ -247,7 +247,7 @@ def measure_index_recalls(
             "search_s": search_s,
             "exact_s": exact_s,
             **{f"r{k}": 100.0 * float(np.mean(ranks < k)) for k in ks},
-            **{f"recall_at_{k}": 100.0 * _recalled_share(first, exact.rows, scores, best, k) for k in ks},
+            **{f"recall_at_{k}": 100.0 * _compute_recalled_share(first, exact.rows, scores, best, k) for k in ks},
         }
     return measured
 
@@ -265,7 +265,7 @@ def _rank_top_results(top: TopK, direction_search: DirectionSearch) -> RowIndice
     return ranks
 
 
-def _recalled_share(rows: RowIndices, exact: RowIndices, scores: Scores, exact_scores: Scores, k: int) -> float:
+def _compute_recalled_share(rows: RowIndices, exact: RowIndices, scores: Scores, exact_scores: Scores, k: int) -> float:
     """Return the share of the exact top ``k`` that the top ``k`` of another search contains.
 
     A row that ties with the last row of the exact top ``k`` counts as well.

@@ -1,4 +1,4 @@
-"""Codecs: ways to store embeddings in fewer bytes. FAISS's quantisers, fitted to training vectors, do ``int8`` and ``pq``.
+"""Codecs: ways to store embeddings in fewer bytes. ``int8`` and ``pq`` are quantisers of FAISS, fitted to training vectors.
 
 Scores are inner products of stored vectors with queries. Queries of ``int8`` and ``pq`` keep their full precision. For
 ``binary`` and ``dims``, queries are encoded like the stored vectors. For ``binary``, the inner product of two vectors of 1 and
@@ -30,7 +30,7 @@ CODEC_EXAMPLES = "dims=256,128 int8 binary pq32"
 class Codec:
     """A codec of vectors of ``dim`` numbers. ``kind`` is float32, dims, int8, binary or pq.
 
-    ``size`` : for ``dims``, how many leading numbers of each vector are kept; for ``pq``, the bytes per vector; otherwise 0.
+    ``size`` : for ``dims``, the number of leading dimensions that are kept; for ``pq``, the bytes per vector; otherwise 0.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Codec:
 
 @dataclass(frozen=True)
 class FittedCodec:
-    """A codec with its quantiser; ``quantiser`` is None for codecs that need none."""
+    """A codec with its fitted FAISS quantiser; ``quantiser`` is None for codecs without a quantiser."""
 
     codec: Codec
     quantiser: Any
@@ -97,13 +97,13 @@ class FittedCodec:
         vectors: Vectors = codes
         return vectors
 
-    def store(self, vectors: Vectors) -> Vectors:
-        """Return ``vectors`` (n, dim) as they come back from their codes."""
+    def encode_and_decode(self, vectors: Vectors) -> Vectors:
+        """Encode ``vectors`` (n, dim), and return the decoded vectors. A search compares these with the queries."""
         return self.decode(self.encode(vectors))
 
-    def query(self, vectors: Vectors) -> Vectors:
-        """Return the queries whose inner products with stored vectors are the scores."""
-        return self.store(vectors) if self.codec.encodes_queries else vectors
+    def prepare_queries(self, vectors: Vectors) -> Vectors:
+        """Return query vectors in the form whose inner products with decoded vectors are the scores."""
+        return self.encode_and_decode(vectors) if self.codec.encodes_queries else vectors
 
     def build_index(self, vectors: Vectors) -> Any:
         """Return a FAISS index of the codes of ``vectors``. ``binary`` compares by the Hamming distance."""

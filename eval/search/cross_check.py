@@ -1,7 +1,7 @@
 """Checks, query by query, that a search by FAISS agrees with the exact ranks.
 
-FAISS returns ties in any order, while exact ranks put wrong answers first. Results may therefore differ only for queries whose
-right answer and a wrong answer have equal scores, up to the rounding of float32. Any other difference is an error of the
+FAISS returns ties in any order, while exact ranks put wrong answers first. The two may therefore differ only for a query whose
+right answer has the same score as a wrong answer, up to the rounding of float32. Any other difference is an error of the
 program and raises RuntimeError.
 """
 
@@ -24,7 +24,8 @@ from vse.eval.search.vectors import Vectors
 
 log = logging.getLogger(__name__)
 
-# Relative to the product of both lengths, or to a sum of squares: float32 sums in another order differ by less.
+# Largest difference of two float32 sums of the same products in another order, relative to the product of the vectors' lengths
+# (cosine) or to the score, a sum of squares (order).
 _MAX_ROUNDING_ERROR = 1e-5
 _MAX_PAIRS_PER_CALL = 512  # pairs that are scored in one call
 EXACT_SEARCH_TEXT, CANDIDATES_TEXT = "an exact search by FAISS", "candidates of FAISS, re-ranked by exact scores"
@@ -32,7 +33,7 @@ EXACT_SEARCH_TEXT, CANDIDATES_TEXT = "an exact search by FAISS", "candidates of 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The recalls of a FAISS search that agrees with the exact ranks. All fields but ``search_description`` are by direction.
+    """The recalls of a FAISS search that agrees with the exact ranks. The dicts have a key for each direction.
 
     Attributes
     ----------
@@ -77,7 +78,7 @@ def check_sentences_against_search(
     """Search captions with captions by FAISS, and check the ranks in ``exact`` as :func:`check_against_search` does."""
     units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
     queries = exact.queries[sample]
-    # Each query finds itself, so search for one more result; if many captions equal it, it may not be among the results.
+    # Each query finds itself, so search for one more result. If many captions equal the query, it may not be found.
     scores, rows = search(units, units[queries], max(ks) + 2)
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
@@ -137,9 +138,9 @@ class _ComparedQueries(NamedTuple):
         """Check the exact ranks by the search results ``top``, and add the recalls to ``agreement``.
 
         Raises RuntimeError if a rank is out of bounds. The lower bound is the number of wrong results that score higher than
-        the right answer. The upper bound is the number of wrong results that score at least as high, plus the wrong rows that
-        were not found. After an exact search the rows that were not found count only if the last result scores as high as the
-        right answer.
+        the right answer. The upper bound is the number of wrong results that score at least as high, plus the number of wrong
+        rows that were not found. After an exact search, these rows count only if the last result scores at least as high as
+        the right answer. All comparisons allow for rounding.
         """
         hits = image_of_row[top.rows] == image_of_query[:, None]
         right, rounding, exact = (

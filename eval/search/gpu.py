@@ -1,4 +1,4 @@
-"""The GPU on which FAISS searches: the one named by the user, until it fails, e.g. because its memory is full."""
+"""The GPU on which FAISS searches. After a failed search, e.g. because its memory is full, FAISS uses the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import faiss
 
 from vse.pipeline.errors import UserError
 
-GPU_SEARCH_LIMIT = 2048  # most results of a query, and most lists of an IVF index, that a GPU searches
+GPU_SEARCH_LIMIT = 2048  # largest number of results of a query, and of lists of an IVF index, that a GPU searches
 log = logging.getLogger(__name__)
 
 
@@ -84,9 +84,10 @@ class GpuIndex:
 
 
 def copy_to_gpu(index: Any, k: int) -> Any:
-    """Return a copy of an index on the GPU; the index itself without a GPU, or if the GPU cannot return ``k`` results.
+    """Return a copy of an index on the GPU, or the index itself if FAISS cannot search it there.
 
-    Raises UserError if the index is set to search more lists (``nprobe``) than a GPU can search.
+    A GPU cannot search HNSW indexes, nor return more than :data:`GPU_SEARCH_LIMIT` results (``k``) of a query. Raises
+    UserError if the index is set to search more lists (``nprobe``) than a GPU can search.
     """
     used = current_gpu()
     graph = isinstance(faiss.downcast_index(index), faiss.IndexHNSW)

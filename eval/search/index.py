@@ -1,7 +1,7 @@
 """FAISS indexes for approximate search, in memory and in files.
 
-The metadata of the index ``x.faiss`` are in ``x.faiss.json``. They name the vectors from which the index was
-built, and :func:`read_index` rejects an index of other vectors.
+The metadata of the index ``x.faiss`` are in ``x.faiss.json``. They describe the vectors from which the index was built, and
+:func:`read_index` rejects an index that was built from other vectors.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MIN_TRAINING_SAMPLE_ROWS = 65_536  # train on at least this many rows, if the co
 SAMPLE_ROWS_PER_CENTROID = 64  # and on at least this many for each centroid
 MIN_ROWS_PER_CENTROID = 39  # FAISS warns if a centroid has fewer rows
 
-# Accepted links of a graph node: below, FAISS crashes; far above, FAISS needs all memory.
+# Accepted numbers of links of a graph node. With fewer FAISS crashes, and with many more it needs all memory.
 _ACCEPTED_GRAPH_LINKS = range(2, 257)
 
 
@@ -61,8 +61,8 @@ def build_index(
     """Build an index for the highest inner products with the rows of ``corpus`` (n, dim).
 
     ``factory`` is a factory string of FAISS. An index that needs training is trained on a sample of rows that depends on
-    ``seed``; then all rows are added, ``block`` at a time. With one thread the index is the same every time for the same
-    ``block``.
+    ``seed``; then all rows are added, ``block`` at a time. With one thread, the same ``seed`` and ``block`` give the same
+    index.
 
     Raises UserError if the factory string is unknown or does not fit the dimensions, or if there are too few rows for
     training; the message calls the corpus ``name``.
@@ -79,7 +79,7 @@ def build_index(
     try:
         if not index.is_trained:
             n_training_rows = min(n_rows, max(MIN_TRAINING_SAMPLE_ROWS, SAMPLE_ROWS_PER_CENTROID * n_centroids))
-            index.train(_training_sample(corpus, n_training_rows, seed))
+            index.train(_sample_training_rows(corpus, n_training_rows, seed))
         with progress_bar(total=n_rows, desc=f"index {name}", unit="row") as progress:
             for _, rows in read_blocks(corpus, block):
                 index.add(rows)
@@ -113,7 +113,7 @@ def set_search_parameters(index: Any, parameters: str) -> None:
 
 
 class IndexVectors:
-    """The vectors (n, dim) in an index. ``vectors[rows]`` reads rows; those of a compressed index (PQ, SQ) are approximate."""
+    """The vectors (n, dim) in an index. ``vectors[rows]`` reads rows. A compressed index (PQ, SQ) has approximate rows."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -172,7 +172,7 @@ def _max_centroids(index: Any) -> int:
     return max([*counts, *(_max_centroids(part) for part in parts if part is not None)])
 
 
-def _training_sample(corpus: Corpus, size: int, seed: int) -> Vectors:
+def _sample_training_rows(corpus: Corpus, size: int, seed: int) -> Vectors:
     rows = np.sort(np.random.default_rng(seed).choice(len(corpus), size, replace=False))
     sample = np.ascontiguousarray(corpus[rows], np.float32)
     finite = np.isfinite(sample.sum(1, dtype=np.float64))
@@ -184,7 +184,7 @@ def _training_sample(corpus: Corpus, size: int, seed: int) -> Vectors:
 log = logging.getLogger(__name__)
 INDEX_FORMAT = "vse-index"
 INDEX_VERSION = 1
-_HASH_DIGITS = 64  # digits of a SHA-256; errors do not print texts of this length or more
+_HASH_DIGITS = 64  # digits of a SHA-256; an error names a property of this length or more, but does not print its value
 _REBUILD_ADVICE = "delete it to rebuild it, or name another file"
 
 
@@ -214,9 +214,9 @@ class _IndexMetadata(BaseModel):
 
 @dataclass(frozen=True)
 class IndexSource:
-    """The source of an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
+    """A description of the vectors of an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
 
-    ``properties`` maps names such as ``split`` to texts. Sources with equal properties have equal vectors. Metadata files
+    ``properties`` maps names such as ``split`` to texts. Two sources with equal properties have equal vectors. Metadata files
     store the properties under the key ``of``.
     """
 
@@ -274,7 +274,7 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 
 
 def index_exists(path: Path, source: IndexSource) -> bool:
-    """Return whether there is an index file to read; otherwise it must be built.
+    """Return whether there is an index file to read; if not, the index must be built.
 
     An index without metadata was left by an interrupted command if it has the expected number of rows and dimensions. It
     counts as absent, and is built again. Any other file without metadata may belong to somebody else. It counts as present,
@@ -302,7 +302,7 @@ def read_index(path: Path, source: IndexSource, factory: str | None = None) -> B
     written, or cannot be read by FAISS.
     """
     metadata = _read_metadata(path)
-    if difference := _source_difference(source, metadata):
+    if difference := _find_source_difference(source, metadata):
         raise UserError(f"{path}: was built from something else ({difference}); {_REBUILD_ADVICE}")
     if factory not in (None, metadata["factory"]):
         raise UserError(f"{path}: an index of type {metadata['factory']}, not {factory}; {_REBUILD_ADVICE}")
@@ -323,7 +323,7 @@ def read_index(path: Path, source: IndexSource, factory: str | None = None) -> B
     return BuiltIndex(index, metadata["factory"], metadata["trained_on"])
 
 
-def _source_difference(source: IndexSource, metadata: Mapping[str, Any]) -> str:
+def _find_source_difference(source: IndexSource, metadata: Mapping[str, Any]) -> str:
     properties = metadata["properties"]
     compared = [(name, properties.get(name), source.properties.get(name)) for name in {**source.properties, **properties}]
     compared += [(name, metadata[name], getattr(source, name)) for name in ("similarity", "count", "dim", "ids_sha256")]

@@ -26,7 +26,7 @@ from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Vectors
 
 _ROWS_PER_PRODUCT = 1024  # rows that fit into the cache of a core
 _PRODUCTS_PER_BLOCK = 16  # products between two updates of the candidates
-_MAX_CANDIDATE_SHARE = 1 / 8  # of all rows; if more rows nearly tie, it is faster to score all rows of the query
+_MAX_CANDIDATE_SHARE = 1 / 8  # share of all rows; with more candidates than this, it is faster to score all rows for the query
 _UNIT_ROUNDOFF = 2.0**-24
 
 
@@ -59,7 +59,7 @@ class VectorMatrix:
         dim = queries.shape[1]
         relative_error = dim * _UNIT_ROUNDOFF / (1 - dim * _UNIT_ROUNDOFF)
         norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-        # The factor is 5 and not 4, the bound, because the norms and the floors are rounded, too.
+        # Twice the bound is a factor of 4. The factor 5 also covers the rounding of the norms and of the floors.
         margins = 5 * relative_error * norms * self._max_norm + np.finfo(np.float32).tiny
         found = [_Candidates(k, float(margin)) for k, margin in zip(ks, margins, strict=True)]
         matrix, columns = shared_tensor(self.vectors), shared_tensor(queries).T
@@ -82,14 +82,14 @@ class VectorMatrix:
 
 
 class _Candidates:
-    """The rows of a query whose products are at most ``margin`` below the ``k``-th highest product so far."""
+    """The candidate rows of one query: their products are at most ``margin`` below the ``k``-th highest product so far."""
 
     def __init__(self, k: int, margin: float) -> None:
         self.rows, self._scores = np.empty(0, np.int64), np.empty(0, np.float32)
         self._k, self._margin, self._floor = k, margin, -np.inf
 
     def add(self, scores: Scores, start: int) -> None:
-        """Add the products of the rows from ``start`` on."""
+        """Add consecutive rows, given by their products ``scores`` (n,) with the query. The first row is ``start``."""
         near = np.flatnonzero(scores >= self._floor)
         if not len(near):
             return

@@ -19,9 +19,8 @@ from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Corpus, Vectors, read_bloc
 from vse.pipeline.errors import UserError
 
 N_RESCORED_CANDIDATES = 200  # candidates of a query that are scored exactly
-MAX_DIM_ROUNDED_DIFFERENTLY = (
-    12  # up to this many, FAISS rounds the scores of a single query differently from those of several
-)
+# Up to this number of dimensions, the rounding of a score by FAISS depends on the number of queries in a call.
+MAX_DIM_ROUNDED_DIFFERENTLY = 12
 
 Scores = NDArray[np.float32]
 RowIndices = NDArray[np.int64]
@@ -40,7 +39,7 @@ class DirectionSearch:
 
     Attributes
     ----------
-    direction : image to text or text to image
+    direction : ``i2t`` or ``t2i``, as a :class:`vse.eval.ranking.metrics.Direction`
     corpus : (n_corpus, dim) vectors of the candidates
     image_of_row : (n_corpus,) row of the image of each candidate
     vectors : (n, dim) vectors of images or captions, some of which are queries
@@ -100,7 +99,7 @@ def search(
     """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim).
 
     For ``cosine`` without an index the search is exact. For another similarity FAISS finds the ``candidates`` rows (at least
-    ``k``) with the highest inner products, and these are sorted by their exact scores; all other rows are missed.
+    ``k``) with the highest inner products. Only these rows are scored exactly and sorted; other rows are never returned.
 
     Parameters
     ----------
@@ -121,7 +120,7 @@ def search(
 def sort_by_exact_scores(
     corpus: Corpus, queries: Vectors, rows: RowIndices, k: int, similarity: str, direction: str | None
 ) -> TopK:
-    """Return the ``k`` best of the candidate ``rows`` (m, n_candidates) of each query (m, dim), by their exact scores."""
+    """Return the best ``k`` candidates for each query (m, dim) by exact scores; ``rows`` (m, n_candidates) are candidates."""
     return _merge_results(k, TopK(compute_exact_scores(corpus, queries, rows, similarity, direction), rows))
 
 
@@ -235,7 +234,7 @@ def _merge_results(k: int, *parts: TopK) -> TopK:
 
 
 def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
-    """Return the ``k`` highest inner products of one query (1, dim) that are at least ``least``; more than ``k`` for ties.
+    """Return the ``k`` highest inner products of one query (1, dim), and further ones that tie; all are ``least`` or more.
 
     ``start`` is the index of ``rows[0]`` in the corpus, for error messages. Raises UserError if a row is not finite.
     """
@@ -294,9 +293,10 @@ class Attention:
     direction : ``t2i`` if each word divides its attention among the regions (each column of ``weights`` adds up to 1);
         ``i2t`` if each region divides its attention among the words (each row adds up to 1)
     words : tokens that the model reads; tokens that are not words of the caption are in angle brackets
-    size : width and height of the photo
-    boxes : x1, y1, x2, y2 of the regions in pixels of the photo
-    score : score of the pair by the model
+    size : width and height of the photo in pixels
+    boxes : (n_regions, 4) x1, y1, x2, y2 of the regions in pixels of the photo
+    weights : (n_regions, n_words) share of the attention between each region and each word
+    score : score of the caption with the photo by the model
     """
 
     direction: Literal["t2i", "i2t"]
