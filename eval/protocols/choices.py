@@ -1,12 +1,13 @@
-"""The protocols ``choices`` and, for each kind of wrong captions, ``choices-<kind>``: a model chooses one of a few captions.
+"""The protocols ``choices`` and ``choices-<kind>``: for an image, a model chooses one of a few captions.
 
-The model is right if the right caption has a higher score with the image than each wrong one. Two other rates are without the
-image: that of a text model, and that of the model itself by the mean score of each caption with all images of the file. If
-they are far from chance, the words alone give a hint.
+The kind names how the wrong captions were written. The model is right if the right caption has a higher score with the image
+than each wrong one. For comparison, two rates are measured without the image. ``text_model`` is the rate of a text model.
+``text_alone`` is the rate of the model itself if it scores each caption by the mean over all images of the file. If these
+rates are far above chance, the words alone give the right caption away.
 
-A group of choices is that of Winoground (Thrush et al., CVPR 2022): two images and their captions. If each image chooses its
-caption, the ``text_score`` of the group is 100. If each caption chooses its image, the ``image_score`` is 100. If both hold,
-the ``group_score`` is 100.
+A group of choices has two images and their captions, as in Winoground (Thrush et al., CVPR 2022). Its ``text_score`` is 100 if
+each image chooses its caption, its ``image_score`` is 100 if each caption chooses its image, and its ``group_score`` is 100 if
+both hold; otherwise the scores are 0.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChoiceSet:
-    """The choices of a protocol whose images and captions are in a file of embeddings.
+    """The choices of a protocol whose images and captions are all in a file of embeddings.
 
-    ``choices`` : their images, captions and kinds.
-    ``facts`` : what a result file says about them, such as the SHA-256 of their file.
+    ``choices`` : the image, the captions and the kind of each choice.
+    ``facts`` : the facts about the choices for the result file, such as the SHA-256 of the file of choices.
     """
 
     choices: Sequence[Choice]
@@ -44,8 +45,9 @@ class ChoiceSet:
 
 
 def read_choice_sets(path: Path | None, run: Embeddings, out: Path) -> dict[str, ChoiceSet]:
-    """Return the choices of each protocol; empty if ``path`` is None.
+    """Return the choices in the file ``path`` by protocol; empty if ``path`` is None.
 
+    The protocols ``choices-<kind>`` exist only if the choices have several kinds.
     Choices with an unknown id are left out, and a warning counts them. Raises UserError if none is left, or if the file is of
     another data set. ``out`` is the result file.
     """
@@ -71,7 +73,7 @@ def read_choice_sets(path: Path | None, run: Embeddings, out: Path) -> dict[str,
 
 
 def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
-    """Return a query for each choice, with R@1 and what is reached without the image, in percent. A tie counts as wrong.
+    """Return a query for each choice, with R@1 and the rates without the image, in percent. A tie counts as wrong.
 
     The answers of the queries are the right caption and the wrong one with the highest score.
     """
@@ -82,20 +84,20 @@ def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
     captions = [np.array([row_of_caption[id_] for id_ in one.sentids]) for one in choices]
     scores, means = _score_captions(run, images, captions)
     values = {
-        "r1": _find_right(choices, scores),
-        "text_alone": _find_right(choices, [means[rows] for rows in captions]),
+        "r1": _score_decisions(choices, scores),
+        "text_alone": _score_decisions(choices, [means[rows] for rows in captions]),
     }
     if all(one.text_scores for one in choices):
-        values["text_model"] = _find_right(choices, [np.array(one.text_scores) for one in choices])
+        values["text_model"] = _score_decisions(choices, [np.array(one.text_scores) for one in choices])
     values["chance"] = np.array([100 / len(one.sentids) for one in choices])
     values |= _score_groups(choices, scores)
     right = [one.right for one in choices]
-    wrong = [int(np.argmax(np.where(np.arange(len(of)) == k, -np.inf, of))) for k, of in zip(right, scores, strict=True)]
+    wrong = [int(np.argmax(np.where(np.arange(len(row)) == k, -np.inf, row))) for k, row in zip(right, scores, strict=True)]
     answers = BestAnswers(
         images,
-        np.array([int((of >= of[k]).sum()) - 1 for k, of in zip(right, scores, strict=True)]),
+        np.array([int((row >= row[k]).sum()) - 1 for k, row in zip(right, scores, strict=True)]),
         np.array([rows[k] for k, rows in zip(right, captions, strict=True)]),
-        np.array([of[k] for k, of in zip(right, scores, strict=True)]),
+        np.array([row[k] for k, row in zip(right, scores, strict=True)]),
         np.array([rows[k] for k, rows in zip(wrong, captions, strict=True)]),
         np.array([of[k] for k, of in zip(wrong, scores, strict=True)]),
     )
@@ -103,7 +105,7 @@ def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
 
 
 def _score_groups(choices: Sequence[Choice], scores: Sequence[Floats]) -> dict[str, Floats]:
-    """Return text, image and group score of the group of each choice.
+    """Return, for each choice, the text score, image score and group score (0 or 100) of its group.
 
     The result is empty unless every group has two choices with two captions each.
     """
@@ -117,15 +119,15 @@ def _score_groups(choices: Sequence[Choice], scores: Sequence[Floats]) -> dict[s
         right = [scores[k][choices[k].right] for k in pair]
         wrong = [scores[k][1 - choices[k].right] for k in pair]
         text = right[0] > wrong[0] and right[1] > wrong[1]
-        image = right[0] > wrong[1] and right[1] > wrong[0]  # the wrong caption of the other image is the own right one
+        image = right[0] > wrong[1] and right[1] > wrong[0]  # the wrong caption of one image is the right caption of the other
         for name, is_right in zip(values, (text, image, text and image), strict=True):
             values[name][pair] = 100.0 * is_right
     return values
 
 
-def _find_right(choices: Sequence[Choice], scores: Sequence[NDArray[np.floating]]) -> Floats:
-    """Return 100 for each choice whose right caption has the highest of the scores, else 0."""
-    right = [of[one.right] > np.delete(of, one.right).max() for one, of in zip(choices, scores, strict=True)]
+def _score_decisions(choices: Sequence[Choice], scores: Sequence[NDArray[np.floating]]) -> Floats:
+    """Return 100 for each choice whose right caption has a higher score than all wrong ones, else 0."""
+    right = [row[one.right] > np.delete(row, one.right).max() for one, row in zip(choices, scores, strict=True)]
     return 100.0 * np.array(right)
 
 

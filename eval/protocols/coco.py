@@ -47,7 +47,7 @@ _COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
 class JudgedPairs(NamedTuple):
     """The pairs of similar images and of similar captions in Crisscrossed Captions, as COCO ids (n, 2).
 
-    ``sha256_by_file`` maps the name of each file that was read to the SHA-256 of the file.
+    ``sha256_by_file`` maps the names of the two files to their SHA-256.
     """
 
     image_pairs: Ints
@@ -149,7 +149,7 @@ def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -
         for row in queries:
             query_scores = scores[row - rows.start].copy()
             query_scores[row] = -np.inf
-            answered[row] = rank_candidates(query_scores, np.array(sorted(right[row])))
+            answered[row] = rank_answers(query_scores, np.array(sorted(right[row])))
     return answered
 
 
@@ -176,7 +176,7 @@ def rank_coco_queries(
     coco_ids : (n_images,) COCO id of each image
     caption_ids : (n_captions,) COCO id of each caption
     i2t_blocks : scores of all pairs
-    t2i_blocks : scores of all pairs for text-to-image retrieval; None if both directions share scores
+    t2i_blocks : scores of all pairs for text-to-image retrieval; None if ``i2t_blocks`` serves both directions
     ks : the values of K in R@K of ``cxc``
     """
     images, captions = rows_by_id(coco_ids), rows_by_id(caption_ids)
@@ -189,7 +189,7 @@ def rank_coco_queries(
     for span in i2t_blocks.row_slices:
         here = np.flatnonzero((queries >= span.start) & (queries < span.stop))
         scores = i2t_blocks.score(span, columns).numpy()
-        answered += [rank_candidates(scores[queries[k] - span.start], answers[k]) for k in here]
+        answered += [rank_answers(scores[queries[k] - span.start], answers[k]) for k in here]
     i2t = measure(answered, queries, queries, columns.numpy())
 
     candidates = coco_test_image_ids()
@@ -197,7 +197,7 @@ def rank_coco_queries(
     queries, answers = _read_annotations(f"{protocol}_caption_to_image.json", captions, "caption", rows_by_id(candidates))
     answered = []
     for part, scores in iter_caption_scores(t2i_blocks or i2t_blocks, queries):
-        answered += [rank_candidates(scores[rows, n], answers[k]) for n, k in enumerate(part)]
+        answered += [rank_answers(scores[rows, n], answers[k]) for n, k in enumerate(part)]
     return {"i2t": i2t, "t2i": measure(answered, queries, i2t_blocks.image_of_caption.numpy()[queries], rows)}
 
 
@@ -242,7 +242,7 @@ class AnsweredQuery(NamedTuple):
     wrong_score: float
 
 
-def rank_candidates(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
+def rank_answers(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
     """Return the ranking of one query from its scores (n_candidates,) and the rows of its right answers."""
     present = right[right >= 0]
     wrong = scores.copy()
@@ -264,7 +264,7 @@ def _collect_best_answers(answered: Sequence[AnsweredQuery], queries: Ints, cand
 def measure_queries(
     answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints, ks: Sequence[int]
 ) -> MeasuredQueries:
-    """Return queries with R@K, Med r, nDCG@10, MRR and mAP.
+    """Return queries with R@K, Med r, mean r, nDCG@10, MRR and mAP.
 
     The rank of a query is the number of wrong answers before the first right one.
 

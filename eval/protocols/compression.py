@@ -27,11 +27,11 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 
 _BANK_SPLIT = "train"
-_N_TIMED_ANSWERS = 10  # answers of a timed search
+_N_TIMED_ANSWERS = 10  # results per query in a timed search
 
 
-class _Side(NamedTuple):
-    """The queries and the stored candidates of a direction, as a codec returns them, and their original vectors."""
+class _DirectionVectors(NamedTuple):
+    """The vectors of the queries and candidates of one direction, before and after a codec encoded and decoded them."""
 
     queries: Vectors
     stored: Vectors
@@ -44,13 +44,14 @@ def measure_compression(
 ) -> list[dict[str, Any]]:
     """Return the entries ``compression`` of a result: the metrics of uncompressed vectors, and of each codec.
 
-    Codecs are fitted to the embeddings of the training split, ``train.h5`` next to each file, or without them to the vectors
-    of the file itself. Ranks are exact ranks of the scores of the codec; candidates with equal scores count as wrong.
+    Codecs are fitted to the embeddings of the training split, ``train.h5`` next to each file. If there is no such file, they
+    are fitted to the vectors of the file itself. Ranks are exact ranks by the codec's scores, with ties against the model.
 
     Parameters
     ----------
     texts : names of codecs, see :func:`vse.eval.search.codecs.parse_codecs`
-    rescored : also rank the best candidates again by the uncompressed vectors: their number; None does not
+    rescored : number of best candidates per query that are also ranked again by the uncompressed vectors; None for no
+        such ranking
     samples : number of bootstrap samples for intervals; 0 computes none
     """
     banks = [_read_bank(file, run) for file, run in zip(files, seeds, strict=True)]
@@ -65,18 +66,18 @@ def measure_compression(
             "codec": codec.name,
             "bytes": codec.bytes_per_vector,
             "fitted_on": banks[0][1],
-            **_measure([_rank(run, one) for run, one in zip(seeds, fitted, strict=True)], samples),
+            **_measure_metrics([_rank_queries(run, one) for run, one in zip(seeds, fitted, strict=True)], samples),
             "search_s": mean_and_std_over_seeds([_time_searches(run, one) for run, one in zip(seeds, fitted, strict=True)]),
         }
         if rescored is not None and codec.kind != "float32":
-            folds = [_rank_again(run, one, rescored) for run, one in zip(seeds, fitted, strict=True)]
-            entry["rescored"] = {"candidates": rescored, **_measure(folds, samples)}
+            folds = [_rerank_queries(run, one, rescored) for run, one in zip(seeds, fitted, strict=True)]
+            entry["rescored"] = {"candidates": rescored, **_measure_metrics(folds, samples)}
         entries.append(entry)
     return entries
 
 
 def _read_bank(file: Path, run: Embeddings) -> tuple[tuple[Vectors, Vectors], str]:
-    """Return the vectors of the bank of a seed, and the name of its split."""
+    """Return the vectors (images and captions) to which the codecs of a seed are fitted, and the name of their split."""
     if run.vectors is None or run.similarity != "cosine":
         raise UserError(f"{file}: --compress needs vectors that are compared by inner products; leave it out")
     if run.fold is not None:
@@ -90,24 +91,24 @@ def _read_bank(file: Path, run: Embeddings) -> tuple[tuple[Vectors, Vectors], st
     return bank.vectors, _BANK_SPLIT
 
 
-def _measure(folds: Sequence[QueriesByDirection], samples: int) -> dict[str, Any]:
+def _measure_metrics(folds: Sequence[QueriesByDirection], samples: int) -> dict[str, Any]:
     measured: dict[str, Any] = mean_and_std_over_seeds([fold_metrics(fold) for fold in folds])
     if samples:
         measured["ci95"] = compute_intervals([[fold] for fold in folds], samples)
     return measured
 
 
-def _sides(run: Embeddings, fitted: FittedCodec) -> dict[str, _Side]:
+def _encode_directions(run: Embeddings, fitted: FittedCodec) -> dict[str, _DirectionVectors]:
     assert run.vectors is not None
     images, captions = run.vectors
     return {
-        "i2t": _Side(fitted.prepare_queries(images), fitted.encode_and_decode(captions), images, captions),
-        "t2i": _Side(fitted.prepare_queries(captions), fitted.encode_and_decode(images), captions, images),
+        "i2t": _DirectionVectors(fitted.prepare_queries(images), fitted.encode_and_decode(captions), images, captions),
+        "t2i": _DirectionVectors(fitted.prepare_queries(captions), fitted.encode_and_decode(images), captions, images),
     }
 
 
-def _rank(run: Embeddings, fitted: FittedCodec) -> QueriesByDirection:
-    sides, image_of_caption = _sides(run, fitted), torch.from_numpy(run.image_of_caption())
+def _rank_queries(run: Embeddings, fitted: FittedCodec) -> QueriesByDirection:
+    sides, image_of_caption = _encode_directions(run, fitted), torch.from_numpy(run.image_of_caption())
     images, captions = map(shared_tensor, (sides["i2t"].queries, sides["i2t"].stored))
     i2t, t2i = blocks_from_embeddings(images, captions, image_of_caption), None
     if not fitted.codec.encodes_queries:
@@ -116,13 +117,13 @@ def _rank(run: Embeddings, fitted: FittedCodec) -> QueriesByDirection:
     return build_fold(ranks_from_blocks(i2t, t2i), run.image_of_caption())
 
 
-def _rank_again(run: Embeddings, fitted: FittedCodec, candidates: int) -> QueriesByDirection:
-    """Rank the best candidates of each query, by the codec's scores, again by the inner products of the original vectors."""
+def _rerank_queries(run: Embeddings, fitted: FittedCodec, candidates: int) -> QueriesByDirection:
+    """Take the best candidates of each query by the codec's scores, and rank them by the original vectors."""
     image_of_caption = run.image_of_caption()
     image_of = {"image": np.arange(len(run.image_ids)), "caption": image_of_caption}
     rows_of_queries = {"i2t": np.unique(image_of_caption), "t2i": np.arange(len(image_of_caption))}
     ranks: dict[str, NDArray[np.int64]] = {}
-    for direction, side in _sides(run, fitted).items():
+    for direction, side in _encode_directions(run, fitted).items():
         query_kind, candidate_kind = ("image", "caption") if direction == "i2t" else ("caption", "image")
         queries, image_of_candidate = rows_of_queries[direction], image_of[candidate_kind]
         near, sure, _ = find_candidates(side.stored, side.queries[queries], candidates)
@@ -138,9 +139,9 @@ def _rank_again(run: Embeddings, fitted: FittedCodec, candidates: int) -> Querie
 
 
 def _time_searches(run: Embeddings, fitted: FittedCodec) -> dict[str, float]:
-    """Return the seconds in which FAISS finds the ten best candidates of all queries, by direction."""
+    """Return, by direction, the seconds that FAISS needs to find the best ten candidates of all queries."""
     seconds = {}
-    for direction, side in _sides(run, fitted).items():
+    for direction, side in _encode_directions(run, fitted).items():
         index = fitted.build_index(side.original_candidates)
         started = time.perf_counter()
         fitted.search(index, side.original_queries, min(_N_TIMED_ANSWERS, len(side.original_candidates)))

@@ -1,9 +1,9 @@
 """The option ``--correct`` of ``vse-eval``: lower the scores of candidates that are near to many queries of a bank.
 
-A correction is one number for each candidate. The number b_x of an image x does not change the order of the captions for x,
-nor the number b_y of a caption y that of the images for y. So two more dimensions of the vectors correct both directions:
-(x, 1, -b_x) . (y, -b_y, 1) = x . y - b_x - b_y. QB-Norm corrects only some queries. Its result has two matrices of scores, one
-for each direction.
+A correction subtracts a number from all scores of a candidate: b_x for an image x, and b_y for a caption y. If x is the query
+instead, b_x lowers the scores of all captions by the same amount, and their order stays the same. The same holds for b_y. The
+score x . y - b_x - b_y therefore serves both directions. It is the inner product of vectors with two more dimensions:
+(x, 1, -b_x) . (y, -b_y, 1). QB-Norm corrects only some queries. Its result has two matrices of scores, one for each direction.
 
 A model such as SCAN has scores of pairs instead of vectors. Its file then needs the scores of its images and captions with the
 bank (``vse-embed --bank-images``).
@@ -31,7 +31,7 @@ from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.errors import UserError, did_you_mean
 
 _K, _ALPHA, _BETA = (1, 5, 10, 20, 50, 100), (0.25, 0.5, 0.75, 1.0), (5, 10, 20, 30, 50, 100)
-# The values of each parameter that are tried on the validation split.
+# For each method, the values of its parameters that are tried on the validation split.
 METHODS: dict[str, dict[str, tuple[float, ...]]] = {
     "mean": {},
     "csls": {"k": _K},
@@ -47,8 +47,8 @@ class Bank:
     """The scores of all candidates with the queries of a bank.
 
     ``of_images`` : (n_images, n_bank_captions), ``of_captions`` : (n_captions, n_bank_images).
-    ``path``, ``sha256`` : the file that has the bank or the scores with it, and its SHA-256 if it is known.
-    ``is_transductive`` : True if the bank has an image of the split itself.
+    ``path``, ``sha256`` : the file of the bank, or of the scores with the bank, and its SHA-256; None if it is not known.
+    ``is_transductive`` : True if the bank contains an image of the evaluated split.
     """
 
     of_images: ScoreMatrix
@@ -82,7 +82,10 @@ class CorrectedScores:
 
 
 def parse_correction(text: str) -> tuple[str, Parameters]:
-    """Return the method and the given parameters of a text such as ``csls`` or ``csls:k=10``. Raises UserError."""
+    """Return the method and the parameters in a text such as ``csls`` or ``csls:k=10``.
+
+    Raises UserError if the method or a parameter is unknown, or if a value is not a positive number.
+    """
     method, _, given = text.partition(":")
     if method not in METHODS:
         raise UserError(f"--correct {text}: no method {method!r}{did_you_mean(method, METHODS)}")
@@ -104,7 +107,7 @@ def correct_seeds(
 ) -> tuple[list[Embeddings], dict[str, Any]]:
     """Return corrected embeddings of each seed, and the entry ``correction`` of the result.
 
-    Parameters that ``text`` does not give are those with the highest rsum on the validation split, the mean over seeds.
+    If ``text`` lacks parameters, the values with the highest rsum on the validation split, averaged over seeds, are used.
 
     Parameters
     ----------
@@ -120,12 +123,14 @@ def correct_seeds(
     if missing:
         why = "the parameters are selected on it"
         validation = [_read_sibling(file, run, "val", why) for file, run in zip(files, seeds, strict=True)]
-        # A bank of the test split itself is a bank of the validation split there.
+        # If the bank is the evaluated split itself, the validation split is corrected by itself, too.
         val_bank = "val" if bank == seeds[0].split else bank
         pairs = [(run, read_bank(path, run, val_bank)) for path, run in validation]
         best = -np.inf
-        for choice in _list_choices(method, missing):
-            rsum = float(np.mean([_rsum(correct(run, of, method, {**given, **choice})) for run, of in pairs]))
+        for choice in _list_parameter_choices(method, missing):
+            rsum = float(
+                np.mean([_compute_rsum(correct(run, one_bank, method, {**given, **choice})) for run, one_bank in pairs])
+            )
             tried[", ".join(f"{name}={value:g}" for name, value in choice.items())] = rsum
             if rsum > best:
                 best, parameters = rsum, {**given, **choice}
@@ -140,13 +145,13 @@ def correct_seeds(
         "transductive": first.is_transductive,
         **({"rsum_val": tried} if tried else {}),
     }
-    return [correct(run, of, method, parameters) for run, of in zip(seeds, banks, strict=True)], entry
+    return [correct(run, one_bank, method, parameters) for run, one_bank in zip(seeds, banks, strict=True)], entry
 
 
 def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: Sequence[Embeddings]) -> list[Embeddings]:
-    """Return the embeddings of a result ``path`` with the correction that the result records.
+    """Correct the embeddings of ``result`` in the way that it records; return them unchanged without a correction.
 
-    Raises UserError if the bank is not where the result names it, or has changed.
+    ``path`` is the file of the result. Raises UserError if the bank is not at the recorded path, or has changed.
     """
     record = result.correction
     if record is None:
@@ -160,7 +165,7 @@ def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: 
     return corrected
 
 
-def _list_choices(method: str, names: Sequence[str]) -> Iterator[Parameters]:
+def _list_parameter_choices(method: str, names: Sequence[str]) -> Iterator[Parameters]:
     for values in product(*(METHODS[method][name] for name in names)):
         yield dict(zip(names, values, strict=True))
 
@@ -168,11 +173,11 @@ def _list_choices(method: str, names: Sequence[str]) -> Iterator[Parameters]:
 def read_bank(file: Path, run: Embeddings, bank: str) -> Bank:
     """Return the scores of the images and captions in ``file`` with a bank.
 
-    ``bank`` is a split, whose embeddings are next to ``file``, or a file of embeddings. If ``run``, the content of ``file``,
-    has scores of pairs, the bank is ``train`` or the split itself. For ``train`` it must also have scores with images and
-    captions of the training split. Raises UserError otherwise.
+    ``bank`` is a split, whose embeddings are next to ``file``, or a file of embeddings. ``run`` is the content of ``file``. If
+    it has scores of pairs, the bank must be the split itself, or ``train``; for ``train``, ``run`` must also have scores with
+    images and captions of the training split. Raises UserError otherwise.
     """
-    path, of = file, run
+    path, source = file, run
     has_scores = run.direction_scores("t2i") is not None
     if has_scores and bank != run.split:
         if bank != "train":
@@ -182,19 +187,19 @@ def read_bank(file: Path, run: Embeddings, bank: str) -> Bank:
             raise UserError(f"{file}: has scores of pairs, but none with a bank; write it again with {command}")
         return Bank(run.bank_scores_images, run.bank_scores_captions, file, _sha256(run), is_transductive=False)
     if bank in SPLITS and bank != run.split:
-        path, of = _read_sibling(file, run, bank, "it is the bank")
+        path, source = _read_sibling(file, run, bank, "it is the bank")
     elif bank != run.split:
         path = Path(bank)
-        of = read_embeddings(path)
-    check_bank(path, of, file, run)
-    if run.vectors is not None and of.vectors is not None:
-        of_images: ScoreMatrix = LinearScores(run.vectors[0], of.vectors[1])
-        of_captions: ScoreMatrix = LinearScores(run.vectors[1], of.vectors[0])
+        source = read_embeddings(path)
+    check_bank(path, source, file, run)
+    if run.vectors is not None and source.vectors is not None:
+        of_images: ScoreMatrix = LinearScores(run.vectors[0], source.vectors[1])
+        of_captions: ScoreMatrix = LinearScores(run.vectors[1], source.vectors[0])
     else:
         i2t, of_images = _score_pairs(run)
         of_captions = np.asarray(i2t[:]).T
-    is_transductive = of.dataset == run.dataset and bool(np.isin(of.image_ids, run.image_ids).any())
-    return Bank(of_images, of_captions, path, _sha256(of), is_transductive)
+    is_transductive = source.dataset == run.dataset and bool(np.isin(source.image_ids, run.image_ids).any())
+    return Bank(of_images, of_captions, path, _sha256(source), is_transductive)
 
 
 def _sha256(run: Embeddings) -> str | None:
@@ -205,13 +210,13 @@ def _read_sibling(file: Path, run: Embeddings, split: str, why: str) -> tuple[Pa
     path = file.with_name(f"{split}.h5")
     if not path.is_file():
         raise UserError(f"{path}: no such file, but {why}; write it with vse-embed {file.parent} --split {split}")
-    of = read_embeddings(path)
-    check_bank(path, of, file, run)
-    return path, of
+    sibling = read_embeddings(path)
+    check_bank(path, sibling, file, run)
+    return path, sibling
 
 
 def _score_pairs(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
-    """Return the scores i2t and t2i, (n_images, n_captions)."""
+    """Return the scores (n_images, n_captions) of image-to-text and of text-to-image; equal for vectors."""
     if run.vectors is not None:
         scores = LinearScores(*run.vectors)
         return scores, scores
@@ -222,7 +227,10 @@ def _score_pairs(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
 
 
 def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> None:
-    """Raise UserError if ``bank`` is not of the same run as the embeddings or scores ``run`` in ``file``."""
+    """Raise UserError if the file ``path`` with the ``bank`` does not come from the same run as ``run`` in ``file``.
+
+    UserError is also raised if the vectors of a file are not compared by inner products.
+    """
     for name, one in ((file, run), (path, bank)):
         if one.vectors is not None and one.similarity != "cosine":
             raise UserError(f"{name}: a correction needs inner products of vectors, or scores of pairs; leave --correct out")
@@ -241,22 +249,22 @@ def correct(run: Embeddings, bank: Bank, method: str, parameters: Mapping[str, f
 
     If ``run`` has scores of pairs, or if the method is ``qb-norm``, the result has the corrected scores instead.
     """
-    of_images, of_captions = (compute_biases(side, method, parameters) for side in (bank.of_images, bank.of_captions))
+    image_biases, caption_biases = (compute_biases(side, method, parameters) for side in (bank.of_images, bank.of_captions))
     i2t, t2i = _score_pairs(run)
     if method == "qb-norm":
-        of_queries = np.asarray(i2t[:]).T if run.vectors is None else LinearScores(run.vectors[1], run.vectors[0])
-        image_gate = mark_corrected_queries(bank.of_captions, of_queries)
+        query_scores = np.asarray(i2t[:]).T if run.vectors is None else LinearScores(run.vectors[1], run.vectors[0])
+        image_gate = mark_corrected_queries(bank.of_captions, query_scores)
         caption_gate = mark_corrected_queries(bank.of_images, t2i)
         return replace(
             run,
             images=None,
             captions=None,
             scores=None,
-            scores_i2t=CorrectedScores(i2t, image_gate[:, None].astype(np.float32), -of_captions[:, None]),
-            scores_t2i=CorrectedScores(t2i, -of_images[:, None], caption_gate[:, None].astype(np.float32)),
+            scores_i2t=CorrectedScores(i2t, image_gate[:, None].astype(np.float32), -caption_biases[:, None]),
+            scores_t2i=CorrectedScores(t2i, -image_biases[:, None], caption_gate[:, None].astype(np.float32)),
         )
-    images = np.column_stack([np.ones_like(of_images), -of_images])
-    captions = np.column_stack([-of_captions, np.ones_like(of_captions)])
+    images = np.column_stack([np.ones_like(image_biases), -image_biases])
+    captions = np.column_stack([-caption_biases, np.ones_like(caption_biases)])
     if run.vectors is not None:
         return replace(
             run, images=np.column_stack([run.vectors[0], images]), captions=np.column_stack([run.vectors[1], captions])
@@ -267,5 +275,5 @@ def correct(run: Embeddings, bank: Bank, method: str, parameters: Mapping[str, f
     return replace(run, **corrected)
 
 
-def _rsum(run: Embeddings) -> float:
+def _compute_rsum(run: Embeddings) -> float:
     return float(compute_metrics(ranks_from_blocks(*run.score_blocks()))["rsum"])

@@ -58,7 +58,7 @@ def list_members_per_seed(files: Sequence[Path], outline: ExperimentOutline | No
     """Read the files, and return the members of the ensemble of each seed.
 
     The ensemble of seed s combines seed s of every experiment. ``outline`` names the experiments and their order. Without an
-    outline, all files form a single ensemble if they belong to one experiment, or if each belongs to another experiment.
+    outline, all files form a single ensemble if all belong to one experiment, or if no two belong to the same experiment.
     Raises UserError if a member is missing, given twice or not in the outline.
     """
     if len(files) < 2:
@@ -108,9 +108,10 @@ def build_ensemble(
     Parameters
     ----------
     members : the file and the embeddings of each member
-    compares_captions : whether captions must be unit vectors, as for the protocol ``sentence``; else UserError is raised
+    compares_captions : whether captions query captions, as in the protocol ``sentence``. UserError is then raised
+        unless the captions are unit vectors
     outline : the preset of the ensemble, which gives the name; None names the ensemble by its members
-    alpha : the weight of the phrase model's scores, from 0 to 1
+    alpha : the weight of the phrase model's scores, from 0 to 1; required if one member is a phrase model
     """
     first = members[0][1]
     runs = [member for _, member in members]
@@ -135,7 +136,7 @@ def build_ensemble(
         pooled_captions=_concatenate_vectors([member.pooled_captions for member in runs]),
         bank_scores_images=None,
         bank_scores_captions=None,
-        **_mean_scores(runs),
+        **_average_scores(runs),
         **described,
     )
 
@@ -188,7 +189,7 @@ def _build_provenance(members: list[MemberFile], outline: ExperimentOutline | No
     return {"features": features, "config": config, "changed_settings": list(changed)}
 
 
-def _mean_scores(members: Sequence[Embeddings]) -> dict[str, Any]:
+def _average_scores(members: Sequence[Embeddings]) -> dict[str, Any]:
     if members[0].vectors is not None:
         return {"scores": None}
     means = {}
@@ -241,16 +242,16 @@ def find_combined_members(members: Sequence[MemberFile]) -> tuple[MemberFile, Me
 
     Raises UserError if a phrase model is combined with anything but exactly one image-sentence model.
     """
-    by_phrases = [member for member in members if member[1].is_from_phrase_model]
-    if not by_phrases:
+    phrase_models = [member for member in members if member[1].is_from_phrase_model]
+    if not phrase_models:
         return None
     others = [member for member in members if not member[1].is_from_phrase_model]
-    if len(by_phrases) != 1 or len(others) != 1:
+    if len(phrase_models) != 1 or len(others) != 1:
         raise UserError(
-            f"{by_phrases[0][0]} holds scores of phrases and is combined with one image-sentence model; this ensemble has "
-            f"{len(others)} image-sentence models and {len(by_phrases)} phrase models"
+            f"{phrase_models[0][0]} holds scores of phrases and is combined with one image-sentence model; this ensemble has "
+            f"{len(others)} image-sentence models and {len(phrase_models)} phrase models"
         )
-    return others[0], by_phrases[0]
+    return others[0], phrase_models[0]
 
 
 def find_phrase_member(members: Sequence[MemberFile]) -> Embeddings:
@@ -277,7 +278,7 @@ def choose_phrase_weight(by_seed: Sequence[Sequence[MemberFile]], alpha: float |
     rsums = np.zeros(len(CANDIDATE_ALPHAS))
     for pair in pairs:
         sentence_file, phrase_file = (_read_validation_file(*member) for member in pair)
-        distances = _negative_distances(sentence_file[1])
+        distances = _compute_negative_distances(sentence_file[1])
         for k, candidate in enumerate(CANDIDATE_ALPHAS):
             ranks = ranks_from_blocks(*combine_scores(sentence_file, phrase_file, candidate, distances).score_blocks())
             rsums[k] += compute_metrics(ranks)["rsum"]
@@ -295,26 +296,26 @@ def combine_scores(
     This is Eq. 8 (see the top of this module): d is the distance of image x and sentence y, and d_rp is the mean distance of
     the sentence's phrases to their best regions. For embeddings compared by inner products, d is their Euclidean distance; for
     other models, d is the negative score. If a caption has no phrases, or an image no regions, D = d. ``negative_distances``
-    has -d, if -d was computed before. The scores are (n_images, n_captions). One matrix is held in memory, or two if the
+    has -d if the caller computed it before. The scores are (n_images, n_captions). One matrix is held in memory, or two if the
     scores of the image-sentence model depend on the direction.
     """
     check_same_split(*sentence_file, *phrase_file)
-    (_, model), (_, of_phrases) = sentence_file, phrase_file
-    assert of_phrases.scores is not None
-    assert of_phrases.n_phrases is not None
-    assert of_phrases.n_regions is not None
-    alone = (of_phrases.n_regions == 0)[:, None] | (of_phrases.n_phrases == 0)
-    by_phrases = np.asarray(of_phrases.scores[:], np.float32)
+    (_, model), (_, phrase_model) = sentence_file, phrase_file
+    assert phrase_model.scores is not None
+    assert phrase_model.n_phrases is not None
+    assert phrase_model.n_regions is not None
+    lacks_phrase_score = (phrase_model.n_regions == 0)[:, None] | (phrase_model.n_phrases == 0)
+    phrase_scores = np.asarray(phrase_model.scores[:], np.float32)
     combined: dict[str, Any] = dict.fromkeys(MATRIX_NAMES)
-    for name, scores in (negative_distances or _negative_distances(model)).items():
-        combined[name] = np.where(alone, scores, (1 - alpha) * scores + alpha * by_phrases).astype(np.float32)
+    for name, scores in (negative_distances or _compute_negative_distances(model)).items():
+        combined[name] = np.where(lacks_phrase_score, scores, (1 - alpha) * scores + alpha * phrase_scores).astype(np.float32)
     return replace(model, **combined)
 
 
-def _negative_distances(model: Embeddings) -> ScoresByName:
+def _compute_negative_distances(model: Embeddings) -> ScoresByName:
     """Return the negative distance -d of each image and sentence, (n_images, n_captions), see :func:`combine_scores`.
 
-    The result is a dict with the key ``scores`` or, if scores depend on the direction, ``scores_i2t`` and ``scores_t2i``.
+    The keys of the dict are ``scores`` or, if scores depend on the direction, ``scores_i2t`` and ``scores_t2i``.
     """
     i2t, t2i = model.score_blocks()
     if t2i is not None:

@@ -292,9 +292,9 @@ def _measure_protocols(
 
 
 def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hubs of each direction and the mean cosines, the mean over seeds; warn if they show that a model failed.
+    """Return the statistics of hubs and the mean cosines, averaged over seeds; log a warning if they show a failed model.
 
-    ``inputs`` are the embeddings before a correction. The members of an ensemble have no cosines.
+    ``inputs`` are the embeddings before a correction. An ensemble has no cosines.
     """
     recalls = {name: _mean(metrics[name]["r10"]) for name in ("i2t", "t2i")}
     of_seeds = []
@@ -326,7 +326,7 @@ def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judge
 
 
 def _sum_agreements(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
-    """Return the entry ``cross_check`` of a result file: sums over folds and seeds, or why FAISS was not compared."""
+    """Return a protocol's entry in ``cross_check`` of a result file: sums over folds and seeds, or why no check was made."""
     agreements = [agreement for one in queries for agreement in one.agreements]
     if not agreements:
         return {"checked": False, "why": queries[0].no_comparison_reason}
@@ -349,7 +349,7 @@ def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
 
 
 def _measure_approximate_searches(path: Path, run: Embeddings, options: AllEvaluateOptions) -> dict[str, Any]:
-    """Return the quality of the approximate index and of the two-stage searches that the options name, for one seed."""
+    """Measure the approximate index and the two-stage searches that the options request, on one seed."""
     measured: dict[str, Any] = {}
     if options.index is not None:
         if run.vectors is None:

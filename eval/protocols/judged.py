@@ -30,17 +30,17 @@ from vse.eval.ranking.ranks import iter_caption_scores
 from vse.eval.ranking.statistics import compute_interval
 from vse.pipeline.errors import UserError
 
-_DEPTH = 10  # of nDCG@10 and judged@10
+_DEPTH = 10  # number of candidates that nDCG@10 and judged@10 count
 _UNJUDGED = -1  # the grade of a pair without judgement
 
 
 class JudgedQuery(NamedTuple):
-    """The grades of a query's candidates, in the order of their scores.
+    """The grades of a query's candidates, sorted by score, the best candidate first.
 
     grades : (n_candidates,) grade of each candidate; -1 without a judgement
     own : (n_candidates,) whether a candidate is the query's own caption or image
-    best_right, best_wrong : the row, among the candidates, of the best right and of the best wrong one
-    right_score, wrong_score : their scores
+    best_right, best_wrong : indices, before sorting, of the best right candidate and of the best wrong one
+    right_score, wrong_score : scores of these two candidates; ``wrong_score`` is -inf if no candidate is wrong
     """
 
     grades: Ints
@@ -70,7 +70,7 @@ def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDir
 
 
 class _Pool:
-    """The judged images and captions of a split, as its rows, and the grade of each of their pairs."""
+    """The judged images and captions of a split, given by their rows, and the grades of all pairs of them."""
 
     def __init__(self, run: Embeddings, judgements: Judgements) -> None:
         self._run, self._right_from = run, judgements.right_from
@@ -86,7 +86,7 @@ class _Pool:
         self._own = own
 
     def rank_captions(self) -> Iterator[tuple[int, JudgedQuery]]:
-        """Yield each judged image that has a right caption, as an index of ``images``, with the order of the captions."""
+        """Yield the index, in ``images``, of each image that has a right caption, and its ranked captions."""
         blocks, _ = self._run.score_blocks()
         columns = torch.from_numpy(self.captions)
         for span in blocks.row_slices:
@@ -94,17 +94,17 @@ class _Pool:
             scores = blocks.score(span, columns).cpu().numpy()
             for image in here.tolist():
                 if (self._grades[image] >= self._right_from).any():
-                    yield image, self._order(scores[self.images[image] - span.start], self._grades[image], self._own[image])
+                    yield image, self._sort(scores[self.images[image] - span.start], self._grades[image], self._own[image])
 
     def rank_images(self) -> Iterator[tuple[int, JudgedQuery]]:
-        """Yield the index of each caption that has a right image, and the order of the images."""
+        """Yield the index, in ``captions``, of each caption that has a right image, and its ranked images."""
         i2t, t2i = self._run.score_blocks()
         for part, scores in iter_caption_scores(t2i or i2t, self.captions):
             for n, caption in enumerate(part.tolist()):
                 if (self._grades[:, caption] >= self._right_from).any():
-                    yield caption, self._order(scores[self.images, n], self._grades[:, caption], self._own[:, caption])
+                    yield caption, self._sort(scores[self.images, n], self._grades[:, caption], self._own[:, caption])
 
-    def _order(self, scores: NDArray[np.floating], grades: Ints, own: NDArray[np.bool_]) -> JudgedQuery:
+    def _sort(self, scores: NDArray[np.floating], grades: Ints, own: NDArray[np.bool_]) -> JudgedQuery:
         order = np.lexsort((grades, -scores))
         right = grades[order] >= self._right_from
         first_right, first_wrong = int(order[right.argmax()]), int(order[right.argmin()])
@@ -159,8 +159,8 @@ def _ndcg(grades: Ints) -> float:
 def _bpref(right: NDArray[np.bool_], wrong: NDArray[np.bool_]) -> float:
     """Return bpref: the mean over right answers of 1 - min(n, R) / min(N, R).
 
-    n is the number of judged wrong answers before the right one, N the number of all judged wrong answers, R that of right
-    ones. Without judged wrong answers before it, a right answer counts 1.
+    n is the number of judged wrong answers before the right answer, N the number of all judged wrong answers, and R the number
+    of all right answers. A right answer without a judged wrong answer before it counts 1.
     """
     n_right, n_wrong = int(right.sum()), int(wrong.sum())
     before = np.minimum(np.cumsum(wrong)[right], n_right)
@@ -176,12 +176,13 @@ def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) 
 
     tau is (P - Q) / D. P counts the pairs of judged pairs that have the same order by scores and by ratings, Q those with the
     opposite order. D of tau-b is sqrt((P + Q + T)(P + Q + U)), with the ties T of the scores alone and U of the ratings alone.
-    D of tau-c is n^2 (m - 1) / 2m for n values and the smaller number m of different values.
+    D of tau-c is n^2 (m - 1) / 2m for n values, where m is the number of different scores or ratings, whichever is smaller.
 
-    Each rating counts, and own pairs are left out, as in CLIPScore. With several seeds, tau is a mean and a standard
-    deviation. The bootstrap resamples images. Both dictionaries are empty if the ratings are all equal.
+    As in CLIPScore, each rating counts, and own pairs (an image with its own caption) are left out. With several seeds,
+    tau is a mean and a standard deviation. The bootstrap resamples images. Both dictionaries are empty if all ratings are
+    equal, or if there are none.
     """
-    rated = [_RatedPairs.of(run, judgements) for run in seeds]
+    rated = [_RatedPairs.from_judgements(run, judgements) for run in seeds]
     first = rated[0]
     if len(np.unique(first.ratings)) < 2:
         return {}, {}
@@ -199,14 +200,17 @@ def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) 
 
 
 class _RatedPairs(NamedTuple):
-    """The judged pairs that are not own pairs: row of the image (n,), score (n,) and ratings (n, n_raters) of each."""
+    """The judged pairs without own pairs (an image with its own caption).
+
+    ``images`` (n,) has the row of each pair's image, ``scores`` (n,) its score and ``ratings`` (n, n_raters) its ratings.
+    """
 
     images: Ints
     scores: Floats
     ratings: Floats
 
     @classmethod
-    def of(cls, run: Embeddings, judgements: Judgements) -> _RatedPairs:
+    def from_judgements(cls, run: Embeddings, judgements: Judgements) -> _RatedPairs:
         images, captions, known = _find_rows(run, judgements)
         foreign = run.image_of_caption()[captions] != images
         images, captions, ratings = images[foreign], captions[foreign], judgements.ratings[known][foreign]
@@ -229,7 +233,7 @@ class _RatedPairs(NamedTuple):
 
 
 def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the rows of the images and captions of the judged pairs in ``run``, and which pairs are in ``run``."""
+    """Return the rows of the images and captions of the judged pairs in ``run``, and a mask (n_pairs,) of these pairs."""
     rows = []
     for ids, wanted in ((run.image_ids, judgements.image_ids), (run.caption_ids, judgements.caption_ids)):
         row_of = {int(id_): row for row, id_ in enumerate(ids)}

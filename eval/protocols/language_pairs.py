@@ -46,7 +46,7 @@ def rank_language_pair(embeddings: Embeddings, protocol: str, ks: Sequence[int])
     candidates = unit_rows(shared_tensor(answers.captions))
     query_rows, image_of_answer = queries.image_of_caption(), torch.from_numpy(answers.image_of_caption())
     units = unit_rows(shared_tensor(queries.captions))
-    # The k-th captions of all images are ranked together, because each of them has other right answers.
+    # ScoreBlocks allow one query per image, so each pass ranks one caption of every image.
     order = np.argsort(query_rows, kind="stable")
     counts = np.bincount(query_rows)
     number_in_image = np.empty_like(query_rows)

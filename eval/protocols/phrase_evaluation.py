@@ -20,7 +20,7 @@ from vse.eval.ranking.metrics import QueriesByDirection, fold_metrics
 from vse.eval.ranking.statistics import compute_differences, compute_intervals
 from vse.pipeline.errors import UserError
 
-_TYPE_PREFIX = "type "  # marks the name of a type among the keys of a fold
+_TYPE_PREFIX = "type "  # begins the keys of a fold that hold the phrases of one type
 
 
 def are_phrase_score_files(files: Sequence[Path], protocol: str | Sequence[str], iou: float | None) -> bool:
@@ -147,6 +147,9 @@ def _combine_seed_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]],
 
 
 def _nest_types(by_name: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``by_name`` as result files nest it: the keys ``type <name>`` become a dict by type under ``per_type``."""
+    """Return a dict with the values of all phrases under ``phrase``, and the values of each type under ``per_type``.
+
+    In ``by_name``, the values of a type have the key ``type <name>``.
+    """
     per_type = {name.removeprefix(_TYPE_PREFIX): value for name, value in by_name.items() if name.startswith(_TYPE_PREFIX)}
     return {"phrase": by_name["phrase"], **({"per_type": per_type} if per_type else {})}

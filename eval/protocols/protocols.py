@@ -80,7 +80,7 @@ DEFAULT_RANKING_OPTIONS = RankingOptions()
 class ProtocolQueries(NamedTuple):
     """The ranked queries of a protocol, fold by fold, and the comparison of each fold's ranks with a FAISS search.
 
-    ``no_comparison_reason`` says why the ranks were not compared; blank if they were.
+    ``no_comparison_reason`` is the reason why the ranks were not compared; blank if they were.
     """
 
     folds: list[QueriesByDirection]
@@ -139,7 +139,7 @@ def _fold_of(data: Embeddings | PhraseScores) -> str | None:
 
 
 def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequence[PhraseScores]) -> None:
-    """Raise UserError if files are of several folds of a cross-validation, but not equally many of each fold."""
+    """Raise UserError if files belong to several folds, but not the same number to each fold of one cross-validation."""
     counts = Counter(map(_fold_of, seed_data))
     if len(counts) == 1:
         return
@@ -155,7 +155,7 @@ def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequen
 
 
 def join_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
-    """Return the embeddings of each complete test set: of one seed or, in a cross-validation, of one seed for each fold."""
+    """Group embeddings into complete test sets: one seed each or, in a cross-validation, one seed of every fold."""
     by_fold: dict[str | None, list[Embeddings]] = {}
     for embeddings in seed_embeddings:
         by_fold.setdefault(embeddings.fold, []).append(embeddings)
@@ -165,9 +165,10 @@ def join_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
 
 
 def describe_test_set(parts: Sequence[Embeddings]) -> Embeddings:
-    """Return the ids and hashes of a complete test set, without vectors and scores. ``parts`` is one of :func:`join_folds`.
+    """Return embeddings with the ids and hashes of a complete test set, an item of :func:`join_folds`.
 
-    With several folds, the split is called ``test of 5 folds``, so that its metrics are not mistaken for those of a split.
+    A single part is returned unchanged. Several folds are joined without their vectors and scores, and the split is called
+    ``test of 5 folds``, so that its metrics are not mistaken for those of a split.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -217,7 +218,7 @@ def rank_queries_of_seeds(
     protocol: str,
     options: RankingOptions = DEFAULT_RANKING_OPTIONS,
 ) -> list[ProtocolQueries]:
-    """Return the ranked queries of a protocol for each seed or, in a cross-validation, for one seed of each fold together.
+    """Return the ranked queries of a protocol for each complete test set (see :func:`join_folds`).
 
     Each query searches the images or captions of its own fold. Raises UserError, with the name of the file, if a file cannot
     be ranked.
@@ -232,7 +233,7 @@ def rank_queries_of_seeds(
 
 
 def _join_queries(parts: Sequence[Embeddings], queries: Sequence[ProtocolQueries]) -> ProtocolQueries:
-    """Return the queries of all parts of a test set, with the rows of their images counted over all parts."""
+    """Return the queries of all parts of a test set. The image rows of a part follow the rows of the parts before it."""
     folds: list[QueriesByDirection] = []
     n_images = 0
     for part, of_part in zip(parts, queries, strict=True):
@@ -277,7 +278,8 @@ def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]
 def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING_OPTIONS) -> ProtocolQueries:
     """Return the ranked queries of a protocol; ``1k`` and ``sentence-1k`` have a fold per 1,000 images, the others one fold.
 
-    Ranks are compared with FAISS, except for protocols with judged answers, and for files that hold the scores of all pairs.
+    With ``options.cross_check``, ranks are compared with FAISS. Ranks by scores of pairs are never compared, nor are those of
+    protocols with judged answers, choices or pairs of languages.
     """
     if protocol in options.judgements:
         fold = rank_judged_queries(embeddings, options.judgements[protocol])
@@ -357,7 +359,7 @@ def _rank_pairs(
 
 
 def _replace_rows_by_ids(embeddings: Embeddings, fold: QueriesByDirection) -> QueriesByDirection:
-    """Return the fold with the rows in its answers replaced by image and caption ids."""
+    """Return the fold with ids of images and captions in its answers, in place of rows."""
     ids = {"image": embeddings.image_ids, "caption": embeddings.caption_ids}
     replaced = {}
     for name, queries in fold.items():

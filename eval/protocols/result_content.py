@@ -69,7 +69,7 @@ def build_result(
     measured: Mapping[str, Any],
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Return the content of a result file: the model, the split, the metrics, the provenance, and the SHA-256 of all.
+    """Return the content of a result file: the model, the split, the metrics, the provenance, and the SHA-256 of all these.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def index_line(index: Mapping[str, Any]) -> str:
 
 
 def rerank_line(rerank: Mapping[str, Any]) -> str:
-    """Return a line with the metrics of a two-stage search next to the exact ones."""
+    """Return a line with the metrics of a two-stage search, each next to the metric of the exact search."""
     exact, directions = rerank["exact"], []
     for direction in ("i2t", "t2i"):
         found = rerank[direction]
@@ -197,7 +197,7 @@ def _describe_rsum(measured: Mapping[str, Any]) -> str:
 
 
 def combination_line(combination: Combination) -> str:
-    """Return a line with the weight of an ensemble's phrase model, and the numbers of captions and images without a score."""
+    """Return a line with the weight of a phrase model, and the numbers of captions and images to which it gives no score."""
     origin = "by validation" if combination.rsum_val else "as given"
     without = (
         f"{combination.n_captions_without_phrases:,} captions without phrases, "
