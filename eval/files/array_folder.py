@@ -29,7 +29,7 @@ MAX_IN_MEMORY_BYTES = 2**27
 
 
 class FolderArrays(NamedTuple):
-    """The arrays and attributes in a folder, named as in an embeddings file, and the files that were read."""
+    """The arrays and attributes in a folder, by their names in an embeddings file, and the files that were read."""
 
     arrays: dict[str, NDArray[Any]]
     attributes: dict[str, Any]
@@ -102,9 +102,9 @@ def _read_array(file: InputFile) -> NDArray[Any]:
 
 
 def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
-    """Return the ids and vectors of a table as arrays, named as in an embeddings file.
+    """Return the ids and vectors of a table as a dict of arrays.
 
-    ``columns`` maps each column of ids to the name of its array. ``vectors`` is the name of the array of vectors.
+    ``columns`` maps each column of ids to the key of its array. ``vectors`` is the key of the vectors.
     """
     import pandas as pd
 
@@ -156,7 +156,7 @@ def _parse_vector_column(path: Path, name: str, column: Any) -> NDArray[Any]:
 
 
 def _parse_column(path: Path, column: str, cells: Sequence[Any]) -> NDArray[Any]:
-    """Return integers, or texts for the column ``language``."""
+    """Return the cells of a column as integers, or as texts for the column ``language``."""
     if column != "language":
         return _parse_integer_column(path, column, cells)
     if empty := next((row for row, cell in enumerate(cells, 1) if not isinstance(cell, str) or not cell), None):

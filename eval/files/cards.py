@@ -1,6 +1,6 @@
 """Cards: the facts that a reader needs to compare two results, and the facts in which two results differ.
 
-A card is made from the provenance of a result, which comes from ``run.json``. Embeddings of other programs have no settings.
+A card is built from the provenance of a result. The provenance comes from ``run.json``; without it the settings are unknown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from vse.eval.files.results import DifferingFact, changed_settings
 
-# Settings that name or list an experiment, and settings that affect speed or memory only.
+# Settings that name or list experiments, and settings that affect only speed or memory.
 _IGNORED_SETTINGS = {
     *("name", "about", "title", "label", "rows", "seeds", "protocols", "ensemble_of", "images.workers"),
     *("train.precision", "train.features_in_memory", "train.memory_gb", "train.save_minutes"),
@@ -21,27 +21,28 @@ _N_KEY_CHARACTERS = 8
 
 
 def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Return the features, epochs, selection, seconds, processor, precision and changed settings of a run, as texts.
+    """Return the facts of a run as texts: features, epochs, selection, seconds, processor, precision and changed settings.
 
-    A fact that is not recorded is ``unknown``.
+    ``selection`` is the rule by which the best epoch was selected. A fact that is not recorded is ``unknown``.
     """
-    training = _mapping(provenance, "training")
-    train = _mapping(_mapping(provenance, "config"), "train")
+    training = _get_mapping(provenance, "training")
+    train = _get_mapping(_get_mapping(provenance, "config"), "train")
     return {
-        "features": ", ".join(f"{name} {key}" for name, key in _features(provenance).items()) or _UNKNOWN,
+        "features": ", ".join(f"{name} {key}" for name, key in _shorten_feature_keys(provenance).items()) or _UNKNOWN,
         "epochs": _describe_epochs(training, train, provenance.get("best_epoch")),
-        "selection": _text(training.get("selection", _describe_selection(train))),
-        "training_s": _text(_mapping(provenance, "cost").get("train_s")),
-        "processor": _text(training.get("processor")),
-        "precision": _text(training.get("precision", train.get("precision"))),
+        "selection": _format_fact(training.get("selection", _describe_selection(train))),
+        "training_s": _format_fact(_get_mapping(provenance, "cost").get("train_s")),
+        "processor": _format_fact(training.get("processor")),
+        "precision": _format_fact(training.get("precision", train.get("precision"))),
         "changes": "; ".join(changed_settings(provenance)),
     }
 
 
 def list_differing_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[DifferingFact]:
-    """Return the settings, features, processor and precision in which the provenance of two models differs.
+    """Return the facts in which two models differ: settings, features, processor, precision, noise and selection.
 
-    Names of experiments and settings that affect only speed or memory are left out. A fact that one model lacks is ``-``.
+    ``a`` and ``b`` are the provenances of the models. Settings that name an experiment, or that affect only speed or memory,
+    are left out. A fact that one model lacks is ``-``.
     """
     first, second = (dict(_list_facts(provenance)) for provenance in (a, b))
     names = [*first, *(name for name in second if name not in first)]
@@ -54,15 +55,17 @@ def _list_facts(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not isinstance(config, Mapping) or not config:
         yield "settings", _UNKNOWN
         return
-    for name, key in _features(provenance).items():
+    for name, key in _shorten_feature_keys(provenance).items():
         yield f"features.{name}", key
-    training = _mapping(provenance, "training")
-    yield from ((name, _text(training[name])) for name in ("processor", "precision", "noise", "selection") if name in training)
+    training = _get_mapping(provenance, "training")
+    yield from (
+        (name, _format_fact(training[name])) for name in ("processor", "precision", "noise", "selection") if name in training
+    )
     yield from ((name, value) for name, value in _flatten(config) if name not in _IGNORED_SETTINGS)
 
 
-def _features(provenance: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(key)[:_N_KEY_CHARACTERS] for name, key in _mapping(provenance, "features").items()}
+def _shorten_feature_keys(provenance: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(key)[:_N_KEY_CHARACTERS] for name, key in _get_mapping(provenance, "features").items()}
 
 
 def _describe_epochs(training: Mapping[str, Any], train: Mapping[str, Any], best: object) -> str:
@@ -84,13 +87,13 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", _text(value)
+            yield f"{prefix}{name}", _format_fact(value)
 
 
-def _mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _get_mapping(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = content.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
-def _text(value: object) -> str:
+def _format_fact(value: object) -> str:
     return _UNKNOWN if value is None else str(value)

@@ -55,8 +55,8 @@ _ID_NAMES = ("image_ids", "caption_ids", "caption_image_ids")
 _COUNT_NAMES = ("n_phrases", "n_regions")
 _OPTIONAL_ID_NAMES = ("coco_ids", "caption_languages", *_COUNT_NAMES)
 _BYTES_BY_HASH_NAME = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
-_N_ROWS_PER_CHECK = 4096  # rows of a matrix that are checked at once
-_MIN_SCORE_SIZE = 2.0**-100  # lowest accepted size of a score: below 2**-126, the smallest normal float32, scores may vanish
+_N_ROWS_PER_CHECK = 4096  # number of rows of a matrix that are checked at once
+_MIN_SCORE_SIZE = 2.0**-100  # lowest accepted absolute score; below 2**-126, the smallest normal float32, scores may become 0
 _ATTRIBUTE_NAMES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on", "fold", "languages")
 _OPTIONAL_ATTRIBUTES = ("experiment", "seed", "provenance", "trained_on", "fold", "languages")
 EMBEDDINGS_KIND = hdf5_kind(
@@ -93,8 +93,9 @@ def write_scores(
     Parameters
     ----------
     embeddings : ids and attributes of the file, without scores, and optionally vectors of captions for sentence retrieval
-    i2t : scores of image-to-text, stored as ``scores_i2t``; if ``t2i`` is None, of both directions, stored as ``scores``
-    t2i : scores of text-to-image, if they differ; each block is requested after the same block of ``i2t``
+    i2t : scores for image-to-text retrieval, stored as ``scores_i2t``; without ``t2i`` they serve both directions, and are
+        stored as ``scores``
+    t2i : scores for text-to-image retrieval, stored as ``scores_t2i``; each block is requested after the block of ``i2t``
     provenance : function that returns the provenance, called after the last score was computed
     """
     directions = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
@@ -111,7 +112,7 @@ def write_scores(
         for rows in i2t.row_slices:
             for name, blocks in directions.items():
                 scores = blocks.score(rows, None).float().cpu().numpy()
-                _finite_row_maxima(path, name, scores, rows.start)
+                _compute_finite_row_maxima(path, name, scores, rows.start)
                 matrices[name][rows] = scores
                 hashes[name].add(scores)
         if provenance is not None:
@@ -125,8 +126,8 @@ def read_embeddings(path: Path) -> Embeddings:
     """Read and check a file, or a folder of arrays (see :func:`vse.eval.files.array_folder.read_array_folder`).
 
     Vectors are read into memory if all arrays take up to 128 MiB; in a larger file, contiguous matrices of float32 are
-    memory-mapped. Scores are always memory-mapped if possible. Raises UserError if something is missing, duplicate or of the
-    wrong length.
+    memory-mapped. Scores are always memory-mapped if possible. Raises UserError if an array or attribute is missing, if
+    an array has the wrong shape or is not finite, or if ids are duplicate.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file")
@@ -305,7 +306,7 @@ def _check_values(path: Path, run: Embeddings) -> None:
     for name in MATRIX_NAMES:
         if getattr(run, name) is not None:
             rows, columns = n_captions if name.endswith("captions") else n_images, n_captions if name in SCORE_NAMES else None
-            row_maxima[name] = _row_maxima(path, name, getattr(run, name), rows, columns)
+            row_maxima[name] = _compute_row_maxima(path, name, getattr(run, name), rows, columns)
     _check_no_underflow(path, run, row_maxima)
     if run.pooled_vectors is not None and run.pooled_vectors[0].shape[1] != run.pooled_vectors[1].shape[1]:
         dims = " and ".join(
@@ -314,16 +315,16 @@ def _check_values(path: Path, run: Embeddings) -> None:
         raise UserError(f"{path}: {dims} dimensions have no inner products")
 
 
-def _row_maxima(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> NDArray[Any]:
+def _compute_row_maxima(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> NDArray[Any]:
     """Return the largest absolute value of each row. Raises UserError if the shape is wrong or a row is not finite."""
     if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
         raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
     starts = range(0, rows, _N_ROWS_PER_CHECK)
-    return np.concatenate([_finite_row_maxima(path, name, values[k : k + _N_ROWS_PER_CHECK], k) for k in starts])
+    return np.concatenate([_compute_finite_row_maxima(path, name, values[k : k + _N_ROWS_PER_CHECK], k) for k in starts])
 
 
 def _check_no_underflow(path: Path, run: Embeddings, row_maxima: Mapping[str, NDArray[Any]]) -> None:
-    """Raise UserError if vectors are so short that scores of pairs would be 0 in float32.
+    """Raise UserError if vectors are so short that the scores of pairs would be rounded to 0 in float32.
 
     ``row_maxima`` has, for each matrix, the largest absolute value of each row.
     """
@@ -346,7 +347,7 @@ def _check_no_underflow(path: Path, run: Embeddings, row_maxima: Mapping[str, ND
         )
 
 
-def _finite_row_maxima(path: Path, name: str, rows: NDArray[Any], start: int) -> NDArray[Any]:
+def _compute_finite_row_maxima(path: Path, name: str, rows: NDArray[Any], start: int) -> NDArray[Any]:
     """Return the largest absolute value of each row. Raises UserError if a row has NaN or an infinity.
 
     ``start`` is the index of ``rows[0]`` in the matrix ``name``, for the error message.

@@ -23,9 +23,9 @@ from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.inputs import InputFile
 
 log = logging.getLogger(__name__)
-_N_LISTED_IDS = 5  # unknown ids in a message
-_MAX_BAD_SHARE = 0.01  # more lines that cannot be read are an error: the file is of another kind
-_OWN_ID = re.compile(r"(image|caption)-(-?\d{1,18})")  # as vse-eval --trec writes ids
+_N_LISTED_IDS = 5  # number of unknown ids in a message
+_MAX_BAD_SHARE = 0.01  # with a larger share of unreadable lines, the file is rejected as another kind
+_TREC_ID = re.compile(r"(image|caption)-(-?\d{1,18})")  # ids in the files of vse-eval --trec
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ class Judgements:
     ----------
     kind : the kind of the file: ``expert``, ``crowd`` or ``qrels``
     image_ids, caption_ids : (n_pairs,) ids of the image and of the caption of each pair
-    ratings : (n_pairs, n_raters) what each person said: 1 to 4 by an expert, the share of yes by a crowd, or a grade
-    grades : (n_pairs,) integers from 0: the sum of three experts' scores less 3, the percentage of yes, or a grade of qrels
+    ratings : (n_pairs, n_raters) the answers of the raters: scores from 1 to 4 of experts, the share of yes of a crowd, or the
+        grade in qrels
+    grades : (n_pairs,) integers from 0: the sum of three experts' scores minus 3, the percentage of yes, or the grade in qrels
     right_from : the lowest grade of a pair that counts as right
     path : the file
-    facts : what a result file says about the judgements, such as the SHA-256 of the file
+    facts : the facts about the judgements for a result file, such as the SHA-256 of ``path``
     """
 
     kind: str
@@ -55,7 +56,11 @@ class Judgements:
 
 @dataclass(frozen=True)
 class _FileKind:
-    """A kind of file: how the fields of a line become a pair of ids and the ratings, and how these become a grade."""
+    """A kind of judgement file, whose lines are fields between blanks.
+
+    ``columns`` describes the fields in errors. ``pair`` and ``ratings`` return the two names and the ratings in the fields of
+    a line. ``grade`` returns the grade for ratings.
+    """
 
     n_fields: int
     columns: str
@@ -93,17 +98,17 @@ FILE_KINDS = {
 
 
 def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file: Path | None) -> Judgements:
-    """Read the judged pairs of a file whose image and caption are in a split.
+    """Read the judged pairs of a file; only pairs whose image and caption are in the ``embeddings`` are returned.
 
     Pairs with an unknown id are left out and counted, and a warning lists some of them. The same holds for lines that cannot
     be read, unless they are more than 1%. ``dataset_file`` is the ``dataset.json`` that maps names of files, such as
     ``1.jpg`` and ``1.jpg#2``, to ids; None if it is not known.
 
-    Raises UserError if the file is of another kind, or if no pair is known.
+    Raises UserError if the file is of another kind, or if no pair is in the embeddings.
     """
     file = InputFile(path)
     lines = file.read().decode("utf-8", "replace").splitlines()
-    form = FILE_KINDS[kind]
+    file_kind = FILE_KINDS[kind]
     find_ids = _IdFinder(path, embeddings, dataset_file)
     pairs: list[tuple[int, int]] = []
     ratings: list[list[float]] = []
@@ -114,21 +119,21 @@ def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file:
         if not fields:
             continue
         try:
-            if len(fields) != form.n_fields:
+            if len(fields) != file_kind.n_fields:
                 raise ValueError
-            of_line = form.ratings(fields)
+            line_ratings = file_kind.ratings(fields)
         except (ValueError, ZeroDivisionError):
             bad.append(number)
             continue
-        ids = find_ids(*form.pair(fields))
+        ids = find_ids(*file_kind.pair(fields))
         if ids is None:
-            unknown.append(" and ".join(form.pair(fields)))
+            unknown.append(" and ".join(file_kind.pair(fields)))
         else:
             pairs.append(ids)
-            ratings.append(of_line)
+            ratings.append(line_ratings)
     n_lines = len(pairs) + len(unknown) + len(bad)
     if len(bad) > _MAX_BAD_SHARE * n_lines:
-        raise UserError(f"{path}: line {bad[0]} is not a judgement ({form.columns}), as {len(bad)} of {n_lines} lines")
+        raise UserError(f"{path}: line {bad[0]} is not a judgement ({file_kind.columns}), as {len(bad)} of {n_lines} lines")
     if bad:
         log.warning("%s: %d of %d lines cannot be read and are left out, e.g. line %d", path, len(bad), n_lines, bad[0])
     if unknown:
@@ -136,23 +141,23 @@ def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file:
         log.warning("%s: %d of %d pairs are not of this split, e.g. %s", path, len(unknown), n_lines, listed)
     if not pairs:
         raise UserError(f"{path}: none of its {n_lines} pairs has an image and a caption of the split {embeddings.split!r}")
-    grades = np.array([form.grade(one) for one in ratings], np.int64)
+    grades = np.array([file_kind.grade(one) for one in ratings], np.int64)
     facts = {
         "sha256": file.sha256,
         "pairs": len(pairs),
-        "right_pairs": int((grades >= form.right_from).sum()),
+        "right_pairs": int((grades >= file_kind.right_from).sum()),
         "unknown_pairs": len(unknown),
         "unreadable_lines": len(bad),
     }
     image_ids, caption_ids = np.array(pairs, np.int64).T
-    return Judgements(kind, image_ids, caption_ids, np.array(ratings), grades, form.right_from, path, facts)
+    return Judgements(kind, image_ids, caption_ids, np.array(ratings), grades, file_kind.right_from, path, facts)
 
 
 class _IdFinder:
-    """A function from the two names of a pair to the ids of its image and its caption; None if one is not in the split.
+    """A function that maps the two names of a pair to the ids of its image and its caption; None if one is not in the split.
 
-    A name is ``image-12`` or ``caption-34``, the name of an image file, such a name with ``#`` and the number of a caption, or
-    an id. If both are ids, the first one is the image's.
+    A name is an id (``12``), a TREC id (``image-12``, ``caption-34``), the name of an image file (``1.jpg``), or the name of
+    an image file with the index of a caption (``1.jpg#2``). If both names are ids, the first one belongs to the image.
     """
 
     def __init__(self, path: Path, embeddings: Embeddings, dataset_file: Path | None) -> None:
@@ -161,7 +166,7 @@ class _IdFinder:
         self._ids_by_name: dict[str, int] | None = None
 
     def __call__(self, one: str, other: str) -> tuple[int, int] | None:
-        if _kind_of_own_id(one) == "caption" or "#" in one:
+        if _find_trec_id_kind(one) == "caption" or "#" in one:
             one, other = other, one
         image, caption = self._find(one), self._find(other)
         if image is None or caption is None or image not in self._images or caption not in self._captions:
@@ -169,7 +174,7 @@ class _IdFinder:
         return image, caption
 
     def _find(self, name: str) -> int | None:
-        if match := _OWN_ID.fullmatch(name):
+        if match := _TREC_ID.fullmatch(name):
             return int(match[2])
         if re.fullmatch(r"-?\d{1,18}", name):
             return int(name)
@@ -180,13 +185,13 @@ class _IdFinder:
         return self._ids_by_name.get(name)
 
 
-def _kind_of_own_id(name: str) -> str | None:
-    match = _OWN_ID.fullmatch(name)
+def _find_trec_id_kind(name: str) -> str | None:
+    match = _TREC_ID.fullmatch(name)
     return match[1] if match else None
 
 
 def _list_ids_by_name(dataset: Dataset) -> dict[str, int]:
-    """Return the id of each image by the name of its file, and of caption k of this image by this name, ``#`` and k."""
+    """Return a dict from names to ids: images by file name, such as ``1.jpg``, and their captions such as ``1.jpg#2``."""
     ids: dict[str, int] = {}
     for image in dataset.images:
         name = PurePosixPath(image.file).name
@@ -196,9 +201,10 @@ def _list_ids_by_name(dataset: Dataset) -> dict[str, int]:
 
 
 def read_judgement_files(options: AllEvaluateOptions, file: Path, run: Embeddings) -> dict[str, Judgements]:
-    """Return the judgements of each protocol that the options add, such as ``judged-expert``.
+    """Return the judgements that the options name, by protocol, such as ``judged-expert``.
 
-    ``file`` and ``run`` are the embeddings of a whole test set. They name the data set, unless the options do.
+    ``run`` are the embeddings of the complete test set, and ``file`` is their file. Unless the options name a
+    ``dataset.json``, the one that the embeddings name is used.
     """
     files = parse_judgement_files(options.judgements, options.qrels)
     if options.dataset is not None and not files:

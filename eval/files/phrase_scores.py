@@ -52,8 +52,8 @@ class PhraseScores:
     ----------
     phrase_ids : (n_phrases,) index of each phrase among all phrases of the data set, in the order of ``dataset.json``
     image_ids, caption_ids : (n_phrases,) ids of the image and of the caption of each phrase
-    offsets : (n_phrases + 1,) row in ``scores`` and ``boxes`` of each phrase's first candidate; the last entry is n_candidates
-    scores, boxes : (n_candidates,) and (n_candidates, 4)
+    offsets : (n_phrases + 1,) row of each phrase's first candidate in ``scores`` and ``boxes``, and at the end n_candidates
+    scores, boxes : (n_candidates,) score and (n_candidates, 4) box of each candidate
     truth : (n_phrases, 4) ground-truth box of each phrase; NaN if it has none
     types : (n_phrases,) texts such as ``people``; several types of a phrase are joined by ``/``
     photo_hashes, caption_hashes : (n_phrases, 32) and (n_phrases, 8) hashes of each phrase's image and caption, as in
@@ -118,7 +118,7 @@ def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
 
 
 def read_phrase_scores(path: Path) -> PhraseScores:
-    """Read and check a file. Raises UserError if something is missing, duplicate, of the wrong length or not finite."""
+    """Read and check a file. Raises UserError if an array is missing, not finite or of a wrong shape, or ids are duplicate."""
     if not path.exists():
         raise UserError(f"{path}: no such file")
     source = InputFile(path)

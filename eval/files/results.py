@@ -25,7 +25,7 @@ from vse.pipeline.files.writing import read_json, sha256_json
 log = logging.getLogger(__name__)
 RESULT_KIND = json_kind("a result of vse-eval", "version", "dataset", "split", "seeds", "protocols")
 COMPARISON_KIND = json_kind("a comparison of vse-eval", "version", "dataset", "split", "comparisons")
-UNSAVED_RESULT_PATH = Path("result.json")  # stands for the file of a result that is not written
+UNSAVED_RESULT_PATH = Path("result.json")  # the path used in place of a result file that is not written
 RESULT_VERSION = 1
 COMPARISON_VERSION = 1
 
@@ -51,10 +51,10 @@ _FoldMetrics = dict[str, Metric | dict[str, Metric]]
 class ProtocolMetrics(BaseModel):
     """The metrics of a protocol.
 
-    ``directions`` has the metrics of each direction. A file has no such key: the names in
-    :data:`vse.eval.ranking.metrics.DIRECTIONS` are keys of the protocol itself. ``rsum`` and ``mean_recall`` summarise both
-    directions between images and captions. ``ci95`` has the 95% intervals of all metrics. The protocol ``phrase`` also has
-    ``per_type``, the metrics of each type of phrases, and ``iou``, the threshold for a right candidate.
+    ``directions`` has the metrics of each direction. In a file there is no such key: each direction, such as ``i2t``, is a key
+    of the protocol itself. ``rsum`` and ``mean_recall`` summarise ``i2t`` and ``t2i``. ``ci95`` has the 95% intervals of all
+    metrics. The protocol ``phrase`` also has ``per_type``, the metrics of each type of phrases, and ``iou``, the lowest IoU at
+    which a candidate is right.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -89,7 +89,7 @@ class ProtocolMetrics(BaseModel):
         return self.metrics_over_directions.get(name, self.directions.get(direction, {}).get(rest))
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return the 95% interval of a metric, e.g. of ``i2t_r1``, or None."""
+        """Return the 95% interval of a metric such as ``i2t_r1``; None if the file has no interval of it."""
         direction, _, rest = name.partition("_")
         direction_intervals = self.ci95.get(direction)
         nested = direction_intervals.get(rest) if isinstance(direction_intervals, dict) else None
@@ -97,7 +97,7 @@ class ProtocolMetrics(BaseModel):
         return None if isinstance(interval, dict) else interval
 
     def type_interval(self, type_name: str, metric: str) -> tuple[float, float] | None:
-        """Return the 95% interval of a metric for the phrases of a type, or None."""
+        """Return the 95% interval of a metric for the phrases of a type; None if the file has no such interval."""
         intervals_by_type = self.ci95.get("per_type")
         type_intervals = intervals_by_type.get(type_name) if isinstance(intervals_by_type, dict) else None
         interval = type_intervals.get(metric) if isinstance(type_intervals, dict) else None
@@ -169,9 +169,9 @@ class Result(BaseModel):
 
     @property
     def evaluation_suffix(self) -> str:
-        """The language of the captions, and the correction of the scores, for the name of the method.
+        """The text that follows the name of the method: the language of the captions, or the correction of the scores.
 
-        For example `` (de)`` or `` + csls (bank train)``; blank without both.
+        For example `` (de)`` or `` + csls (bank train)``; blank without a language and a correction.
         """
         if self.language is not None:
             return f" ({self.language})"
@@ -306,7 +306,7 @@ def drop_repeated_protocols(protocols: Mapping[str, _Protocol], n_images: int) -
 
 
 def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are not comparison files. Logs a warning for each comparison file."""
+    """Return the files that are not comparison files, and log a warning for each comparison file."""
     kept = []
     for path in paths:
         content = read_json(path)
@@ -318,7 +318,7 @@ def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
 
 
 def drop_transductive_results(paths: Sequence[Path]) -> list[Path]:
-    """Return the files without results that were corrected with the test split itself. Logs a warning for each of these."""
+    """Return the files but those with a transductive correction, whose bank is the test split; log a warning for each."""
     kept = []
     for path in paths:
         content = read_json(path)

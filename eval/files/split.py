@@ -96,7 +96,7 @@ class Embeddings:
     experiment, seed : experiment and seed of the model, or None
     similarity : name of the similarity of two vectors; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
     provenance : JSON text with features, settings and versions
-    trained_on : data set of the training, or None if it is ``dataset``
+    trained_on : name of the data set of the training; None if it is ``dataset``
     fold : fold of a cross-validation whose test images these are, e.g. ``0 of 5``, or None
     coco_ids : (n_images,) ids of the images in MS-COCO, or None
     n_phrases, n_regions : (n_captions,) and (n_images,) numbers of phrases of each caption and of regions of each image, if
@@ -164,13 +164,13 @@ class Embeddings:
         return self.pooled_images, self.pooled_captions
 
     def direction_scores(self, direction: str) -> ScoreMatrix | None:
-        """Return the scores (n_images, n_captions) of a direction; None if embeddings are compared."""
+        """Return the stored scores (n_images, n_captions) of a direction; None if pairs are scored by comparing embeddings."""
         if self.scores is not None:
             return self.scores
         return self.scores_i2t if direction == "i2t" else self.scores_t2i
 
     def score_blocks(self) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """Return the scores of both directions in blocks; those of text-to-image are None if both share scores."""
+        """Return the scores for image-to-text and text-to-image in blocks; None for text-to-image if both share scores."""
         image_of_caption = torch.from_numpy(self.image_of_caption())
         if self.vectors is not None:
             images, captions = map(shared_tensor, self.vectors)
@@ -211,7 +211,7 @@ class Embeddings:
 def select_language(path: Path, embeddings: Embeddings, language: str) -> Embeddings:
     """Return the captions in ``language``, and the images that have captions in every language of the file.
 
-    So the results of several languages are results on the same images. Raises UserError if the file does not have the
+    The results of all languages are therefore measured on the same images. Raises UserError if the file does not have the
     language, or if no image has captions in all languages.
     """
     names = (embeddings.languages or "").split(",")

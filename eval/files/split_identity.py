@@ -40,14 +40,14 @@ def split_identity_from_ids(dataset: str, kind: str, ids: NDArray[np.int64]) -> 
 def find_split_name(dataset: str, sha256: str) -> str | None:
     """Return the name of the published test split whose image ids have the hash ``sha256``; None if there is no such split.
 
-    The folder ``VSE_PRESETS`` may add names.
+    The folder in the environment variable ``VSE_PRESETS`` may define further names.
     """
     return next((name for name, known in _read_known_splits(dataset) if known == sha256), None)
 
 
 def _read_known_splits(dataset: str) -> Iterator[tuple[str, str]]:
-    own = os.environ.get("VSE_PRESETS")
-    for folder in [*([Path(own, "published")] if own else []), published_folder()]:
+    user_folder = os.environ.get("VSE_PRESETS")
+    for folder in [*([Path(user_folder, "published")] if user_folder else []), published_folder()]:
         path = folder / "splits.yaml"
         if not path.is_file():
             continue
