@@ -58,7 +58,7 @@ class Bars(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line through the points ``x`` and ``y`` (n,) of the result ``result_index``, with a ring at ``x == best``."""
+    """A line through the points ``x`` and ``y`` (n,) of the result ``result_index``, with a ring at ``x == best_x``."""
 
     result_index: int
     x: Sequence[float]
@@ -71,10 +71,10 @@ def draw_recall_bars(
 ) -> Markup:
     """Draw bars in percent, with the bars of all series next to each other.
 
-    ``groups`` has the title of each group of bars and the names of its bars. ``chance`` has the height of each bar for a
-    random order, drawn as dotted lines. ``label`` describes the chart for screen readers.
+    ``groups`` has the title of each group of bars and the names of its bars. ``chance`` has the value of a
+    random order for each bar, drawn as a dotted line. ``label`` describes the chart for screen readers.
     """
-    centers, middles, end = _bar_positions([len(names) for _, names in groups])
+    centers, middles, end = _place_bars([len(names) for _, names in groups])
     width = 0.8 / len(series)
 
     def draw(axes: Axes) -> None:
@@ -166,7 +166,7 @@ def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candid
 
 
 def rank_shares(ranks: NDArray[np.int64], bins: Sequence[int]) -> NDArray[np.float64]:
-    """Return the percentage of the 0-based ``ranks`` (n_queries,) in each bin; ``bins`` has the last 1-based rank of each."""
+    """Return the percentage of 0-based ``ranks`` (n_queries,) in each bin; ``bins`` are the last 1-based ranks of the bins."""
     counts = np.bincount(np.searchsorted(bins, ranks + 1), minlength=len(bins))
     return 100.0 * counts / len(ranks)
 
@@ -177,8 +177,8 @@ def rank_bins(n_candidates: int) -> list[int]:
     return [*(step for step in steps if step < n_candidates), max(1, n_candidates)]
 
 
-def _bar_positions(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], float]:
-    """Return the centres of all bars, with a gap between groups; the middle of each group; and the end of the axis."""
+def _place_bars(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], float]:
+    """Return the centre of each bar, the middle of each group, and the end of the axis, for groups of ``sizes`` bars."""
     centers: list[float] = []
     middles: list[float] = []
     start = 0.0

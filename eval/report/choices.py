@@ -1,7 +1,7 @@
 """Two sections of a report: choices between captions, and errors that people accept.
 
-The first has photos with the caption that the model chose, and the other one. The second has captions that the model put
-first, and that describe the photo though they belong to another one.
+The first section displays photos, each with the right caption and the best wrong caption of a choice. The second section
+displays photos with the first caption that the model found, if this caption belongs to another photo and people accepted it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from vse.eval.report.report_inputs import ReportInput
 from vse.pipeline.errors import UserError
 
 
-class ShownChoice(NamedTuple):
-    """A photo, the right and the best wrong caption, whether the model chose the right one, and the kind of the choice."""
+class ChoiceCard(NamedTuple):
+    """A choice to display: the photo, the right and the best wrong caption, and the kind of the choice.
+
+    ``is_right`` is True if the model chose the right caption.
+    """
 
     photo: Photo
     right_caption: str
@@ -34,8 +37,8 @@ class ShownChoice(NamedTuple):
 
 def sample_choices(
     report_input: ReportInput, photos: DatasetPhotos, n: int, seed: int, missing: list[str]
-) -> list[ShownChoice]:
-    """Return up to ``n`` wrong and ``n`` right decisions, sampled at random, the wrong ones first.
+) -> list[ChoiceCard]:
+    """Return up to ``n`` wrong and ``n`` right choices, sampled at random, the wrong choices first.
 
     If the file of choices is not where the result names it, or has changed, a sentence about it is added to ``missing``.
     """
@@ -55,22 +58,22 @@ def sample_choices(
     assert answers is not None
     is_right = queries.values_by_metric["r1"] > 0
     rng = np.random.default_rng(seed)
-    shown = []
+    cards = []
     for wanted in (False, True):
         for k in rng.permutation(np.flatnonzero(is_right == wanted))[:n].tolist():
             captions = (run.caption_ids[rows[k]] for rows in (answers.right_answers, answers.wrong_answers))
             right, wrong = (photos.find_caption(int(sentid)) for sentid in captions)
             photo = photos.find_photo(choice_set.choices[k].imgid)
-            shown.append(ShownChoice(photo, right, wrong, wanted, choice_set.choices[k].kind.replace("_", " ")))
-    return shown
+            cards.append(ChoiceCard(photo, right, wrong, wanted, choice_set.choices[k].kind.replace("_", " ")))
+    return cards
 
 
-N_ACCEPTED = 10  # accepted answers of each kind of judgements
+N_ACCEPTED = 10  # number of accepted answers displayed for each kind of judgements
 
 
 @dataclass(frozen=True)
 class AcceptedAnswer:
-    """A photo, the first caption that the model found for it, its own caption, and what people said."""
+    """A photo, the first caption that the model found for it, the photo's own caption, and the verdict of the raters."""
 
     photo: Photo
     caption: str
@@ -79,7 +82,7 @@ class AcceptedAnswer:
 
 
 def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, missing: list[str]) -> list[AcceptedAnswer]:
-    """Return the accepted answers by the judgements that a result names, those with the highest grades first.
+    """Return wrong first captions that people accept, by the judgements that a result names, highest grades first.
 
     If a file of judgements is not where the result names it, or has changed, a sentence about it is added to ``missing``.
     """
@@ -97,11 +100,11 @@ def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, miss
         if judgements.facts["sha256"] != facts.get("sha256"):
             missing.append(f"the judgements {file.name} have changed since the evaluation: no answers that people accept")
             continue
-        answers += _list_accepted(run, judgements, photos)
+        answers += _list_accepted_answers(run, judgements, photos)
     return answers
 
 
-def _list_accepted(run: Embeddings, judgements: Judgements, photos: DatasetPhotos) -> list[AcceptedAnswer]:
+def _list_accepted_answers(run: Embeddings, judgements: Judgements, photos: DatasetPhotos) -> list[AcceptedAnswer]:
     queries = rank_judged_queries(run, judgements)["i2t"]
     assert queries.answers is not None
     wrong_but_accepted = (queries.values_by_metric["r1"] > 0) & (queries.values_by_metric["r1_own"] == 0)

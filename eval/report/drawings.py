@@ -38,14 +38,15 @@ class AttendingRun:
 
 
 AttentionOpener = Callable[[Path, Embeddings], AttendingRun | None]
-"""Function that opens the run in a folder, to draw the attention of the model. The embeddings must come from this run.
+"""A function that opens the run in a folder, so that the attention of its model can be drawn.
 
-Returns None if the model computes no attention. Raises UserError if the attention cannot be drawn.
+The embeddings must come from this run. The function returns None if the model computes no attention. It raises UserError if
+the attention cannot be drawn.
 """
 
 
 class ResultAttention:
-    """The attention of a result's model; empty if the model computes no attention, or if the run is missing.
+    """The attention of a result's model; no attention if the model computes none, or if the run is missing.
 
     A sentence is appended to ``missing`` if the run cannot be opened or has changed.
     """
@@ -73,7 +74,7 @@ class ResultAttention:
         return self._run.input_paths if self._run else ()
 
     def read_attention_by_pair(self, scores: Mapping[PairIds, float]) -> dict[PairIds, Attention]:
-        """Return the attention of the pairs in ``scores``; empty if the run now computes other scores."""
+        """Return the attention of the pairs in ``scores``; empty if the run now computes other scores for these pairs."""
         if self._run is None or not scores:
             return {}
         results = zip(scores, self._run.read_attention(list(scores)), strict=True)
@@ -144,7 +145,7 @@ class Drawing:
     def text_height(self, text: str, lines: int) -> float:
         """Return a font size in pixels of the photo, limited by its longer side and its width.
 
-        ``lines`` lines fit along the longer side. ``text`` and the percentage ``highest`` of a word fit in the width.
+        ``lines`` lines fit along the longer side. ``text``, a word, and its ``highest_weight`` fit next to each other.
         """
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 

@@ -22,8 +22,8 @@ from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.report.query_selection import select_groups
 from vse.eval.search.top_k import Attention
 
-N_CANDIDATES = 5  # candidates displayed for each query
-_N_NEGATIVES = 4  # hard negatives displayed for each kind of query
+N_CANDIDATES = 5  # number of candidates displayed for each query
+_N_NEGATIVES = 4  # number of hard negatives displayed for each kind of query
 _LAST_RANKS = (1, 10, 100)  # the last rank of each range of a filter; a further range has all larger ranks
 _RANK_RANGES = ("1", "2 to 10", "11 to 100", "above 100")
 
@@ -108,7 +108,7 @@ class QueryCard:
 
     @property
     def rank_range(self) -> int:
-        """The index of the range of the (first) model's rank, for the filters of a gallery."""
+        """The index of the range that contains the rank of the (first) model, for the filters of a gallery."""
         return bisect_left(_LAST_RANKS, self.columns[0].rank)
 
 
@@ -124,7 +124,7 @@ class CardGroup:
 class Gallery:
     """The queries of one direction.
 
-    ``comparison_counts`` has, with two models, the number of queries for which the first, the second and neither is better.
+    ``comparison_counts`` compares two models: on how many queries the first, the second and neither model is better.
     ``attention_directions`` has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t`` from regions to
     words. ``has_filters`` is True if the reader can select cards by their ranks.
     """
@@ -151,7 +151,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class HardNegative:
-    """A positive pair of the training set, and the negative candidate that has the highest loss with it."""
+    """A photo and its caption in the training set, and the negative that has the highest loss (``cost``) with this pair."""
 
     cost: str
     positive: Photo
@@ -170,10 +170,10 @@ def build_gallery(
     attention: Sequence[ResultAttention],
     extremes: bool = False,
 ) -> Gallery:
-    """Return the gallery of ``n`` queries in one direction, or with ``extremes`` of the ``n`` best and the ``n`` worst.
+    """Return the gallery of one direction: ``n`` queries or, with ``extremes``, the ``n`` best and the ``n`` worst queries.
 
-    ``embeddings``, ``ranks`` and ``attention`` have an entry for each of one or two models, which have the same queries in the
-    same order. ``seed`` determines the sample of queries.
+    ``embeddings``, ``ranks`` and ``attention`` have an entry for each of one or two models. Two models must have the same
+    queries in the same order. ``seed`` determines the sample of queries.
     """
     image_of_caption = embeddings[0].image_of_caption()
     n_captions = len(image_of_caption)
@@ -182,8 +182,8 @@ def build_gallery(
     images = rows if direction == "i2t" else image_of_caption
     titles, groups, counts = select_groups([getattr(one, direction) for one in ranks], images, n, seed, extremes)
     queries = [rows[group].tolist() for group in groups]
-    everything = [query for group in queries for query in group]
-    results = [dict(zip(everything, retrieve_candidates(one, direction, everything), strict=True)) for one in embeddings]
+    all_queries = [query for group in queries for query in group]
+    results = [dict(zip(all_queries, retrieve_candidates(one, direction, all_queries), strict=True)) for one in embeddings]
     scores = [
         {
             _find_pair_ids(direction, embeddings[0], one.query, each): each.score
@@ -196,7 +196,10 @@ def build_gallery(
     cards = [
         CardGroup(
             title,
-            [_query_card(direction, embeddings[0], photos, [one[query] for one in results], attentions) for query in group],
+            [
+                _build_query_card(direction, embeddings[0], photos, [one[query] for one in results], attentions)
+                for query in group
+            ],
         )
         for title, group in zip(titles, queries, strict=True)
     ]
@@ -207,20 +210,20 @@ def build_gallery(
 def retrieve_candidates(
     run: Embeddings, direction: DirectionName, queries: Sequence[int], top: int = N_CANDIDATES
 ) -> list[QueryResult]:
-    """Return the ``top`` best candidates of the complete split for some images (``i2t``) or captions (``t2i``).
+    """Return the ``top`` best candidates of the complete split for each of some queries.
 
-    ``queries`` has the rows of these images or captions.
+    ``queries`` has the rows of images (``i2t``) or of captions (``t2i``).
     """
     image_of_caption = run.image_of_caption()
     scores_of_queries = _image_query_scores(run, queries) if direction == "i2t" else _caption_query_scores(run, queries)
     results = []
     for query, scores in zip(queries, scores_of_queries, strict=True):
         right = image_of_caption == query if direction == "i2t" else np.arange(len(run.image_ids)) == image_of_caption[query]
-        results.append(_query_result(query, scores, right, top))
+        results.append(_build_query_result(query, scores, right, top))
     return results
 
 
-def _query_result(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -> QueryResult:
+def _build_query_result(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -> QueryResult:
     wrong_first = torch.from_numpy(np.argsort(right, kind="stable"))
     order = wrong_first[torch.argsort(scores[wrong_first], descending=True, stable=True)].numpy()
 
@@ -238,7 +241,7 @@ def _image_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Ten
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
     elif queries and run.vectors is not None:
         images, captions = map(shared_tensor, run.vectors)
-        image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # without influence on scores
+        image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # a placeholder, which does not change the scores
         blocks = blocks_from_embeddings(images[list(queries)], captions, image_of_caption, run.similarity)
         for rows in blocks.row_slices:
             yield from blocks.score(rows, None)
@@ -257,7 +260,7 @@ def _find_pair_ids(direction: DirectionName, run: Embeddings, query: int, candid
     return int(run.image_ids[image]), int(run.caption_ids[caption])
 
 
-def _query_card(
+def _build_query_card(
     direction: DirectionName,
     run: Embeddings,
     photos: DatasetPhotos,
@@ -278,7 +281,7 @@ def _query_card(
             words = dict(zip(drawable, drawings[-1].captions, strict=True))
         answers = []
         for candidate, pair in zip(result.displayed_candidates, pairs, strict=True):
-            answer = _answer_card(direction, run, photos, candidate)
+            answer = _build_answer_card(direction, run, photos, candidate)
             if answer.photo and answer.photo.source and pair in attention:
                 answer = replace(answer, drawing=draw_attention(f"{name}-{candidate.row}", [attention[pair]]))
             answers.append(replace(answer, words=words.get(pair, ())))
@@ -290,7 +293,7 @@ def _query_card(
     return QueryCard(f"caption-{caption_id}", None, photos.find_caption(caption_id), columns)
 
 
-def _answer_card(direction: DirectionName, run: Embeddings, photos: DatasetPhotos, candidate: Candidate) -> AnswerCard:
+def _build_answer_card(direction: DirectionName, run: Embeddings, photos: DatasetPhotos, candidate: Candidate) -> AnswerCard:
     score = f"{candidate.score + 0.0:#.3g}".replace("-", "−")
     if direction == "i2t":
         caption = photos.find_caption(int(run.caption_ids[candidate.row]))

@@ -70,8 +70,8 @@ class ProtocolSection:
     """The section of a protocol in a report.
 
     ``overall_metrics`` has the metrics over both directions, such as rsum: index of the result, name and value. ``chart``
-    displays the recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print,
-    ``chance_note`` the dotted lines.
+    displays the recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print.
+    ``chance_note`` explains the dotted lines.
     """
 
     title: str
@@ -121,7 +121,7 @@ def format_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
 
 
 def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
-    """Return a section for each protocol of the results; ``1k`` is left out if its only fold is the complete split."""
+    """Return a section for each protocol of the results; ``1k`` is left out if it would repeat ``full``."""
     names = drop_repeated_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
     return [_build_section(name, results) for name in names]
 
@@ -129,8 +129,8 @@ def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
 def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
-    The protocol is ``full``, or else the first protocol that has rsum. A phrase result has the recalls and the upper bound,
-    and a result of choices what is chosen rightly with and without the image.
+    They come from ``full``, or else from the first protocol that has rsum. For phrases, the recalls and the upper bound are
+    returned instead; for choices, the rates of right choices with and without the image, and of chance.
     """
     protocols = result.protocols
     if PHRASE_PROTOCOL in protocols:
@@ -184,7 +184,7 @@ def _build_section(name: str, results: Sequence[Result]) -> ProtocolSection:
 
 
 def exclusion_note(protocol: ProtocolMetrics) -> str:
-    """Return a note with the numbers of phrases that are not evaluated, and of phrases without a candidate."""
+    """Return a note with the number of phrases without a true box, and the number of phrases without a candidate."""
     excluded = f"{protocol.n_without_box or 0:,} more phrases have no box and are left out."
     missed = protocol.n_without_candidate
     return excluded + (f" {missed:,} have no candidate, and count as missed." if missed else "")

@@ -45,7 +45,7 @@ _TEMPLATE_ENVIRONMENT = Environment(
 
 
 def page_kind(template: str) -> OutputKind:
-    """Return the output kind of the pages of a template. A page may replace an older page of the same template."""
+    """Return the output kind of pages from a template, so that a page may replace only an older page from this template."""
     generator = _generator_name(template)
     return text_kind(f"a page by {generator}", f'<meta name="generator" content="{generator}">')
 
@@ -102,7 +102,7 @@ class Photo:
 class DatasetPhotos:
     """The photos and captions of a data set; each photo is read once.
 
-    ``unreadable_files`` has the files that cannot be read.
+    ``unreadable_files`` has the names of the photos that could not be read.
     """
 
     dataset: Dataset
@@ -129,7 +129,7 @@ class DatasetPhotos:
         check_recorded_data(self.dataset, run.identity)
 
     def find_photo(self, imgid: int) -> Photo:
-        """Return the photo of an image; its source is None if it cannot be read or the data set has no such image."""
+        """Return the photo of an image. Its ``source`` is None if the file cannot be read, or if there is no such image."""
         image = self.dataset.find_image(imgid)
         if image is None:
             return Photo(None, f"image {imgid}", "")

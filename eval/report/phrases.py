@@ -34,7 +34,7 @@ _PHOTO_SIDE = 420  # pixels of the longer side of a photo
 
 
 class CaptionPiece(NamedTuple):
-    """Some words of a caption, with number and colour of the phrase. Words outside phrases have None and a blank colour."""
+    """Consecutive words of a caption, with the number and colour of their phrase; None and blank for words outside phrases."""
 
     text: str
     number: int | None
@@ -85,8 +85,7 @@ class PhraseCardGroup(NamedTuple):
 class PhraseGallery:
     """The captions of a phrase section. ``n_unreadable`` is the number of photos that cannot be read.
 
-    ``comparison_counts`` has, with two models, the number of phrases that only the first, only the second, and both or neither
-    localise.
+    ``comparison_counts`` compares two models: how many phrases only the first, only the second, and both or neither localise.
     """
 
     groups: Sequence[PhraseCardGroup]
@@ -129,13 +128,13 @@ def match_mentions(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
 
 
 def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: float, n: int, seed: int) -> PhraseGallery:
-    """Return the gallery of ``n`` captions of one model, or of two models on the same phrases.
+    """Return the gallery of ``n`` captions for one model, or for two models on the same phrases.
 
-    With one model, a third of the captions is sampled with ``seed``.
+    For one model, a third of the captions is sampled with ``seed``. For two models, no caption is sampled.
     """
     mentions_by_id = match_mentions(runs[0], dataset)
     ranks_by_model = [phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
-    captions = _caption_stats(runs[0], ranks_by_model)
+    captions = _compute_caption_stats(runs[0], ranks_by_model)
     selected = _select_contrasting_captions(captions, n) if len(runs) == 2 else _select_captions(captions, n, seed)
     groups, unreadable = [], set()
     for title, sentids in selected:
@@ -158,7 +157,7 @@ def _count_differing_phrases(run: PhraseScores, ranks_by_model: Sequence[PhraseR
     return a, b, len(first) - a - b
 
 
-def _caption_stats(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> _CaptionStats:
+def _compute_caption_stats(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> _CaptionStats:
     rows = np.flatnonzero(run.has_box_mask)
     ids, first, which = np.unique(run.caption_ids[rows], return_index=True, return_inverse=True)
     n_phrases = np.bincount(which)
@@ -186,7 +185,7 @@ def _select_captions(captions: _CaptionStats, n: int, seed: int) -> list[tuple[s
 
 
 def _select_contrasting_captions(captions: _CaptionStats, n: int) -> list[tuple[str, list[int]]]:
-    """Return the captions with the largest differences in right phrases: half for the first model, half for the second."""
+    """Return title and caption ids of two groups: the first, or the second, model places more phrases right in them."""
     more = captions.n_right[0] - captions.n_right[1]
     nearer = captions.mean_iou[0] - captions.mean_iou[1]
     used: set[int] = set()
@@ -219,7 +218,7 @@ def _build_phrase_card(
         photo = PhrasePhoto(name, source, phrases[0].image.file, size, boxes, earlier_element_id=name if number else "")
         outcomes = [_build_outcome(run, ranks, row, k, phrases[k - 1].text) for k, row in enumerate(rows, 1)]
         columns.append(PhraseColumn(photo, outcomes))
-    return PhraseCard(_caption_pieces(phrases[0].caption, phrases), columns)
+    return PhraseCard(_split_caption(phrases[0].caption, phrases), columns)
 
 
 def _read_photo(mention: Mention, dataset: Dataset) -> tuple[str | None, tuple[int, int] | None]:
@@ -253,8 +252,8 @@ def _build_outcome(run: PhraseScores, ranks: PhraseRanks, row: int, number: int,
     return PhraseOutcome(number, phrase_colour(number), text, types, rank == 0, f"{ranks.best_iou[row]:.2f}", first_right)
 
 
-def _caption_pieces(caption: Caption, phrases: Sequence[Mention]) -> list[CaptionPiece]:
-    """Split a caption where phrases begin and end. Words that several phrases share belong to the first phrase."""
+def _split_caption(caption: Caption, phrases: Sequence[Mention]) -> list[CaptionPiece]:
+    """Split a caption where phrases begin and end. A word of several phrases counts for the first of them."""
     numbers: list[int | None] = [None] * len(caption.tokens)
     for number, mention in enumerate(phrases, 1):
         for k in range(mention.phrase.start, mention.phrase.stop):
@@ -333,7 +332,7 @@ def build_phrase_section(
 
 
 def phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[ReportDifference]:
-    """Return the differences, first minus second, in the metrics of all phrases; empty unless two results have scores."""
+    """Return the differences, first minus second, in each phrase metric; empty unless both results have phrase scores."""
     runs = [one.phrase_scores for one in inputs if one.phrase_scores]
     if len(runs) < 2:
         return []

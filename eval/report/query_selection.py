@@ -14,10 +14,10 @@ MAX_NEAR_MISS_RANK = 10  # a right answer up to this (1-based) rank is a near mi
 def select_groups(
     ranks: Sequence[Ints], images: Ints, n: int, seed: int, extremes: bool = False
 ) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
-    """Return the titles of the groups, the indices of their queries, and with two models three counts.
+    """Select groups of queries for one or two models: return their titles, the indices of their queries, and counts.
 
-    The counts are the numbers of queries for which the first model, the second model and neither is better. With
-    ``extremes``, a group has up to ``n`` queries, and otherwise all groups together.
+    For two models, the counts are the numbers of queries on which the first model, the second model and neither is better; for
+    one model they are None. ``n`` is the largest number of queries in a group with ``extremes``, else in all groups together.
     """
     if len(ranks) == 1 and extremes:
         worst, best = select_extreme_queries(ranks[0], n, seed)
@@ -40,7 +40,8 @@ def select_groups(
 def select_extreme_queries(ranks: Ints, n: int, seed: int) -> tuple[list[int], list[int]]:
     """Return the indices of the ``n`` queries with the largest ranks, and of the ``n`` other queries with the smallest ranks.
 
-    Both are in descending order of their distance from the middle. Queries with the same rank are sampled with ``seed``.
+    The first list starts with the largest rank, and the second list with the smallest. Queries with the same rank are in
+    random order, by ``seed``.
     """
     sample = np.random.default_rng(seed).permutation(len(ranks))
     order = sample[np.argsort(ranks[sample], kind="stable")].tolist()
@@ -67,7 +68,7 @@ def select_queries(ranks: Ints, images: Ints, n: int, seed: int) -> tuple[list[i
 
 
 def select_contrasting_queries(first: Ints, second: Ints, images: Ints, n: int) -> tuple[list[int], list[int]]:
-    """Return the indices of up to ``n`` queries that one model ranks better: half for the first model, half for the second.
+    """Return the indices of up to ``n`` queries: a half that the first model ranks better, and a half for the second model.
 
     ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model alone ranks at 0 come first
     (Tables II and III of the TOD-Net paper), then queries are in descending order of the factor between the 1-based ranks.

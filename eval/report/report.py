@@ -24,7 +24,7 @@ from vse.eval.report.charts import (
     draw_rank_histogram,
     draw_training_curves,
 )
-from vse.eval.report.choices import AcceptedAnswer, ShownChoice, find_accepted_answers, sample_choices
+from vse.eval.report.choices import AcceptedAnswer, ChoiceCard, find_accepted_answers, sample_choices
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, compute_retrieval_differences, headline_metrics
@@ -87,9 +87,10 @@ def write_report(
     ----------
     results : one or two result files
     out : the report to write
-    data : ``dataset.json``, if the embeddings name a wrong path
-    embeddings : a file for the first seed of each result, if the path in the result is wrong
-    queries : number of queries of each direction; with ``gallery``, of the best and of the worst queries each
+    data : ``dataset.json``; None uses the path that the embeddings name
+    embeddings : the embeddings of the first seed, one file for each result; if empty, the paths in the results are used
+    queries : number of queries to display for each direction; with ``gallery``, number of best and number of worst queries;
+        None uses the defaults of ``vse-report``
     seed : seed for the sample of queries
     open_attention : function that opens a run, whose attention is drawn on the photos
     gallery : select the best and the worst queries instead of a sample, or for two results those that differ most
@@ -98,7 +99,9 @@ def write_report(
         queries = N_GALLERY_QUERIES if gallery else N_REPORT_QUERIES
     kind = page_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
-    has_choices = any(one.result.choices for one in inputs)  # their wrong captions are no captions to retrieve
+    has_choices = any(
+        one.result.choices for one in inputs
+    )  # the wrong captions of choices are not there to be retrieved, so there are no ranks and galleries
     ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings and not has_choices]
     letters = ["A", "B"] if len(inputs) == 2 else [""]
     labels = [f"{letter}: " if letter else "" for letter in letters]
@@ -107,7 +110,7 @@ def write_report(
     galleries: list[Gallery] = []
     phrases, hardest = None, _HardestNegatives()
     accepted: list[AcceptedAnswer] = []
-    choices: list[ShownChoice] = []
+    choices: list[ChoiceCard] = []
     if are_phrase_results(inputs):
         phrases = build_phrase_section(inputs, photos.dataset if photos else None, queries, seed, missing)
     elif photos:
@@ -139,14 +142,14 @@ def write_report(
         title=f"{inputs[0].result.dataset} {' and '.join(one.result.experiment for one in inputs)}",
         result=inputs[0].result,
         seed=inputs[0].result.seeds[0],
-        summaries=[_summarise(one, letter) for one, letter in zip(inputs, letters, strict=True)],
+        summaries=[_build_summary(one, letter) for one, letter in zip(inputs, letters, strict=True)],
         colours=RESULT_COLOURS,
         directions=DIRECTIONS,
         headline=headline_metrics(inputs[0].result) if len(inputs) == 1 else [],
         sections=build_sections([one.result for one in inputs]),
         differences=differences,
         curves=_draw_curve_charts(inputs, photos),
-        training_notes=[*_training_notes(inputs, photos)],
+        training_notes=[*_list_training_notes(inputs, photos)],
         histograms=_draw_rank_histograms(ranks, inputs[0].result) if len(ranks) == len(inputs) else [],
         galleries=galleries,
         phrases=phrases,
@@ -156,13 +159,13 @@ def write_report(
         accepted=accepted,
         choices=choices,
         hardest=hardest,
-        differing_settings=_differing_settings(inputs),
+        differing_settings=_list_differing_settings(inputs),
         missing=missing,
     )
 
 
 class _HardestNegatives(NamedTuple):
-    """The hardest negatives of the last epoch, by the kind of query; empty if no negatives are known."""
+    """The hardest negatives of the last epoch by the kind of query (``image``, ``caption``); empty if none are recorded."""
 
     epoch: int = 0
     negatives: Mapping[str, Sequence[HardNegative]] = MappingProxyType({})
@@ -214,7 +217,7 @@ def _describe_missing_photos(photos: DatasetPhotos) -> Iterator[str]:
         yield f"{n} photo{'s' if n > 1 else ''} could not be read; a frame with the file name is displayed instead"
 
 
-def _summarise(report_input: ReportInput, letter: str) -> ResultSummary:
+def _build_summary(report_input: ReportInput, letter: str) -> ResultSummary:
     config = yaml.safe_dump(dict(report_input.config), sort_keys=True, allow_unicode=True) if report_input.config else ""
     return ResultSummary(
         letter, report_input.result.experiment, report_input.path.name, list(_list_result_facts(report_input)), config
@@ -246,12 +249,12 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
             dict.fromkeys("unknown" if seed is None else str(seed) for seed in result.seeds)
         )  # folds may share a seed
         yield "Seeds" if len(seeds) > 1 else "Seed", ", ".join(seeds)
-    if settings := _main_settings(report_input):
+    if settings := _list_main_settings(report_input):
         yield "Settings", ", ".join(settings)
     if run := report_input.embeddings:
         by_scores = "scores of each direction" if run.has_directional_scores else "scores of pairs"
         yield "Compared by", run.similarity if run.vectors is not None else by_scores
-    yield from _run_facts(report_input)
+    yield from _list_run_facts(report_input)
     for name in ("i2t", "t2i"):
         if name in result.hubness:
             yield f"Hubs, {DIRECTIONS[name].title}", hubs_line(result.hubness[name])
@@ -259,7 +262,7 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     yield "Result file", f"{report_input.path.name}{f' (sha256 {sha256}…)' if sha256 else ''}"
 
 
-def _main_settings(report_input: ReportInput) -> list[str]:
+def _list_main_settings(report_input: ReportInput) -> list[str]:
     settings = flatten_settings(report_input.config)
     if settings.get("backbone"):  # a backbone does not use the feature
         settings.pop("feature", None)
@@ -268,7 +271,7 @@ def _main_settings(report_input: ReportInput) -> list[str]:
     return [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) not in (None, 0)]
 
 
-def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
+def _list_run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     record = report_input.run_record
     features = _mapping_or_empty(report_input.result_provenance.get("features"))
     if features:
@@ -288,7 +291,7 @@ def _run_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
             yield title, ", ".join(map(str, known))
 
 
-def _differing_settings(inputs: Sequence[ReportInput]) -> list[tuple[str, str, str]]:
+def _list_differing_settings(inputs: Sequence[ReportInput]) -> list[tuple[str, str, str]]:
     if len(inputs) < 2 or not all(each.config for each in inputs):
         return []
     one, two = (flatten_settings(each.config) for each in inputs)
@@ -333,7 +336,7 @@ def _find_last_warm_up_epoch(report_input: ReportInput) -> int:
     return epochs if isinstance(epochs, int) and 0 < epochs < last else 0
 
 
-def _training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> Iterator[str]:
+def _list_training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> Iterator[str]:
     if _compute_chance_rsum(inputs[0], photos) is not None:
         yield "The dotted line is chance on the validation split."
     for one in inputs:

@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 class ReportInput:
     """A result file with the embeddings and run files that were found at the paths in it.
 
-    ``embeddings``, ``phrase_scores``, ``run_record`` (``run.json``), ``run_folder`` (of the run) and ``negative_table``
-    (``negatives.csv``) belong to the first seed, ``curve_tables`` (``metrics.csv``) to all seeds. ``dataset_file`` is the path
-    of ``dataset.json`` according to the embeddings. ``missing_sentences`` has a sentence for each missing input, without names
-    of folders, since reports are passed on. ``readable_files`` are all files that a report may read.
+    ``embeddings``, ``phrase_scores``, ``run_folder``, ``run_record`` (``run.json``) and ``negative_table`` (``negatives.csv``)
+    belong to the first seed. ``curve_tables`` has the ``metrics.csv`` of all seeds. ``dataset_file`` is the path of
+    ``dataset.json`` according to the embeddings. ``missing_sentences`` has a sentence for each missing input. It names no
+    folders, because other people read the report. ``readable_files`` are all files that a report may read.
     """
 
     path: Path
@@ -128,7 +128,7 @@ def _add_phrases(
 def _find_missing_reason(files: Sequence[Path], given: bool) -> str:
     """Return why embeddings or phrase scores cannot be read; blank if all files exist.
 
-    If the user gave the first file (``given``), the reason is blank as well: reading the missing file raises an error.
+    The reason is also blank if the first file is missing and the user named it (``given``): reading it then raises an error.
     """
     if not files:
         return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
