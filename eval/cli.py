@@ -7,7 +7,7 @@ from typing import Annotated
 import click
 
 from vse.eval.options import OPTIONS_OF_COMPARISONS, EvaluationRequest, TableRequest
-from vse.eval.tables import table_kind, table_names
+from vse.eval.tables import find_table_kind, table_names
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.option_types import CliOption, FileOrFolderPath, Force, NearestChoice, Text
@@ -18,10 +18,10 @@ from vse.pipeline.options import Options, command
 def eval_command(request: EvaluationRequest) -> None:
     """Evaluate a model: R@K, Med r, mean r and rsum with 95% intervals.
 
-    FILES are those of one model, a file per seed, with embeddings or with scores of all pairs. Files of phrase scores hold the
-    scores of phrases for the boxes of their images. The metrics are then R@K at an IoU, the upper bound of R@K (the share of
-    phrases with a right candidate) and the mean IoU. With --compare, FILES are two models, or equally many seeds of two
-    models. With --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
+    FILES belong to one model, a file per seed, with embeddings or with scores of all pairs. For files of phrase scores (scores
+    of phrases with the boxes of their images), the metrics are R@K at an IoU, the upper bound of R@K (the share of phrases
+    with a right candidate) and the mean IoU. With --compare, FILES belong to two models, with the same number of seeds of
+    each. With --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
     """
     options = request.options
     allowed = [None, *(f"--{name}" for name in OPTIONS_OF_COMPARISONS)]
@@ -38,7 +38,7 @@ def eval_command(request: EvaluationRequest) -> None:
 
 
 def _evaluate(request: EvaluationRequest) -> list[str]:
-    """Evaluate a model and return the lines to print. The last line is the result file, if one was written."""
+    """Evaluate a model and return the lines to print. The last line is the path of the result file, if one was written."""
     from vse.eval.files.results import Result
     from vse.eval.protocols.evaluate import evaluate_files
     from vse.eval.protocols.result_content import result_lines
@@ -48,7 +48,7 @@ def _evaluate(request: EvaluationRequest) -> list[str]:
 
 
 def _compare(request: EvaluationRequest) -> list[str]:
-    """Compare two models and return the lines to print. The last line is the file that was written."""
+    """Compare two models and return the lines to print. The last line is the path of the comparison file."""
     from vse.eval.files.results import read_comparison
     from vse.eval.tables.significance import compare_files, difference_lines
 
@@ -70,15 +70,15 @@ class TableCommand(Options):
 def table_command(command: TableCommand) -> None:
     """Build a table of result files.
 
-    summary has a row per result and protocol. ladder has a row per result with its costs, and marks the best trade-offs.
-    significance has a row per metric of the files that vse-eval --compare wrote. compression has a row per codec of the
-    results of vse-eval --compress. cards has the facts that a reader needs to compare results. compare has a row per pair of
-    results, with the difference and its p-value. A name such as vsepp_3 is a
-    published table, with its printed metrics next to ours; rows without a result stay blank.
+    The table summary has a row per result and protocol. The table ladder has a row per result with its costs, and marks the
+    best trade-offs. The table significance has a row per metric of the files that vse-eval --compare wrote. The table
+    compression has a row per codec of the results of vse-eval --compress. The table cards has the facts that a reader needs to
+    compare results. The table compare has a row per pair of results, with the difference and its p-value. A name such as
+    vsepp_3 is a published table, with its printed metrics next to ours; rows without a result stay blank.
     """
     from vse.eval.tables.table import format_text_table
 
-    table = table_kind(command.name).build(command.request, command.out)
+    table = find_table_kind(command.name).build(command.request, command.out)
     click.echo(format_text_table(table.cells) if command.out is None else command.out)
 
 

@@ -43,7 +43,7 @@ class SavableResult(SavableObject):
     def save(self, path: StrPath, *, force: bool = False) -> Self:
         """Write the file (docs/formats.md), and return this object.
 
-        ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is a file that was evaluated.
+        ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is one of the evaluated files.
         """
         out = as_path(path)
         check_output(out, self._output_kind, self._input_files)
@@ -64,7 +64,7 @@ def rebase_file_references(content: dict[str, Any], old: Path, new: Path, exclud
     References to files in the folder ``excluded`` are left out. The SHA-256 of the content is computed again.
     """
 
-    def moved(references: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    def rebase(references: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         paths = [(reference, Path(os.path.normpath(old / reference["file"]))) for reference in references]
         kept = [(reference, path) for reference, path in paths if excluded is None or excluded not in path.parents]
         return [{**reference, "file": os.path.relpath(path, new)} for reference, path in kept]
@@ -72,9 +72,9 @@ def rebase_file_references(content: dict[str, Any], old: Path, new: Path, exclud
     content = dict(content)
     for part in ("provenance", "a", "b"):
         if "embeddings" in content.get(part, {}):
-            content[part] = {**content[part], "embeddings": moved(content[part]["embeddings"])}
+            content[part] = {**content[part], "embeddings": rebase(content[part]["embeddings"])}
     if "unfinished" in content:
-        content["unfinished"] = moved(content["unfinished"])
+        content["unfinished"] = rebase(content["unfinished"])
     return {**content, "sha256": hash_file_content(content)}
 
 
@@ -196,7 +196,7 @@ def report(
 
     Args:
         results: One or two result files, or saved evaluations.
-        embeddings: The embeddings of the first seed, one file for each result. Default: the recorded paths.
+        embeddings: The embeddings of the first seed, one file for each result. If empty, the paths in the results are used.
 
     Raises:
         vse.UserError: if a result was edited, or the embeddings differ from those that were evaluated
@@ -246,12 +246,12 @@ def table(
         print(rows.latex)
         ```
     """
-    from vse.eval.tables import table_kind
+    from vse.eval.tables import find_table_kind
 
     files = [] if isinstance(results, Sequence) and not results else as_paths(results)
     written_to = as_path(out)
     request = TableRequest(results=files, dataset=dataset, cost=cost)
-    return ResultTable(table_kind(name).build(request, written_to), written_to)
+    return ResultTable(find_table_kind(name).build(request, written_to), written_to)
 
 
 def table_html(cells: PrintedTable) -> str:

@@ -32,8 +32,8 @@ def table_names() -> Sequence[str]:
     return [*TABLE_CLASS_PATHS, *published_tables()]
 
 
-def table_kind(name: str) -> TableKind:
-    """Return the kind of table with this name. Raises UserError if there is no such table."""
+def find_table_kind(name: str) -> TableKind:
+    """Return an object that builds the table with this name. Raises UserError if there is no such table."""
     from vse.pipeline.errors import UserError, did_you_mean
 
     if name not in table_names():

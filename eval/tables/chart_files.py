@@ -21,7 +21,7 @@ _FILE_METADATA = {
 
 
 def write_chart_file(out: Path, draw: Callable[[Axes], None], name: str) -> Path:
-    """Write the chart that ``draw`` draws as ``.svg`` or ``.png``; return ``out``. ``name`` seeds the ids in the file."""
+    """Write the chart that ``draw`` draws as ``.svg`` or ``.png``; return ``out``. ``name`` seeds the ids of SVG elements."""
     suffix = out.suffix.removeprefix(".")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the user's matplotlibrc

@@ -1,4 +1,4 @@
-"""The table ``compare``: all pairs of systems on the same images, and letters for those that do not differ."""
+"""The table ``compare``: all pairs of systems on the same images. Systems that share a letter do not differ significantly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vse.eval.tables.table import COMPARED_PROTOCOL, PrintedTable, TableKind, me
 from vse.pipeline.errors import UserError
 
 _DEFAULT_METRIC, _DEFAULT_FAMILY = "rsum", "holm"
-_LEAST_PRINTED_P = 0.0001
+_MIN_PRINTED_P = 0.0001
 
 
 class ComparedTable(TableKind):
@@ -74,9 +74,9 @@ def _name_systems(systems: Sequence[ComparedSystem]) -> list[str]:
 
 
 def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
-    """Return a row per system, the best first, with its letters, its difference to the best one and the p-value.
+    """Return a row per system, the best first, with its letters, its difference to the best system and the p-value.
 
-    The best system is bold, and those that do not differ significantly from it.
+    The best system and the systems that do not differ significantly from it are bold.
     """
     facts: dict[str, dict[str, Any]] = {}
     for row in frame.to_dict("records"):
@@ -89,7 +89,7 @@ def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
         of_system = facts[name]
         cell = metric_cell(of_system["value"], 1, of_system["std"])
         cell = f"**{cell}**" if set(of_system["letters"]) & set(facts[best]["letters"]) else cell
-        difference, p = _difference_to(frame, name, best)
+        difference, p = _describe_difference(frame, name, best)
         lines.append([name, of_system["seeds"], cell, of_system["letters"], difference, p])
     first = frame.iloc[0]
     titles = ["method", "seeds", metric_title(first["metric"].rpartition("_")[2]), "group", "difference to the best", "p"]
@@ -105,8 +105,8 @@ def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
     return PrintedTable(lines, [("", title) for title in titles], 1, notes)
 
 
-def _difference_to(frame: pd.DataFrame, name: str, best: str) -> tuple[str, str]:
-    """Return the difference of a system to the best one with its interval, and the corrected p-value, as texts."""
+def _describe_difference(frame: pd.DataFrame, name: str, best: str) -> tuple[str, str]:
+    """Return two texts: the difference of a system to the best system with its interval, and the corrected p-value."""
     if name == best:
         return "", ""
     row = frame[((frame["a"] == name) & (frame["b"] == best)) | ((frame["a"] == best) & (frame["b"] == name))].iloc[0]
@@ -114,4 +114,4 @@ def _difference_to(frame: pd.DataFrame, name: str, best: str) -> tuple[str, str]
     low, high = sorted((sign * row["low"], sign * row["high"]))
     text = f"{metric_cell(sign * row['difference'], 1, signed=True)} [{metric_cell(low, 1)}, {metric_cell(high, 1)}]"
     p = float(row["p_corrected"])
-    return text, f"{p:.4f}" if p >= _LEAST_PRINTED_P else f"below {_LEAST_PRINTED_P}"
+    return text, f"{p:.4f}" if p >= _MIN_PRINTED_P else f"below {_MIN_PRINTED_P}"

@@ -27,7 +27,7 @@ from vse.pipeline.errors import UserError, to_printable_line
 
 _METRIC_COLUMNS = ("i2t_r1", "i2t_r10", "t2i_r1", "t2i_r10", "rsum")
 _COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d")
-_SAME_LABEL = 12.0  # points of rsum that are nearer than this share the label of their codec
+_SHARED_LABEL_DISTANCE = 12.0  # rsum; points of a codec that are closer than this share one label
 
 
 class CompressionTable(TableKind):
@@ -37,7 +37,7 @@ class CompressionTable(TableKind):
     file_suffixes = (".csv", ".tex", ".svg", ".png")
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return a row for each codec of each result, and a row for each re-ranking, most bytes first."""
+        """Return a row per codec and re-ranking of each result, sorted by method and then by bytes, most bytes first."""
         rows: list[dict[str, Any]] = []
         results = [(path, read_result(path)) for path in drop_comparisons(request.results)]
         check_consistent_data(results)
@@ -49,7 +49,7 @@ class CompressionTable(TableKind):
                 about = {"dataset": result.dataset, "split": result.split, "n_images": result.n_images}
                 row = {"method": method_name(result), **facts, **about, "seeds": len(result.seeds)}
                 search = entry["search_s"]
-                seconds = {f"{name}_search_s": mean_and_std(_metric(search[name]))[0] for name in ("i2t", "t2i")}
+                seconds = {f"{name}_search_s": mean_and_std(_parse_metric(search[name]))[0] for name in ("i2t", "t2i")}
                 rows.append({**row, "rescored": 0, **_read_metrics(entry), **seconds})
                 if again := entry.get("rescored"):
                     rows.append({**row, "rescored": again["candidates"], **_read_metrics(again)})
@@ -70,11 +70,11 @@ class CompressionTable(TableKind):
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         if out.suffix in (".svg", ".png"):
-            return write_chart_file(out, lambda axes: _draw(axes, frame), self.name)
+            return write_chart_file(out, lambda axes: _draw_chart(axes, frame), self.name)
         return super().write(frame, out, request)
 
 
-def _metric(value: Any) -> Any:
+def _parse_metric(value: Any) -> Any:
     return SeedStatistics(**value) if isinstance(value, Mapping) else value
 
 
@@ -90,10 +90,10 @@ def _read_metrics(entry: Mapping[str, Any]) -> dict[str, float]:
     return row
 
 
-def _draw(axes: Axes, frame: pd.DataFrame) -> None:
-    """Draw rsum against bytes: a filled point for each codec, and an open one for its re-ranking.
+def _draw_chart(axes: Axes, frame: pd.DataFrame) -> None:
+    """Draw rsum against bytes: a filled point for each codec, and an open point for its re-ranking.
 
-    The points of several methods are next to each other. If the methods have the same codecs, each codec has one label.
+    The points of several methods for one codec are drawn next to each other. If they are close, they share a label.
     """
     methods = list(frame.groupby("method", sort=False))
     labels: list[tuple[str, float]] = []
@@ -105,7 +105,7 @@ def _draw(axes: Axes, frame: pd.DataFrame) -> None:
             whisker = [[max(row["rsum"] - low, 0.0)], [max(high - row["rsum"], 0.0)]]
             axes.errorbar(row["bytes"], row["rsum"], whisker, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.6)
             axes.plot(row["bytes"], row["rsum"], "o", color=colour, markerfacecolor=face, markersize=6)
-            is_near = any(codec == row["codec"] and abs(rsum - row["rsum"]) < _SAME_LABEL for codec, rsum in labels)
+            is_near = any(codec == row["codec"] and abs(rsum - row["rsum"]) < _SHARED_LABEL_DISTANCE for codec, rsum in labels)
             if not row["rescored"] and not is_near:
                 labels.append((row["codec"], row["rsum"]))
                 style: dict[str, Any] = {"fontsize": 8, "color": "#444444", "verticalalignment": "top"}

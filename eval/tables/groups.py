@@ -31,11 +31,11 @@ class ComparedSystem(NamedTuple):
 
 
 def group_results(paths: Sequence[Path], method: str) -> Groups:
-    """Compare all pairs of results by rsum, and return the letters of each. Two results that differ share no letter.
+    """Compare all pairs of results by rsum, and return the letters of each result.
 
-    Results on different test images are not compared. ``method`` corrects the p-values for the number of comparisons on the
-    same images: holm, bonferroni or fdr. Raises UserError if no two results are on the same images, or if their embeddings are
-    not where they name them.
+    Two results that differ significantly share no letter. Results on different test images are not compared.
+    ``method`` (holm, bonferroni or fdr) corrects the p-values for the number of comparisons on the same images. Raises
+    UserError if no two results have the same test images, or if embeddings are not at the path that their result names.
     """
     paths_by_images: dict[tuple[str, str, str | None], list[Path]] = {}
     for path in paths:
@@ -62,7 +62,10 @@ def group_results(paths: Sequence[Path], method: str) -> Groups:
 
 
 def read_systems(paths: Sequence[Path], metric: str) -> list[ComparedSystem]:
-    """Read results, and rank the queries of their embeddings. Raises UserError if a result cannot be compared."""
+    """Read results, and rank the queries of their embeddings by the protocol ``full``.
+
+    Raises UserError if a result lacks ``metric`` or the paths of its embeddings, is an ensemble, or has another split.
+    """
     systems: list[ComparedSystem] = []
     first: tuple[Path, Embeddings] | None = None
     for path in paths:

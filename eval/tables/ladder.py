@@ -37,8 +37,9 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | N
     The metrics are from the complete split, with 95% intervals (``_low``, ``_high``) and, with several seeds, the standard
     deviation (``_std``). ``best`` is ``yes`` for rows on the Pareto front of rsum against ``cost``, one of
     :data:`vse.eval.options.COST_NAMES`, among the rows of one data set and split. Corrected results
-    (:mod:`vse.eval.protocols.correction`) and plain ones have their own front. With ``family``, the column ``group`` has
-    letters (:func:`vse.eval.tables.groups.group_results`). Raises UserError if a result lacks metrics of the complete split.
+    (:mod:`vse.eval.protocols.correction`) and uncorrected results have separate fronts. With ``family``, the column
+    ``group`` has letters (:func:`vse.eval.tables.groups.group_results`). Raises UserError if a result lacks metrics
+    of the complete split.
     """
     paths = drop_comparisons(results)
     if not paths:
@@ -120,7 +121,7 @@ def build_printed_ladder(table: pd.DataFrame, cost: str = "total_s") -> PrintedT
 
 
 def cost_cell(value: float) -> str:
-    """Return the text of a number of seconds or MB with three digits; blank if it is NaN."""
+    """Return a number of seconds or MB as a text with three significant digits; blank for NaN."""
     if math.isnan(value):
         return ""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
@@ -138,14 +139,14 @@ def _build_ladder_row(path: Path, groups: Groups | None) -> pd.DataFrame:
         for name in row
         if name.removesuffix("_low").removesuffix("_high").removesuffix("_std") in _METRIC_COLUMNS
     }
-    images, captions = _feature_names(result)
+    images, captions = _name_features(result)
     texts = {"method": method_name(result), "captions": captions, "images": images, "experiment": row["experiment"]}
     correction = result.correction["method"] if result.correction else ""
     letters = {name: row[name] for name in (GROUP_COLUMN, BEST_GROUP_COLUMN) if name in row}
     return pd.DataFrame([{**texts, CORRECTION_COLUMN: correction, **described, **metrics, **letters, **result_costs(result)}])
 
 
-def _feature_names(result: Result) -> tuple[str, str]:
+def _name_features(result: Result) -> tuple[str, str]:
     config = result.config
     composed = parse_composed_name(result.experiment)
     images = config.get("backbone") or config.get("feature") or (composed.feature if composed else "")
@@ -241,7 +242,7 @@ def _draw_chart(axes: Axes, table: pd.DataFrame, cost: str) -> None:
 def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: list[str], caption_features: list[str]) -> None:
     """Draw a point with a whisker for each row, and the line through the best trade-offs.
 
-    The features are names, in the order of their colours and markers.
+    ``image_features`` and ``caption_features`` are the names of the features in the order of their colours and markers.
     """
     front = table[table[BEST_COLUMN] == "yes"].sort_values(cost)
     axes.plot(front[cost], front["rsum"], color=_QUIET_COLOUR, linewidth=1, zorder=1)

@@ -57,7 +57,7 @@ class MeasuredRow:
 
     @property
     def leaking_feature(self) -> str | None:
-        """Name of a feature of our result whose weights were trained on test images of the row, or None."""
+        """Name of a feature of our result whose weights were trained on test images of the row; None without such a feature."""
         members = [member.experiment for member in self.result.ensemble if is_experiment(member.experiment)]
         features = [load_experiment_outline(name, self.result.dataset).feature for name in members]
         for name in (self.result.config.get("feature"), self.result.config.get("eval_feature"), *features):
@@ -69,7 +69,7 @@ class MeasuredRow:
 
     @property
     def is_comparable(self) -> bool:
-        """True if our metrics and the printed ones have the same test images, and the features have not seen them."""
+        """True if we and the paper tested on the same images, and the weights of the features were not trained on them."""
         same_split = (
             self.result.dataset in self.published_row.datasets
             and bool(self.published_row.split)
@@ -78,9 +78,9 @@ class MeasuredRow:
         return same_split and self.n_images == self.published_row.n_images and self.leaking_feature is None
 
     def interval(self, name: str) -> tuple[float, float]:
-        """Return the 95% interval of a metric, or a pair of NaN.
+        """Return the 95% interval of a metric, or a pair of NaN if there is no interval.
 
-        Results with several folds have no interval of the first fold, which ``1k-single`` needs.
+        The protocol ``1k-single`` needs the interval of the first fold, and results with several folds do not have it.
         """
         protocol = self.result.protocols[self.protocol]
         single = self.published_row.protocol == "1k-single" and protocol.folds > 1
@@ -99,10 +99,10 @@ def compare_published(
 ) -> pd.DataFrame:
     """Return a published table with our results.
 
-    Each metric has the printed value, ours, its standard deviation over seeds, its 95% interval, the difference, and whether
-    the difference is significant: whether the printed value lies outside our interval. A result belongs to the rows that the
-    preset of its experiment names. The data set of the result must be that of the row or, if given, ``dataset``. Values of
-    rows without a result are NaN or blank, and so are differences between different test splits or numbers of images. With
+    Each metric has the printed value, our value with its standard deviation over seeds and its 95% interval, and the
+    difference. The difference is significant if the printed value lies outside our interval. A result belongs to the rows that
+    the preset of its experiment names. Its data set must be the data set of the row or, if given, ``dataset``. Our values are
+    NaN or blank in rows without a result. Differences are, too, if the test splits or the numbers of images differ. With
     ``family``, the column ``group`` has the letters of our results (:func:`vse.eval.tables.groups.group_results`).
     """
     rows = published_rows(table)
@@ -146,7 +146,7 @@ def _match_results(
             reason = f"was trained on {result.trained_on}" if result.trained_on else "comes from a run that did not finish"
             log.warning("%s is left out: it %s, unlike the published rows", path, reason)
             continue
-        keys, changed = _keys_and_changes(result)
+        keys, changed = _find_rows_and_changes(result)
         own = [row for row in rows if row.key in keys]
         if not own:
             log.warning("%s is left out: no row of %s is the experiment %s", path, table, result.experiment)
@@ -164,7 +164,7 @@ def _match_results(
     return by_row
 
 
-def _keys_and_changes(result: Result) -> tuple[set[str], list[str]]:
+def _find_rows_and_changes(result: Result) -> tuple[set[str], list[str]]:
     """Return the keys of the rows that a result reproduces, and the settings that differ from the preset."""
     preset = load_experiment_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     if not isinstance(result.config.get("rows"), list):
@@ -178,7 +178,7 @@ def _keys_and_changes(result: Result) -> tuple[set[str], list[str]]:
 def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
     """Return the ``rows`` whose published numbers this result may reproduce.
 
-    The result must be on one of the row's data sets. If ``dataset`` is given, it must be on ``dataset`` instead. Raises
+    The result must be measured on a data set of the row or, if ``dataset`` is given, on ``dataset``. Raises
     UserError if no row is left.
     """
     own = [row for row in rows if result.dataset in ([dataset] if dataset else row.datasets)]

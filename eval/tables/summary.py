@@ -1,6 +1,6 @@
-"""The tables ``summary``, a row for each result and protocol, and ``cards``, a row with the facts that readers compare.
+"""The table ``summary``, with a row for each result and protocol, and the table ``cards``, with the facts to compare results.
 
-The columns that describe a result in all tables are here, too.
+This module also builds the columns that describe a result in all tables.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def describe_result(path: Path, result: Result) -> dict[str, str]:
         "experiment": result.display_name,
         "method": method_name(result),
         "feature": _describe_features(result),
-        "run": _run_folders(path, result),
+        "run": _list_run_folders(path, result),
         "settings": "; ".join(changed_settings(result.provenance)),
     }
 
@@ -67,7 +67,7 @@ def _describe_features(result: Result) -> str:
     return " + ".join(names or (map(str, features) if isinstance(features, Mapping) else []))
 
 
-def _run_folders(path: Path, result: Result) -> str:
+def _list_run_folders(path: Path, result: Result) -> str:
     """Return the folders of the embeddings, relative to the working directory; blank if the result does not name them."""
     entries = result.provenance.get("embeddings")
     files = [entry.get("file") for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []

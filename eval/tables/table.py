@@ -18,7 +18,7 @@ from vse.pipeline.errors import UserError, escape_csv_cell, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
 from vse.pipeline.files.writing import write_text
 
-FILE_MARKER = "made by vse-table"  # text in LaTeX tables and charts by which their files are recognised
+FILE_MARKER = "made by vse-table"  # a text in LaTeX tables and charts; only files with it may be replaced
 _BOLD_PATTERN = re.compile(r"\*\*(.*?)\*\*")
 _MAX_UNWRAPPED_CHARACTERS = 30  # characters of a text that LaTeX does not wrap
 COMPARED_PROTOCOL = "full"  # the protocol whose queries are compared
@@ -36,7 +36,10 @@ class BuiltTable(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The letters of each result, by its path; ``best``, the results that do not differ from the best one; and a note."""
+    """The letters of each result by its path, and a note for the table.
+
+    ``best`` has the best results, and the results that do not differ significantly from them.
+    """
 
     letters_by_path: dict[Path, str]
     best: frozenset[Path]
@@ -50,10 +53,10 @@ class TableKind(ABC):
 
     Attributes
     ----------
-    first_columns : the first columns of the CSV file, by which an existing file is recognised as this kind of table
+    first_columns : the first columns of the CSV file; a file may be replaced by the table only if it has these columns
     file_suffixes : the suffixes of the files that the table can be written to
     option_names : the fields of :class:`TableRequest` that the table accepts besides ``results``
-    needs_results : whether the table cannot be built without result files
+    needs_results : whether the table needs result files; if not, it can be built without any
     """
 
     first_columns: ClassVar[tuple[str, ...]]
@@ -183,7 +186,7 @@ def column_title(metric: str) -> tuple[str, str]:
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, signed: bool = False) -> str:
-    """Return the text of a metric and its standard deviation, blank for NaN. ``signed`` prints a plus sign."""
+    """Return a metric with its standard deviation (if known) as a text; blank for NaN. ``signed`` adds a plus sign."""
     if math.isnan(value):
         return ""
     text = f"{value:{'+' if signed else '-'}.{digits}f}".replace("-", "−")
