@@ -31,19 +31,19 @@ COCO_PROTOCOLS = ("cxc", "eccv")
 N_IMAGES_PER_FOLD = 1000  # images in a fold
 FOLDED_PROTOCOLS = ("1k", "sentence-1k")  # protocols whose metrics are means over folds
 PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
-JUDGED_PREFIX = "judged-"  # begins the name of a protocol whose right answers people judged, e.g. judged-expert
-CHOICES_PROTOCOL = "choices"  # choices among a few captions; choices-same_type has those of one kind
+JUDGED_PREFIX = "judged-"  # prefix of the protocols whose right answers people judged, e.g. judged-expert
+CHOICES_PROTOCOL = "choices"  # protocol of all choices in a file; choices-same_type has the choices of one kind
 PHRASE_PROTOCOL = "phrase"  # name of the protocol of phrase scores, and of its only direction, from phrases to regions
 DEFAULT_IOU_THRESHOLD = 0.5  # a candidate box is right if its IoU with the ground-truth box reaches this threshold
 N_BOOTSTRAP_SAMPLES = 1000  # samples of the test images for a confidence interval
-N_CROSS_CHECK_QUERIES = 1000  # queries of each direction that are compared with a FAISS search; 0 compares all
+N_CROSS_CHECK_QUERIES = 1000  # number of queries per direction that are compared with a FAISS search; 0 compares all
 N_COMPARISON_SAMPLES = 10_000  # samples of the test images for a p-value
 DEFAULT_KS = (1, 5, 10)  # the K of R@K in every result; rsum adds up these recalls of both directions
-TREC_DEPTH = 1000  # answers for each query in a run file
+TREC_DEPTH = 1000  # number of answers for each query in a TREC run file
 FAMILY_METHODS = ("holm", "bonferroni", "fdr")  # corrections of p-values for the number of comparisons
-COST_NAMES = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # in seconds and MB
-N_REPORT_QUERIES = 12  # queries of each direction that a report displays
-N_GALLERY_QUERIES = 20  # best queries, and worst queries, of each direction in the gallery of a report
+COST_NAMES = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # costs in seconds (_s) or MB (_mb)
+N_REPORT_QUERIES = 12  # number of queries of each direction that a report displays
+N_GALLERY_QUERIES = 20  # number of best queries, and of worst queries, of each direction in a gallery
 
 
 def published_folder() -> Path:
@@ -56,10 +56,10 @@ def published_tables() -> list[str]:
     return sorted(path.stem for path in published_folder().glob("*.csv"))
 
 
-# Options for embeddings that --compare accepts.
+# --compare accepts these options; other options for embeddings are errors.
 OPTIONS_OF_COMPARISONS = ("judgements", "qrels", "choices", "language", "pairs")
 _OPTIONS_OF_RETRIEVAL = ("judgements", "qrels", "language", "pairs", "index", "rerank", "compress", "trec", "cxc", "k")
-_MIN_BOOTSTRAP_SAMPLES = 100  # bootstrap samples of an interval
+_MIN_BOOTSTRAP_SAMPLES = 100  # fewest bootstrap samples of an interval
 
 
 def _parse_recall_ks(text: Any) -> tuple[int, ...]:
@@ -87,10 +87,11 @@ class EvaluateOptions(Options):
     """Folder with sis_test.csv and sts_test.csv of Crisscrossed Captions. The protocol cxc then also reports image-to-image
     (i2i) and text-to-text (t2t) retrieval."""
     judgements: Annotated[tuple[Text, ...], CliOption(metavar="KIND=FILE")] = ()
-    """File with people's judgements of pairs, as one of the kinds expert, crowd (both of Flickr8k) and qrels. Each file adds a
-    protocol, e.g. judged-expert. May be repeated."""
+    """File with people's judgements of pairs of an image and a caption. Its kind is expert or crowd (files of Flickr8k), or
+    qrels. Each file adds a protocol, e.g. judged-expert. May be repeated."""
     dataset: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
-    """With --judgements: the dataset.json that has the files of images.  [default: the one that the embeddings name]"""
+    """With --judgements: the dataset.json by which names of image files are found.  [default: the one that the embeddings
+    name]"""
     cross_check: Flag = True
     """Compare the exact ranks with a FAISS search. A difference that is not a tie is an error."""
     cross_checked: Annotated[NonNegativeInteger, CliOption(metavar="N")] = N_CROSS_CHECK_QUERIES
@@ -141,9 +142,9 @@ class AllEvaluateOptions(EvaluateOptions):
     """Correct hubs, the candidates that rank high for many queries. The method mean, csls, nnn, inverted-softmax or qb-norm
     lowers their scores; csls:k=10 sets a parameter. Parameters that are not given are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
-    """With --correct: the queries that show which candidates are hubs. They are those of a file of embeddings, or of a
-    split, whose embeddings (train.h5) are in the folder of FILES. A model that scores pairs, such as SCAN, needs
-    vse-embed --bank-images, and allows only train or the split itself.  [default: train]"""
+    """With --correct: the queries that show which candidates are hubs. They come from a file of embeddings, or from a split
+    whose embeddings, such as train.h5, are in the folder of FILES. For a model that scores pairs, such as SCAN, the bank is
+    train, and needs vse-embed --bank-images, or the evaluated split itself.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
     quantiser of 32 bytes). May be repeated."""
@@ -153,7 +154,7 @@ class AllEvaluateOptions(EvaluateOptions):
     """Evaluate the captions in this language, e.g. de, on the images that have captions in all languages of FILES.
     [default: all captions]"""
     pairs: Annotated[tuple[Text, ...], CliOption(metavar="LANGUAGE:LANGUAGE")] = ()
-    """Two languages, e.g. en:de: captions of one query the captions of the other, in both directions. May be repeated."""
+    """Two languages, e.g. en:de: captions in each language search the captions in the other. May be repeated."""
     per_query: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """Also write a row per query to this .csv or .parquet file: its rank (from 0), and the best right and wrong answer."""
     trec: Annotated[FileOrFolderPath | None, CliOption(metavar="FOLDER")] = None
@@ -174,7 +175,7 @@ class AllEvaluateOptions(EvaluateOptions):
 
     @property
     def first_embeddings_option(self) -> str | None:
-        """The first option, e.g. ``--index``, that is set and applies only to embeddings of one model; None if none is set."""
+        """The first option, e.g. ``--index``, that is set and does not apply to phrase scores; None if none is set."""
         names = (
             "ensemble",
             "correct",
@@ -194,7 +195,7 @@ class AllEvaluateOptions(EvaluateOptions):
         return None if given is None else f"--{given.replace('_', '-')}"
 
     def check(self) -> None:
-        """Raise UserError if an option needs an option that is missing, or if there are too few bootstrap samples."""
+        """Raise UserError if an option lacks one that it needs, if two contradict each other, or if samples are too few."""
         if self.experiment is not None and not self.ensemble:
             raise UserError("--experiment names the preset of an ensemble and needs --ensemble")
         for option, value in (("--alpha", self.alpha), ("--save", self.save)):
@@ -250,12 +251,12 @@ class TableRequest(Options):
     dataset: Text | None = None
     """For a published table: use our results on this data set instead of the data set of each row."""
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
-    """For the table ladder: the cost, in seconds or MB, that is weighed against rsum.  [default: total_s]"""
+    """For the table ladder: the cost, in seconds or MB, that is compared with rsum.  [default: total_s]"""
     family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
-    """How p-values are corrected for the number of comparisons. With this option, the tables summary and ladder and the
-    published tables compare all pairs of results, and show letters: results that share a letter do not differ significantly in
-    rsum. The table compare always compares, by default with holm."""
+    """Correction of p-values for the number of comparisons. With this option, the tables summary and ladder and the published
+    tables compare all pairs of results, and print letters: results that share a letter do not differ significantly in rsum.
+    The table compare always compares all pairs.  [default: none; for the table compare, holm]"""
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
     transductive: Flag = False
-    """Keep results whose correction has the test split itself as its bank. They know the other test queries."""
+    """Keep results that were corrected with the test split itself as the bank. They profit from the other test queries."""
