@@ -36,7 +36,7 @@ def to_numpy(array: Any) -> NDArray[Any]:
 
 
 def are_texts(given: Any) -> bool:
-    """Return whether a value is a text or path, or a list whose first item is one."""
+    """Return whether a value is a text or path, or a list that starts with a text or path."""
     first = next(iter(given), None) if _is_list(given) else given
     return isinstance(first, str | os.PathLike)
 
@@ -130,7 +130,7 @@ def read_texts(argument: str, given: Any) -> list[str]:
 def read_image_rows(argument: str, given: Any, n_images: int, n_captions: int) -> NDArray[np.int64]:
     """Return the row of each caption's image, (n_captions,). None stands for one caption per image.
 
-    Raises UserError, which names the ``argument``, if the rows are not those of ``n_images`` images.
+    Raises UserError, which names the ``argument``, if there is not one row from 0 to ``n_images - 1`` for each caption.
     """
     if given is None:
         if n_captions == n_images:
@@ -161,7 +161,7 @@ def read_image_rows(argument: str, given: Any, n_images: int, n_captions: int) -
 def read_image_input(
     argument: str, given: Any, photo_features: Callable[[list[str]], Any] | None
 ) -> tuple[NDArray[np.float32], list[str] | None]:
-    """Return the vectors of images, and the paths of the photos if ``given`` is a list of paths, or else None."""
+    """Return the vectors of images, and the paths of the photos; None instead of paths if vectors are given."""
     if photo_features is None or not are_texts(given):
         return read_vectors(argument, given), None
     paths = read_texts(argument, given)
@@ -171,7 +171,10 @@ def read_image_input(
 def read_caption_input(
     argument: str, given: Any, text_features: Callable[[list[str]], Any] | None
 ) -> tuple[NDArray[np.float32] | None, list[str] | None]:
-    """Return the vectors of captions and the texts. Without ``text_features``, one of them is None."""
+    """Return the vectors and the texts of captions.
+
+    The texts are None if vectors are given. The vectors are None if texts are given without ``text_features``.
+    """
     if not are_texts(given):
         if _is_list(given) and len(given) and _is_list(first := next(iter(given))) and are_texts(first):
             raise UserError(
@@ -197,7 +200,7 @@ def read_array_data(
     photo_features: Callable[[list[str]], Any] | None = None,
     text_features: Callable[[list[str]], Any] | None = None,
 ) -> tuple[ArrayData, list[str] | None]:
-    """Return images and captions as arrays, and the paths of the photos if ``images`` are paths, or else None."""
+    """Return images and captions as arrays, and the paths of the photos; None instead of paths if ``images`` are vectors."""
     image_vectors, paths = read_image_input("images", images, photo_features)
     caption_vectors, texts = read_caption_input("captions", captions, text_features)
     n_captions = len(texts if caption_vectors is None and texts is not None else caption_vectors)  # type: ignore[arg-type]

@@ -107,8 +107,8 @@ def import_data(
 
     Args:
         sources: The folder of photos or of vectors, or archives, which may be URLs.
-        columns: A mapping from a field (``file``, ``caption``, ``split`` or an id) to the name of a column of the captions
-            table, or to several names.
+        columns: A mapping from a field (``file``, ``caption``, ``split`` or an id) to the name of its column in the captions
+            table, or to a list of names.
 
     Raises:
         vse.UserError: if a file or a row cannot be read; the message names it
@@ -193,7 +193,7 @@ def embeddings_as_features(
     Args:
         files: The embeddings files, one for each split of the data set.
         prefix: The start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``.
-        captions: The data set's ``dataset.json``; None is the file that the first embeddings file names.
+        captions: The data set's ``dataset.json``; None uses the file that the first embeddings file names.
 
     Raises:
         vse.UserError: if the files belong to different models or data sets, hold scores, or lack images or captions of their

@@ -37,7 +37,7 @@ IdSelection = Annotated[
     AllowedValues("an id, a list of ids, or [:]", _is_id_selection),
 ]
 SingleId = Annotated[int | np.integer[Any], AllowedValues("an id", is_integer)]
-N_DISPLAYED_ROWS = 5  # of a frame in a notebook
+N_DISPLAYED_ROWS = 5  # rows of a frame that a notebook displays
 
 
 class PathWrapper:
@@ -168,7 +168,7 @@ class FeatureFile(PathWrapper):
         path (Path): the file
         dataset (str): the name of the data set
         feature (str): the name of the feature
-        kind (str): ``image`` or ``text``: whether the ids are those of images or of captions
+        kind (str): ``image`` if the ids are ids of images, ``text`` if they are ids of captions
         ids (NDArray[int64]): the ids of the rows, (n,), in the order of the rows
         shape (tuple[int | None, ...]): the shape of all rows together: (n, dim), (n, n_crops, dim), or (n, None, dim) for a
             ragged cache
@@ -203,7 +203,7 @@ class FeatureFile(PathWrapper):
 
     @check_arguments
     def tensor(self, ids: IdSelection = slice(None)) -> Tensor:
-        """Return the rows as a float32 tensor of torch; ragged rows are padded with zeros to (n, longest, dim)."""
+        """Return the rows as a float32 tensor of torch; ragged rows are padded with zeros to (n, longest row, dim)."""
         import torch
 
         positions = self._find_rows(ids)
@@ -213,7 +213,7 @@ class FeatureFile(PathWrapper):
 
     @check_arguments
     def mask(self, ids: IdSelection = slice(None)) -> Tensor:
-        """Return which positions of the padded ``tensor`` hold vectors, (n, longest) booleans; the others are padding.
+        """Return a mask (n, longest row) of the padded ``tensor``: True for vectors, False for padding.
 
         Raises [`vse.UserError`][] if the cache is not ragged.
         """

@@ -22,7 +22,7 @@ from vse.pipeline.options import Options, command
 from vse.pipeline.presets.preset_files import list_preset_names
 
 DISTRIBUTION = "vse-pipeline"
-# For each extra (optional group of dependencies) of the package, what needs it.
+# For each extra (optional group of dependencies) of the package, the abilities that it enables.
 ABILITY_BY_EXTRA = {
     "timm": "image features of timm's networks, such as effnet and dino",
     "text": "caption features of transformers, such as minilm",
@@ -102,7 +102,7 @@ def _describe_gpu(torch_version: str) -> str:
 
 
 def _read_memory_gb() -> tuple[float, float] | None:
-    """Return the available and the total memory in 1e9 bytes, or None on systems that do not tell it."""
+    """Return the available and the total memory in 1e9 bytes, or None if the system does not report it."""
     meminfo = Path("/proc/meminfo")
     if not meminfo.is_file():
         return None

@@ -42,10 +42,6 @@ from vse.split_embeddings import SplitEmbeddings, embeddings
 if TYPE_CHECKING:
     from vse.training.kinds import PackedEmbeddings
     from vse.training.use.arrays import ArrayEncoder
-
-if TYPE_CHECKING:
-    from vse.training.kinds import PackedEmbeddings
-    from vse.training.use.arrays import ArrayEncoder
     from vse.training.use.searcher import Searcher
 
 
@@ -121,8 +117,8 @@ class EncodingModel:
 class InputEncoder:
     """A loaded model, which encodes photos, texts, and vectors that another program computed.
 
-    ``photo_features`` and ``text_features`` : functions from a list of paths or texts to their vectors, or None if the model
-    reads photos or texts itself, or cannot read them.
+    ``photo_features`` and ``text_features`` are functions from a list of paths or texts to their vectors. They are None if the
+    model reads photos or texts itself, or cannot read them.
     """
 
     def __init__(
@@ -136,7 +132,7 @@ class InputEncoder:
     def encode(
         self, given: Any, of_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
     ) -> EncodedArrays:
-        """Return the embeddings of captions or images. A single text or path has a single embedding."""
+        """Return the embeddings of captions or images; for a single text or path, return its embedding alone."""
         single = isinstance(given, str | os.PathLike)
         packed = self.encode_packed([given] if single else given, of_captions, batch_size, not show_progress_bar)
         vectors = packed.vectors.float().numpy()
@@ -151,7 +147,7 @@ class InputEncoder:
         self, given: Any, of_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
     ) -> PackedEmbeddings:
         """Return the embeddings of captions or images as tensors. ``hidden`` displays no progress bar."""
-        return self._encode(self._read(given, of_captions), of_captions, batch_size, hidden)
+        return self._encode(self._read_input(given, of_captions), of_captions, batch_size, hidden)
 
     def encode_query(self, query: Any, of_captions: bool) -> PackedEmbeddings:
         """Return the embedding of a text, of the photo at a path, or of a vector."""
@@ -167,13 +163,13 @@ class InputEncoder:
 
     def embed(self, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
         """Return the embeddings of images and captions, to evaluate them."""
-        inputs = self._read(images, of_captions=False), self._read(captions, of_captions=True)
+        inputs = self._read_input(images, of_captions=False), self._read_input(captions, of_captions=True)
         rows = read_image_rows("image_of_caption", image_of_caption, *map(len, inputs))
         encoded_images = self._encode(inputs[0], of_captions=False)
         encoded_captions = self._encode(inputs[1], of_captions=True, allow_unknown=True)
         return SplitEmbeddings(None, self.arrays.build_embeddings(encoded_images, encoded_captions, rows))
 
-    def _read(self, given: Any, of_captions: bool) -> NDArray[np.float32] | list[str]:
+    def _read_input(self, given: Any, of_captions: bool) -> NDArray[np.float32] | list[str]:
         """Return captions or images as vectors, or as texts or paths if the model reads these."""
         name = "captions" if of_captions else "images"
         if isinstance(given, list | tuple) and not given:
@@ -245,7 +241,7 @@ class FittedRun:
     ``frame`` : the metrics of each epoch.
     ``arrays`` : the loaded model.
     ``files`` : the content of each file of the run by its path in the folder, without the checkpoint.
-    ``photos`` : the path of the photo of each image, as far as they are known.
+    ``photos`` : the path of the photo of each image; empty if the paths are unknown.
     ``has_texts`` : whether the captions are texts.
     """
 
@@ -312,5 +308,7 @@ class FittedRun:
             for old in out.output_files:
                 old.unlink(missing_ok=True)
             record = out.record_file.relative_to(folder)
-            for name in sorted(self.files, key=lambda name: name == record):  # without its record the folder is no run
+            for name in sorted(
+                self.files, key=lambda name: name == record
+            ):  # the record is written last, because a folder without it does not count as a run
                 write_bytes(folder / name, self.files[name])

@@ -40,7 +40,7 @@ class Ensemble(Options):
     """The members of an ensemble, for [`vse.evaluate`][]: their scores are averaged."""
 
     members: MemberEmbeddings
-    """The embeddings of the members; with several seeds, of all members and seeds."""
+    """The embeddings of all members; with several seeds, the embeddings of every seed of every member."""
     experiment: Text | None = None
     """The preset of the ensemble; None names the ensemble by its members."""
     alpha: Share | None = None
@@ -101,7 +101,7 @@ class EvaluationJob:
 
     @contextmanager
     def _provide_embeddings_files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield a file for each source. Arrays are written to ``folder``. Errors contain the model's name, not such a path."""
+        """Yield a file for each of the embeddings. Arrays are written to ``folder``, and errors then name their model."""
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.embeddings) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
             write_embeddings(path, one.embeddings)
@@ -180,8 +180,8 @@ class Evaluation(SavableResult):
         """Return this evaluation together with the metrics of two-stage searches.
 
         A two-stage search finds candidates by the vectors of images and captions, and scores only the candidates exactly.
-        ``candidates`` are numbers of candidates; each gives one search. Raises [`vse.UserError`][] if the embeddings have no
-        vectors that find candidates.
+        Each number in ``candidates`` is the number of candidates of one search. Raises [`vse.UserError`][] if the
+        embeddings have no vectors that find candidates.
         """
         return self._with_options(rerank=candidates)
 
@@ -263,7 +263,7 @@ class ModelComparison(SavableResult):
         return table_html(build_printed_significance(self.frame))
 
 
-def _list_sources(embeddings: Any) -> tuple[Path | SplitEmbeddings, ...]:
+def _list_embeddings_inputs(embeddings: Any) -> tuple[Path | SplitEmbeddings, ...]:
     listed = [embeddings] if isinstance(embeddings, str | os.PathLike) else list(embeddings)
     if not listed:
         raise UserError("embeddings=[]: no file is given")
@@ -271,7 +271,10 @@ def _list_sources(embeddings: Any) -> tuple[Path | SplitEmbeddings, ...]:
 
 
 def _read_protocol(second: Any) -> str | Sequence[str]:
-    """Return the second argument as a protocol. Raises UserError if it is an array next to embeddings."""
+    """Return the second argument of :func:`evaluate` as a protocol. Raises UserError if it is an array.
+
+    If the first argument has embeddings, the second one cannot be the images.
+    """
     if not are_texts(second):
         raise UserError(f"images={format_value(second)}: the first argument has embeddings already; leave images out")
     names: str | Sequence[str] = second
@@ -318,8 +321,8 @@ def evaluate(
 
     Args:
         embeddings: The embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list
-            holds one for each seed. A [`vse.Ensemble`][] averages the scores of its members. Or a fitted [`vse.Model`][] or
-            [`vse.TrainedModel`][].
+            holds one of these for each seed. A [`vse.Ensemble`][] averages the scores of its members. A fitted
+            [`vse.Model`][] or a [`vse.TrainedModel`][] encodes ``images`` and ``captions``.
         images: The vectors of the images (or their paths, if the model reads photos), as in [`vse.fit`][].
         captions: The vectors of the captions, or texts if the model reads texts.
         image_of_caption: The row of each caption's image in ``images``; None if there is one caption per image.
@@ -344,7 +347,7 @@ def evaluate(
     if ensemble is not None or (are_paths(embeddings) and not isinstance(embeddings, EncodingModel)):
         if images is not None:  # in earlier versions, the second argument was the protocol
             protocol = _read_protocol(images)
-        sources = _list_sources(embeddings if ensemble is None else ensemble.members)
+        sources = _list_embeddings_inputs(embeddings if ensemble is None else ensemble.members)
     else:
         sources = (_embed_inputs(embeddings, images, captions, image_of_caption),)
     all_options = AllEvaluateOptions(

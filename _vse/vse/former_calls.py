@@ -19,7 +19,7 @@ NEW_CALLS_BY_FUNCTION = {
 
 
 def _map_arguments_to_options(function: str, options: str, names: str) -> dict[str, str]:
-    """Return the text of a call of ``function`` for each argument in ``names``, a text with a blank between names.
+    """Return, for each argument in ``names`` (separated by blanks), the text of a call of ``function``.
 
     The call passes the argument by ``options``, a format string such as ``options=vse.ExtractOptions({})``.
     """

@@ -39,7 +39,7 @@ from vse.training.options import TrainInputs, TrainOptions, TrainRequest
 if TYPE_CHECKING:
     from vse.training.experiment import ExperimentConfig
 
-_VALIDATION_SHARE = 0.1  # of the images, if the user gives no data for validation
+_VALIDATION_SHARE = 0.1  # share of the images for validation, if the user gives no validation data
 
 
 class Model(EncodingModel):
@@ -112,7 +112,7 @@ class Model(EncodingModel):
             other = self._read_validation_data(data, *read_validation(validation))
             validation_rows = len(data.images) + np.arange(len(other.images))
             data = data.append(other)
-        with TemporaryDirectory(prefix="vse-") as name, self.permit_own_code(), _explain_errors_of_files(Path(name)):
+        with TemporaryDirectory(prefix="vse-") as name, self.permit_own_code(), _replace_paths_in_errors(Path(name)):
             folder = Path(name, "model")
             self._train(experiment, data, validation_rows, folder)
             device = self.options.with_environment().device
@@ -121,14 +121,15 @@ class Model(EncodingModel):
 
     @public_api
     def search(self, query: VectorsOrTexts, k: PositiveInteger = 10, *, by: str = "caption") -> SearchResults:
-        """Return the best ``k`` images for a caption, or the best captions for an image, among those of ``fit``.
+        """Return the best ``k`` images for a caption, or the best ``k`` captions for an image.
 
-        The images and captions of ``validation`` are searched, too. The ids of results are rows of the arrays.
+        The images and captions of ``fit`` are searched, also those of ``validation``. Ids of results are rows of the arrays;
+        rows of ``validation`` follow those of the training arrays.
 
         Args:
             query: a text, the path of a photo, or a vector (dim,)
             k: the number of results
-            by: ``caption`` or ``image``: what a vector represents
+            by: ``caption`` or ``image``: the kind of input whose vector ``query`` is; texts and paths ignore it
 
         Raises:
             vse.UserError: if the model is not fitted, or does not read such a query
@@ -201,7 +202,7 @@ class Model(EncodingModel):
         return other
 
     def _load_experiment(self) -> ExperimentConfig:
-        """Load the experiment. Raises UserError if it needs more than arrays."""
+        """Load the experiment. Raises UserError if it needs other inputs than arrays."""
         from vse.training.experiment import load_experiment
 
         with self.permit_own_code():
@@ -316,8 +317,8 @@ def fit(
 
 
 @contextmanager
-def _explain_errors_of_files(folder: Path) -> Iterator[None]:
-    """Replace the paths of temporary files in errors by the names of arguments."""
+def _replace_paths_in_errors(folder: Path) -> Iterator[None]:
+    """Replace the paths of temporary files in error messages by the names of the arguments that they hold."""
     data = folder / "model" / DATA_FOLDER
     names = {
         data / f"{ARRAYS_NAME}_images.h5": "images",

@@ -1,4 +1,4 @@
-"""The command ``vse quickstart``: from photographs with captions, or from nothing, to a report and a search page."""
+"""The command ``vse quickstart``: from photographs with captions, or from the demo, to a report and a search page."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ IMAGE_FEATURES = ("effnet2", "effnet", "mobilenet")
 # With this correction of hubs, CCA has the highest rsum of the heads on Flickr8k (docs/hubness.md).
 CORRECTION = "inverted-softmax"
 REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)  # with few pairs, larger values than the preset's are better (docs/quickstart.md)
-FEW_PAIRS_MIN_COUNT = 1  # occurrences that a word needs, for TF-IDF
+FEW_PAIRS_MIN_COUNT = 1  # with few pairs, TF-IDF reads words that occur at least this often
 _ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
-_MIN_ENGLISH_SHARE = 0.1  # share of these words among all words of English captions
+_MIN_ENGLISH_SHARE = 0.1  # captions with a larger share of these words count as English
 _N_CAPTIONS_FOR_LANGUAGE = 1000
 _COMMANDS: dict[str, click.Command] = {
     "vse-data": data_group,
@@ -75,7 +75,7 @@ def quickstart_command(request: QuickstartRequest) -> None:
 
 
 def run_quickstart(request: QuickstartRequest) -> str:
-    """Run all steps, and return a text: the report, the command of the search page, and the commands of all steps."""
+    """Run all steps, and return a text with the path of the report, the command of the search page, and all commands."""
     from vse.pipeline.dataset.dataset import load_dataset_file
 
     steps, name = _Steps(request.threads), _choose_name(request)
@@ -109,26 +109,31 @@ def run_quickstart(request: QuickstartRequest) -> str:
     report = result.with_suffix(".html")
     steps.run("vse-eval", *embeddings, "--correct", CORRECTION, "--out", result)
     steps.run("vse-report", result, "--out", report)
-    taken_over = [f"  {line}" for line in steps.lines if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))]
+    listed_commands = [
+        f"  {line}" for line in steps.lines if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))
+    ]
     return "\n".join(
         [
             *_describe_result(result),
             f"report: {report}",
             f"search page: vse-serve {run} --split all",
             f"These commands were run{'; vse-train and vse-embed also for each fold' if is_small else ''}:",
-            *taken_over,
+            *listed_commands,
         ]
     )
 
 
 def _describe_result(file: Path) -> Iterator[str]:
-    """Yield a sentence for each direction: how often the first ten answers have a right one, and among how many."""
+    """Yield a sentence for each direction with R@10, its 95% interval and the number of candidates."""
     from vse.eval.files.results import mean_and_std, read_result
 
     result = read_result(file)
     metrics = next(iter(result.protocols.values()))
-    sought = {"t2i": ("captions", "their image", result.n_images), "i2t": ("images", "a caption of theirs", result.n_captions)}
-    for direction, (queries, answer, n_items) in sought.items():
+    targets = {
+        "t2i": ("captions", "their image", result.n_images),
+        "i2t": ("images", "a caption of theirs", result.n_captions),
+    }
+    for direction, (queries, answer, n_items) in targets.items():
         r10, _ = mean_and_std(metrics.metric(f"{direction}_r10"))
         low, high = metrics.interval(f"{direction}_r10") or (math.nan, math.nan)
         among = n_items // metrics.folds
@@ -186,10 +191,10 @@ def _choose_name(request: QuickstartRequest) -> str:
 
 
 def choose_image_feature(dataset: str) -> str:
-    """Return the best feature in :data:`IMAGE_FEATURES` whose weights are on this machine.
+    """Return the first of :data:`IMAGE_FEATURES`, or else ``fc7``, whose weights are on this machine.
 
-    Without any, return the last one, whose weights are downloaded. The preset of the demo gives some networks random weights,
-    such as that of ``fc7``, and these need no file.
+    Random weights need no file; the preset of the demo has features with random weights. If there are no weights, return the
+    last of :data:`IMAGE_FEATURES`. Its weights are then downloaded.
     """
     for name in (*IMAGE_FEATURES, "fc7"):
         settings = load_feature(name, dataset)

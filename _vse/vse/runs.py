@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class SearchIndex(Options):
-    """The file of a FAISS index for [`vse.TrainedModel`][]'s method ``search``. The first search builds a missing file."""
+    """The file of a FAISS index for the method ``search`` of [`vse.TrainedModel`][]. A missing file is built by a search."""
 
     path: FileOrFolderPath
     """The file."""
@@ -66,7 +66,7 @@ IndexOrPath = Annotated[
 
 
 class TrainedModel(EncodingModel, PathWrapper):
-    """A trained model, which lies in the folder of a run, or a packed model.
+    """A trained model in the folder of a run, or in the folder of a packed model.
 
     The first method that needs the weights loads them. They stay in memory for further calls.
 

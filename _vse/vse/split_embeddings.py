@@ -209,7 +209,7 @@ def pair_scores(
     name: str = "arrays",
     split: SplitName = SplitName(),
 ) -> SplitEmbeddings:
-    """Open scores of all pairs of images and captions, for a model that does not compare two vectors.
+    """Open the scores of all pairs of images and captions, for a model that does not score a pair by two vectors.
 
     Args:
         scores: the score of each image with each caption, (n_images, n_captions)
@@ -220,7 +220,7 @@ def pair_scores(
         split: the names of the data set and the split in results
 
     Raises:
-        vse.UserError: as [`vse.embeddings`][]
+        vse.UserError: if an array is missing, has another length, is not finite, or has duplicate ids
 
     Examples:
         ```python
