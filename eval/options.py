@@ -90,8 +90,7 @@ class EvaluateOptions(Options):
     """File with people's judgements of pairs of an image and a caption. Its kind is expert or crowd (files of Flickr8k), or
     qrels. Each file adds a protocol, e.g. judged-expert. May be repeated."""
     dataset: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
-    """With --judgements: the dataset.json by which names of image files are found.  [default: the one that the embeddings
-    name]"""
+    """With --judgements: the dataset.json with the names of image files.  [default: the one that the embeddings name]"""
     cross_check: Flag = True
     """Compare the exact ranks with a FAISS search. A difference that is not a tie is an error."""
     cross_checked: Annotated[NonNegativeInteger, CliOption(metavar="N")] = N_CROSS_CHECK_QUERIES
@@ -143,8 +142,8 @@ class AllEvaluateOptions(EvaluateOptions):
     lowers their scores; csls:k=10 sets a parameter. Parameters that are not given are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
     """With --correct: the queries that show which candidates are hubs. They come from a file of embeddings, or from a split
-    whose embeddings, such as train.h5, are in the folder of FILES. For a model that scores pairs, such as SCAN, the bank is
-    train, and needs vse-embed --bank-images, or the evaluated split itself.  [default: train]"""
+    whose embeddings, such as train.h5, are in the folder of FILES. For a model that scores pairs, such as SCAN, the bank must
+    be the evaluated split itself, or train if vse-embed --bank-images wrote FILES.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
     quantiser of 32 bytes). May be repeated."""
@@ -255,7 +254,7 @@ class TableRequest(Options):
     family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
     """Correction of p-values for the number of comparisons. With this option, the tables summary and ladder and the published
     tables compare all pairs of results, and print letters: results that share a letter do not differ significantly in rsum.
-    The table compare always compares all pairs.  [default: none; for the table compare, holm]"""
+    The table compare always compares all pairs, by default with holm."""
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
     transductive: Flag = False

@@ -308,7 +308,6 @@ class FittedRun:
             for old in out.output_files:
                 old.unlink(missing_ok=True)
             record = out.record_file.relative_to(folder)
-            for name in sorted(
-                self.files, key=lambda name: name == record
-            ):  # the record is written last, because a folder without it does not count as a run
+            # The record is written last, because a folder without it does not count as a run.
+            for name in sorted(self.files, key=lambda name: name == record):
                 write_bytes(folder / name, self.files[name])

@@ -129,7 +129,7 @@ class Model(EncodingModel):
         Args:
             query: a text, the path of a photo, or a vector (dim,)
             k: the number of results
-            by: ``caption`` or ``image``: the kind of input whose vector ``query`` is; texts and paths ignore it
+            by: ``caption`` or ``image``: the kind of input that a vector stands for; it is ignored for texts and paths
 
         Raises:
             vse.UserError: if the model is not fitted, or does not read such a query

@@ -40,7 +40,7 @@ CORRECTION = "inverted-softmax"
 REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)  # with few pairs, larger values than the preset's are better (docs/quickstart.md)
 FEW_PAIRS_MIN_COUNT = 1  # with few pairs, TF-IDF reads words that occur at least this often
 _ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
-_MIN_ENGLISH_SHARE = 0.1  # captions with a larger share of these words count as English
+_MIN_ENGLISH_SHARE = 0.1  # captions with at least this share of these words count as English
 _N_CAPTIONS_FOR_LANGUAGE = 1000
 _COMMANDS: dict[str, click.Command] = {
     "vse-data": data_group,
@@ -109,16 +109,14 @@ def run_quickstart(request: QuickstartRequest) -> str:
     report = result.with_suffix(".html")
     steps.run("vse-eval", *embeddings, "--correct", CORRECTION, "--out", result)
     steps.run("vse-report", result, "--out", report)
-    listed_commands = [
-        f"  {line}" for line in steps.lines if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))
-    ]
+    commands = [f"  {line}" for line in steps.lines if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))]
     return "\n".join(
         [
             *_describe_result(result),
             f"report: {report}",
             f"search page: vse-serve {run} --split all",
             f"These commands were run{'; vse-train and vse-embed also for each fold' if is_small else ''}:",
-            *listed_commands,
+            *commands,
         ]
     )
 
