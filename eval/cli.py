@@ -41,19 +41,19 @@ def _evaluate(request: EvaluationRequest) -> list[str]:
     """Evaluate a model and return the lines to print. The last line is the path of the result file, if one was written."""
     from vse.eval.files.results import Result
     from vse.eval.protocols.evaluate import evaluate_files
-    from vse.eval.protocols.result_content import result_lines
+    from vse.eval.protocols.result_content import format_result_lines
 
     result = Result.model_validate(evaluate_files(request.files, request.out, request.protocol, request.options))
-    return [*result_lines(result), *([str(request.out)] if request.out else [])]
+    return [*format_result_lines(result), *([str(request.out)] if request.out else [])]
 
 
 def _compare(request: EvaluationRequest) -> list[str]:
     """Compare two models and return the lines to print. The last line is the path of the comparison file."""
     from vse.eval.files.results import read_comparison
-    from vse.eval.tables.significance import compare_files, difference_lines
+    from vse.eval.tables.significance import compare_files, format_difference_lines
 
     written = compare_files(request.files, request.out, request.protocol, request.options)
-    return [*difference_lines(read_comparison(written)), str(written)]
+    return [*format_difference_lines(read_comparison(written)), str(written)]
 
 
 class TableCommand(Options):

@@ -19,8 +19,8 @@ from vse.encoding import EncodingModel, build_cosine_embeddings
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import COMPARISON_KIND, RESULT_KIND, UNSAVED_RESULT_PATH, Result, read_comparison
 from vse.eval.options import AllEvaluateOptions, EvaluateOptions
-from vse.eval.protocols.result_content import result_lines
-from vse.eval.tables.significance import build_printed_significance, build_significance, difference_lines
+from vse.eval.protocols.result_content import format_result_lines
+from vse.eval.tables.significance import build_printed_significance, build_significance, format_difference_lines
 from vse.eval.tables.summary import build_printed_summary, summarise_results
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
@@ -228,7 +228,7 @@ class Evaluation(SavableResult):
         return Evaluation(self._job.with_options(**changes))
 
     def __repr__(self) -> str:
-        return "\n".join(result_lines(self._result))
+        return "\n".join(format_result_lines(self._result))
 
     def _repr_html_(self) -> str:
         return table_html(build_printed_summary(self.frame))
@@ -254,7 +254,7 @@ class ModelComparison(SavableResult):
         out = compare_files(files, folder / "comparison.json", job.protocol, job.options)
         super().__init__(rebase_file_references(read_json(out), folder, Path.cwd(), excluded=folder), files)
         self.frame = build_significance([out])
-        self._difference_lines = difference_lines(read_comparison(out))
+        self._difference_lines = format_difference_lines(read_comparison(out))
 
     def __repr__(self) -> str:
         return "\n".join(self._difference_lines)

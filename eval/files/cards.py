@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vse.eval.files.results import DifferingFact, changed_settings
+from vse.eval.files.results import DifferingFact, list_changed_settings
 
 # Settings that name or list experiments, and settings that affect only speed or memory.
 _IGNORED_SETTINGS = {
@@ -34,7 +34,7 @@ def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
         "training_s": _format_fact(_get_mapping(provenance, "cost").get("train_s")),
         "processor": _format_fact(training.get("processor")),
         "precision": _format_fact(training.get("precision", train.get("precision"))),
-        "changes": "; ".join(changed_settings(provenance)),
+        "changes": "; ".join(list_changed_settings(provenance)),
     }
 
 

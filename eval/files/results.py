@@ -274,14 +274,14 @@ def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
 
 def changes_suffix(provenance: Mapping[str, Any]) -> str:
     """Return e.g. ``[margin=0.1]`` for the settings that differ from the preset, or an empty text."""
-    changes = [match.groups() for text in changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
+    changes = [match.groups() for text in list_changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
     named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
     last = [key.rpartition(".")[2] for key in named]
     names = [name if last.count(name) == 1 else key for key, name in zip(named, last, strict=True)]
     return f"[{', '.join(f'{name}={value}' for name, value in zip(names, named.values(), strict=True))}]" if names else ""
 
 
-def changed_settings(provenance: Mapping[str, Any]) -> list[str]:
+def list_changed_settings(provenance: Mapping[str, Any]) -> list[str]:
     """Return the recorded changes of a run's settings from its preset, such as ``loss.margin: 0.2 -> 0.1``."""
     recorded = provenance.get("changed_settings")
     return [text for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []

@@ -30,7 +30,7 @@ from vse.eval.files.embeddings import (
     write_embeddings,
     write_scores,
 )
-from vse.eval.files.results import changed_settings, display_name
+from vse.eval.files.results import display_name, list_changed_settings
 from vse.eval.files.split import MATRIX_NAMES, MeanScores
 from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
@@ -182,7 +182,7 @@ def _build_provenance(members: list[MemberFile], outline: ExperimentOutline | No
         names[display_name(experiment_name(path, member), provenance)] = None
         of_member = provenance.get("features")
         features |= of_member if isinstance(of_member, Mapping) else {}
-        changed |= dict.fromkeys(f"{experiment_name(path, member)}.{change}" for change in changed_settings(provenance))
+        changed |= dict.fromkeys(f"{experiment_name(path, member)}.{change}" for change in list_changed_settings(provenance))
     experiments = {experiment_name(*member) for member in members}
     label = {"label": " + ".join(names)} if len(names) > 1 and experiments != set(names) else {}
     config = {name: getattr(outline, name) for name in ENSEMBLE_KEYS} if outline else label

@@ -66,7 +66,7 @@ from vse.eval.protocols.protocols import (
     select_protocols,
     unify_embeddings,
 )
-from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
+from vse.eval.protocols.result_content import build_result, list_unfinished_runs, mean_and_std_over_seeds
 from vse.eval.ranking.hubness import diagnose_hubs, mean_cosine, measure_hubs
 from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, chance_recall, fold_metrics
 from vse.eval.ranking.statistics import compute_intervals
@@ -193,7 +193,7 @@ def _evaluate_model(
         seeds, correction = correct_seeds(model.seed_files, model.seed_embeddings, options.correct, bank, out)
         model = model._replace(seed_embeddings=seeds)
     whole = describe_test_set(join_folds(model.seed_embeddings)[0])
-    unfinished = unfinished_runs(inputs, out, options.allow_unfinished)
+    unfinished = list_unfinished_runs(inputs, out, options.allow_unfinished)
     if correction is None:
         for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
             _warn_unless_unit_length(path, run)

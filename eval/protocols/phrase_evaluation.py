@@ -14,8 +14,8 @@ from vse.eval.files.results import Metric
 from vse.eval.files.split_identity import split_identity_from_ids
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.protocols.protocols import unify_seeds
-from vse.eval.protocols.result_content import build_result, mean_and_std_over_seeds, unfinished_runs
-from vse.eval.ranking.localisation import phrase_ranks
+from vse.eval.protocols.result_content import build_result, list_unfinished_runs, mean_and_std_over_seeds
+from vse.eval.ranking.localisation import rank_phrases
 from vse.eval.ranking.metrics import QueriesByDirection, fold_metrics
 from vse.eval.ranking.statistics import compute_differences, compute_intervals
 from vse.pipeline.errors import UserError
@@ -60,8 +60,8 @@ def evaluate_phrases(
     finish. Raises UserError if ``iou`` is not above 0 and at most 1.
     """
     runs = read_seed_phrase_scores(files)
-    not_finished = unfinished_runs(runs, out, allow_unfinished)
-    first, folds = runs[0], phrase_folds(files, runs, iou)
+    not_finished = list_unfinished_runs(runs, out, allow_unfinished)
+    first, folds = runs[0], build_phrase_folds(files, runs, iou)
     protocol = _combine_seed_metrics([fold_metrics(fold) for fold in folds], folds[0])
     protocol |= {"iou": iou, **count_phrases(runs)}
     if bootstrap:
@@ -78,7 +78,7 @@ def evaluate_phrases(
     return build_result(first, runs, out, not_finished, measured)
 
 
-def phrase_differences(
+def compute_phrase_differences(
     files: Sequence[Sequence[Path]], runs: Sequence[Sequence[PhraseScores]], samples: int, iou: float
 ) -> dict[str, Any]:
     """Return the differences of two models on the same phrases (see :func:`vse.eval.ranking.statistics.compute_differences`).
@@ -86,7 +86,7 @@ def phrase_differences(
     ``files`` and ``runs`` have the seeds of each model. The result has all metrics under ``phrase``, and R@1 of each type of
     phrases under ``per_type``.
     """
-    a, b = ([[fold] for fold in phrase_folds(paths, seeds, iou)] for paths, seeds in zip(files, runs, strict=True))
+    a, b = ([[fold] for fold in build_phrase_folds(paths, seeds, iou)] for paths, seeds in zip(files, runs, strict=True))
     compared = _nest_types(compute_differences(a, b, samples))
     per_type = {name: metrics["r1"] for name, metrics in compared.get("per_type", {}).items()}
     return compared | ({"per_type": per_type} if per_type else {})
@@ -97,7 +97,7 @@ def read_seed_phrase_scores(files: Sequence[Path]) -> list[PhraseScores]:
     return unify_seeds(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
 
 
-def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[QueriesByDirection]:
+def build_phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[QueriesByDirection]:
     """Return for each seed the phrases with a true box, as ranked queries.
 
     Each item has all phrases under the key ``phrase``, and the phrases of a type under ``type <name>``. Raises UserError if no
@@ -109,14 +109,14 @@ def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float
     for path, run in zip(files, runs, strict=True):
         if not run.has_box_mask.any():
             raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")
-        ranks = phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou)
+        ranks = rank_phrases(run.scores, run.boxes, run.offsets, run.truth, iou)
         queries, has_box = ranks.build_queries(np.unique(run.image_ids, return_inverse=True)[1]), run.has_box_mask
-        masks = {"phrase": has_box} | {f"{_TYPE_PREFIX}{name}": mask & has_box for name, mask in type_masks(run).items()}
+        masks = {"phrase": has_box} | {f"{_TYPE_PREFIX}{name}": mask & has_box for name, mask in build_type_masks(run).items()}
         folds.append({name: queries.select(mask) for name, mask in masks.items() if mask.any()})
     return folds
 
 
-def type_masks(run: PhraseScores) -> dict[str, NDArray[np.bool_]]:
+def build_type_masks(run: PhraseScores) -> dict[str, NDArray[np.bool_]]:
     """Return a mask (n_phrases,) of the phrases of each type, the most frequent first; a phrase may have several types."""
     texts, which = np.unique(run.types, return_inverse=True)
     names = sorted({name for text in texts.tolist() for name in text.split("/") if name})

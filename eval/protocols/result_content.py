@@ -42,7 +42,7 @@ def mean_and_std_over_seeds(results: Sequence[Any]) -> Any:
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
 
 
-def unfinished_runs(runs: Sequence[FileMetadata], out: Path, allow_unfinished: bool) -> list[dict[str, str]]:
+def list_unfinished_runs(runs: Sequence[FileMetadata], out: Path, allow_unfinished: bool) -> list[dict[str, str]]:
     """Return the embeddings file and the training state, e.g. ``diverged``, of each run whose training did not finish.
 
     Paths are relative to the folder of ``out``. Raises UserError if there is such a run, unless ``allow_unfinished``.
@@ -76,7 +76,7 @@ def build_result(
     first : the first seed, which names the data set, the experiment and the split
     inputs : all embeddings files that were read, whose paths and training costs become part of the result
     out : the result file, to whose folder paths are relative
-    unfinished : the result of :func:`unfinished_runs`
+    unfinished : the result of :func:`list_unfinished_runs`
     measured : the metrics and counts
     seconds : the duration of the evaluation; None if it is not known
     """
@@ -107,7 +107,7 @@ def build_result(
     return {**result, "sha256": hash_file_content(result)}
 
 
-def result_lines(result: Result) -> list[str]:
+def format_result_lines(result: Result) -> list[str]:
     """Return a printable line for each protocol, index and re-ranking of a result, and for the phrase model of an ensemble."""
     if PHRASE_PROTOCOL in result.protocols:
         return [phrase_line(result)]

@@ -45,7 +45,7 @@ class PhraseRanks(NamedTuple):
         )
 
 
-def phrase_ranks(
+def rank_phrases(
     scores: Float[np.ndarray, " n"],
     boxes: Float[np.ndarray, "n 4"],
     offsets: Int[np.ndarray, " n_phrases_and_one"],

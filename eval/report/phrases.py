@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.results import ProtocolMetrics, mean_and_std
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
-from vse.eval.protocols.phrase_evaluation import phrase_folds
-from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, phrase_ranks, rowwise_iou
+from vse.eval.protocols.phrase_evaluation import build_phrase_folds
+from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, rank_phrases, rowwise_iou
 from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.ranking.statistics import compute_differences
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
@@ -133,7 +133,7 @@ def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: fl
     For one model, a third of the captions is sampled with ``seed``. For two models, no caption is sampled.
     """
     mentions_by_id = match_mentions(runs[0], dataset)
-    ranks_by_model = [phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
+    ranks_by_model = [rank_phrases(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
     captions = _compute_caption_stats(runs[0], ranks_by_model)
     selected = _select_contrasting_captions(captions, n) if len(runs) == 2 else _select_captions(captions, n, seed)
     groups, unreadable = [], set()
@@ -331,12 +331,12 @@ def build_phrase_section(
     return PhraseSection(f"{iou:g}", _build_type_rows([one.result.protocols[PHRASE_PROTOCOL] for one in inputs]), gallery)
 
 
-def phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[ReportDifference]:
+def compute_phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[ReportDifference]:
     """Return the differences, first minus second, in each phrase metric; empty unless both results have phrase scores."""
     runs = [one.phrase_scores for one in inputs if one.phrase_scores]
     if len(runs) < 2:
         return []
-    folds = phrase_folds([one.path for one in inputs], runs, _get_iou_threshold(inputs[0]))
+    folds = build_phrase_folds([one.path for one in inputs], runs, _get_iou_threshold(inputs[0]))
     first, second = ([[{PHRASE_PROTOCOL: fold[PHRASE_PROTOCOL]}]] for fold in folds)
     return [
         format_difference(METRIC_TITLES[key], metric)

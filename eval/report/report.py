@@ -29,7 +29,7 @@ from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, Atten
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, compute_retrieval_differences, headline_metrics
 from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
-from vse.eval.report.phrases import are_phrase_results, build_phrase_section, phrase_metric_differences
+from vse.eval.report.phrases import are_phrase_results, build_phrase_section, compute_phrase_metric_differences
 from vse.eval.report.report_inputs import ReportInput, align_queries, read_report_input
 from vse.pipeline.command import format_code_version
 from vse.pipeline.dataset.columns import caption_counts
@@ -99,9 +99,8 @@ def write_report(
         queries = N_GALLERY_QUERIES if gallery else N_REPORT_QUERIES
     kind = page_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
-    has_choices = any(
-        one.result.choices for one in inputs
-    )  # the wrong captions of choices are not there to be retrieved, so there are no ranks and galleries
+    # Choices have wrong captions that are not to be retrieved, so that their results have no ranks and no galleries.
+    has_choices = any(one.result.choices for one in inputs)
     ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings and not has_choices]
     letters = ["A", "B"] if len(inputs) == 2 else [""]
     labels = [f"{letter}: " if letter else "" for letter in letters]
@@ -135,7 +134,7 @@ def write_report(
     if len(ranks) == 2 and inputs[0].embeddings:
         differences = compute_retrieval_differences(inputs[0].embeddings.image_of_caption(), *ranks)
     elif phrases is not None and len(inputs) == 2:
-        differences = phrase_metric_differences(inputs)
+        differences = compute_phrase_metric_differences(inputs)
     return write_page(
         out,
         "report.html",

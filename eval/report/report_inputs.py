@@ -34,8 +34,8 @@ class ReportInput:
 
     ``embeddings``, ``phrase_scores``, ``run_folder``, ``run_record`` (``run.json``) and ``negative_table`` (``negatives.csv``)
     belong to the first seed. ``curve_tables`` has the ``metrics.csv`` of all seeds. ``dataset_file`` is the path of
-    ``dataset.json`` according to the embeddings. ``missing_sentences`` has a sentence for each missing input. It names no
-    folders, because other people read the report. ``readable_files`` are all files that a report may read.
+    ``dataset.json`` according to the embeddings. ``missing_sentences`` has a sentence for each missing input. The
+    sentences name no folders, because other people read the report. ``readable_files`` are all files that a report may read.
     """
 
     path: Path

@@ -121,7 +121,7 @@ def build_printed_ladder(table: pd.DataFrame, cost: str = "total_s") -> PrintedT
 
 
 def cost_cell(value: float) -> str:
-    """Return a number of seconds or MB as a text with three significant digits; blank for NaN."""
+    """Return a number of seconds or MB as a text with at least three significant digits; blank for NaN."""
     if math.isnan(value):
         return ""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -57,7 +57,7 @@ class MeasuredRow:
 
     @property
     def leaking_feature(self) -> str | None:
-        """Name of a feature of our result whose weights were trained on test images of the row; None without such a feature."""
+        """Name of a feature of our result whose weights were trained on test images of the row; else None."""
         members = [member.experiment for member in self.result.ensemble if is_experiment(member.experiment)]
         features = [load_experiment_outline(name, self.result.dataset).feature for name in members]
         for name in (self.result.config.get("feature"), self.result.config.get("eval_feature"), *features):

@@ -30,7 +30,7 @@ from vse.eval.files.results import (
 )
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL, AllEvaluateOptions, TableRequest
 from vse.eval.protocols.choices import read_choice_sets
-from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, phrase_differences, read_seed_phrase_scores
+from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, compute_phrase_differences, read_seed_phrase_scores
 from vse.eval.protocols.protocols import (
     RankingOptions,
     describe_test_set,
@@ -40,7 +40,7 @@ from vse.eval.protocols.protocols import (
     select_languages_of_seeds,
     select_protocols,
 )
-from vse.eval.protocols.result_content import unfinished_runs
+from vse.eval.protocols.result_content import list_unfinished_runs
 from vse.eval.ranking.metrics import metric_title
 from vse.eval.ranking.statistics import SIGNIFICANCE_LEVEL, compute_differences
 from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, metric_cell
@@ -75,8 +75,8 @@ def compare_files(
         scores = [read_seed_phrase_scores(paths) for paths in models]
         check_same_phrases(models[0][0], scores[0][0], models[1][0], scores[1][0])
         out = _prepare_output(files, scores, out)
-        not_finished = unfinished_runs([run for seeds in scores for run in seeds], out, options.allow_unfinished)
-        compared = {PHRASE_PROTOCOL: phrase_differences(models, scores, samples, threshold)}
+        not_finished = list_unfinished_runs([run for seeds in scores for run in seeds], out, options.allow_unfinished)
+        compared = {PHRASE_PROTOCOL: compute_phrase_differences(models, scores, samples, threshold)}
         return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
     runs = [select_languages_of_seeds(paths, read_seed_embeddings(paths), options.language) for paths in models]
     (a_parts, *_), (b_parts, *_) = map(join_folds, runs)
@@ -85,7 +85,7 @@ def compare_files(
         select_protocols(paths, seeds, protocol, options.pairs) for paths, seeds in zip(models, runs, strict=True)
     )
     out = _prepare_output(files, runs, out)
-    not_finished = unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
+    not_finished = list_unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
     judgements = read_judgement_files(options, models[0][0], describe_test_set(a_parts))
     choices = read_choice_sets(options.choices, describe_test_set(a_parts), out)
     ranking = RankingOptions(options.cross_check, options.cross_checked, judgements=judgements, choices=choices)
@@ -231,7 +231,7 @@ def build_printed_significance(table: pd.DataFrame) -> PrintedTable:
     return PrintedTable(printed.to_numpy().tolist(), [("", str(name)) for name in printed], 4 if several else 3, notes)
 
 
-def difference_lines(comparison: Comparison) -> list[str]:
+def format_difference_lines(comparison: Comparison) -> list[str]:
     """Return printable lines: the differences of R@1 and rsum for each protocol, and the facts in which the models differ.
 
     Each difference has its interval and p-value.

@@ -18,11 +18,11 @@ from vse.eval.files.results import (
     ProtocolMetrics,
     Result,
     SeedStatistics,
-    changed_settings,
     changes_suffix,
     check_consistent_data,
     drop_comparisons,
     drop_repeated_protocols,
+    list_changed_settings,
     mean_and_std,
     read_result,
 )
@@ -42,7 +42,7 @@ def describe_result(path: Path, result: Result) -> dict[str, str]:
         "method": method_name(result),
         "feature": _describe_features(result),
         "run": _list_run_folders(path, result),
-        "settings": "; ".join(changed_settings(result.provenance)),
+        "settings": "; ".join(list_changed_settings(result.provenance)),
     }
 
 

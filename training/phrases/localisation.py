@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, DEFAULT_KS
-from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, phrase_ranks
+from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, rank_phrases
 from vse.pipeline.progress import progress_bar
 from vse.training.data.images import Indices
 from vse.training.models.build import Model
@@ -62,7 +62,7 @@ class PhraseSplit:
         counts = np.diff(self.score_offsets)[located]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         boxes = self.region_inputs.candidates.boxes[self.candidate_indices[rows]]
-        return phrase_ranks(scores[rows], boxes, offsets, self.phrases.truth_boxes[located], iou)
+        return rank_phrases(scores[rows], boxes, offsets, self.phrases.truth_boxes[located], iou)
 
     def recall_bound(self) -> float:
         """Return the upper bound of R@K: the percentage of phrases with a box that have a right candidate."""

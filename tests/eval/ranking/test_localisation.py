@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from vse.eval.ranking import localisation
-from vse.eval.ranking.localisation import MISSED_RANK, phrase_ranks
+from vse.eval.ranking.localisation import MISSED_RANK, rank_phrases
 
 
 def inclusive_iou(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
@@ -49,8 +49,8 @@ def test_ranks_and_overlaps_are_those_of_slow_loops(
     offsets = np.concatenate([[0], np.cumsum([len(candidates) for candidates in phrases])]).astype(np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(localisation, "_MAX_CANDIDATES", at_once)
-        outcome = phrase_ranks(scores, boxes.astype(np.float32), offsets, truth.astype(np.float32), threshold)
-        boxless = phrase_ranks(scores, boxes.astype(np.float32), offsets, np.full(truth.shape, np.nan, np.float32), threshold)
+        outcome = rank_phrases(scores, boxes.astype(np.float32), offsets, truth.astype(np.float32), threshold)
+        boxless = rank_phrases(scores, boxes.astype(np.float32), offsets, np.full(truth.shape, np.nan, np.float32), threshold)
     assert set(boxless.ranks) == {MISSED_RANK}
     for k, (start, stop) in enumerate(itertools.pairwise(offsets)):
         overlaps = [inclusive_iou(box, truth[k]) for box in boxes[start:stop]]
