@@ -243,8 +243,8 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
     for unknown in [argument for argument in named if argument not in expected]:
         if new_call := find_new_call(name, unknown):
             raise UserError(f"vse.{name}(..., {unknown}=...) is now {new_call}")
-        known = did_you_mean(unknown, expected)
-        raise UserError(f"{unknown}={format_value(named[unknown])}: {name} has no such argument{known}")
+        hint = did_you_mean(unknown, expected)
+        raise UserError(f"{unknown}={format_value(named[unknown])}: {name} has no such argument{hint}")
     try:
         bound = signature.bind(*arguments, **named)
     except TypeError as error:

@@ -165,7 +165,7 @@ def join_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
 
 
 def describe_test_set(parts: Sequence[Embeddings]) -> Embeddings:
-    """Return embeddings with the ids and hashes of a complete test set, an item of :func:`join_folds`.
+    """Return embeddings with the ids and hashes of a complete test set; ``parts`` is an item of :func:`join_folds`.
 
     A single part is returned unchanged. Several folds are joined without their vectors and scores, and the split is called
     ``test of 5 folds``, so that its metrics are not mistaken for those of a split.

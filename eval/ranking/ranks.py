@@ -30,7 +30,7 @@ _N_ROWS_PER_CHECK = 4096  # rows whose values are checked at once
 # take 1.5 times as long; fewer are not enough work for n_rows cores.
 _MAX_ORDER_DIFFERENCES = 2**18
 
-# score(rows, columns): the scores of the images in a slice with captions: a slice, row indices, or None for all captions.
+# score(rows, columns) returns the scores of the images ``rows`` with the captions ``columns``: a slice, indices or None (all).
 ScoreFunction = Callable[[slice, slice | Tensor | None], Tensor]
 
 

@@ -181,7 +181,7 @@ def _merge_folds(first: QueriesByDirection, second: QueriesByDirection, n_images
 
 
 def compute_interval(values: Floats) -> list[float]:
-    """Return the 95% percentile interval of a metric over samples. NaN, from samples without queries, is ignored."""
+    """Return the 95% percentile interval of a metric over samples. Samples without queries have NaN, and are ignored."""
     outside = 100 * (1 - CONFIDENCE_LEVEL) / 2
     low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])
     return [float(low), float(high)]

@@ -76,7 +76,7 @@ def test_int8_is_a_quantiser_with_255_steps_between_the_ends_of_each_dimension(s
     low, step = bank.min(0), (bank.max(0) - bank.min(0)) / 255
     codes = np.floor((vectors - low) / step).clip(0, 255)
     assert (np.abs(fitted.encode(vectors) - codes) <= 1).all()  # rounding at the edge of a step
-    np.testing.assert_allclose(fitted.store(vectors), low + step * (fitted.encode(vectors) + 0.5), atol=1e-5)
+    np.testing.assert_allclose(fitted.encode_and_decode(vectors), low + step * (fitted.encode(vectors) + 0.5), atol=1e-5)
     assert fitted.encode(vectors).nbytes == 20 * fitted.codec.bytes_per_vector
 
 
@@ -85,7 +85,7 @@ def test_binary_scores_order_candidates_as_the_hamming_distance_of_faiss(seed: i
     run = made(seed)
     assert run.vectors is not None
     fitted = Codec("binary", DIM).fit(run.vectors[0])
-    images, captions = (fitted.store(side) for side in run.vectors)
+    images, captions = (fitted.encode_and_decode(side) for side in run.vectors)
     index = fitted.build_index(run.vectors[0])
     assert isinstance(index, faiss.IndexBinaryFlat)
     distances, _ = index.search(fitted.encode(run.vectors[1]), len(images))
@@ -100,7 +100,7 @@ def test_product_quantisers_score_as_the_index_of_faiss() -> None:
     index = fitted.build_index(bank[:100])
     assert isinstance(index, faiss.IndexPQ)
     scores, rows = index.search(bank[200:210], 100)
-    ours = bank[200:210] @ fitted.store(bank[:100]).T
+    ours = bank[200:210] @ fitted.encode_and_decode(bank[:100]).T
     np.testing.assert_allclose(np.take_along_axis(ours, rows, 1), scores, atol=1e-4)
     assert fitted.encode(bank[:7]).shape == (7, 4)
 
@@ -124,7 +124,7 @@ def test_metrics_are_those_of_the_stored_vectors(tmp_path: Path) -> None:
     signs = np.sign(images) @ np.sign(captions).T
     assert entry_of(result, "binary")["rsum"] == pytest.approx(rsum_by_hand(signs, signs, image_of))
     fitted = Codec("int8", DIM).fit(np.concatenate([images, captions]))
-    i2t, t2i = images @ fitted.store(captions).T, fitted.store(images) @ captions.T
+    i2t, t2i = images @ fitted.encode_and_decode(captions).T, fitted.encode_and_decode(images) @ captions.T
     assert entry_of(result, "int8")["rsum"] == pytest.approx(rsum_by_hand(i2t, t2i, image_of))
 
 
