@@ -28,16 +28,16 @@ from vse.pipeline.option_types import (
 from vse.pipeline.options import Options
 
 COCO_PROTOCOLS = ("cxc", "eccv")
-N_IMAGES_PER_FOLD = 1000  # images in a fold
+N_IMAGES_PER_FOLD = 1000  # images in a fold of the folded protocols
 FOLDED_PROTOCOLS = ("1k", "sentence-1k")  # protocols whose metrics are means over folds
 PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
 JUDGED_PREFIX = "judged-"  # prefix of the protocols whose right answers people judged, e.g. judged-expert
 CHOICES_PROTOCOL = "choices"  # protocol of all choices in a file; choices-same_type has the choices of one kind
 PHRASE_PROTOCOL = "phrase"  # name of the protocol of phrase scores, and of its only direction, from phrases to regions
 DEFAULT_IOU_THRESHOLD = 0.5  # a candidate box is right if its IoU with the ground-truth box reaches this threshold
-N_BOOTSTRAP_SAMPLES = 1000  # samples of the test images for a confidence interval
+N_BOOTSTRAP_SAMPLES = 1000  # number of bootstrap samples for a confidence interval
 N_CROSS_CHECK_QUERIES = 1000  # number of queries per direction that are compared with a FAISS search; 0 compares all
-N_COMPARISON_SAMPLES = 10_000  # samples of the test images for a p-value
+N_COMPARISON_SAMPLES = 10_000  # number of samples for a p-value of a comparison
 DEFAULT_KS = (1, 5, 10)  # the K of R@K in every result; rsum adds up these recalls of both directions
 TREC_DEPTH = 1000  # number of answers for each query in a TREC run file
 FAMILY_METHODS = ("holm", "bonferroni", "fdr")  # corrections of p-values for the number of comparisons

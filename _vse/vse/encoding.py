@@ -230,7 +230,7 @@ def _scale_to_unit_length(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return scaled
 
 
-DATA_FOLDER = "data"  # in the folder of the run
+DATA_FOLDER = "data"  # subfolder of a run, with its images and captions
 
 
 @dataclass(frozen=True)

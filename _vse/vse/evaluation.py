@@ -152,7 +152,8 @@ class Evaluation(SavableResult):
         with TemporaryDirectory() as folder:
             out = Path(folder, "queries.csv") if path is None else as_path(path)
             self._write_extra_files(per_query=out)
-            frame = pd.read_parquet(out) if out.suffix == ".parquet" else pd.read_csv(out, engine="python")  # exact numbers
+            # The engine python reads floats exactly.
+            frame = pd.read_parquet(out) if out.suffix == ".parquet" else pd.read_csv(out, engine="python")
         return frame.astype({"seed": "Int64", "wrong_id": "Int64"})
 
     @public_api

@@ -88,7 +88,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
     steps.run("vse-extract", "cnn", "--dataset", dataset_file, "--feature", image_feature, "--out", images)
     is_small = n_pairs < MIN_PAIRS_FOR_SPLIT
     min_count = FEW_PAIRS_MIN_COUNT if is_small else None
-    if load_feature(caption_feature).fits_encoder:  # the name without the suffix is that of the preset's own settings
+    if load_feature(caption_feature).fits_encoder:  # keep the plain name for a cache with the preset's own settings
         captions = captions.with_name(f"{name}_quickstart_{caption_feature}.h5")
     steps.extract_captions(dataset_file, caption_feature, captions, min_count)
     training = ["--features", images, "--experiment", f"cca_effnet+{caption_feature}+{image_feature}"]
@@ -101,7 +101,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
         steps.run("vse-data", "folds", dataset_file, "--out", folds, "--count", N_FOLDS)
         for k in range(N_FOLDS):
             fold = folds / f"fold-{k}.json"
-            if load_feature(caption_feature).fits_encoder:  # to the training captions of the fold
+            if load_feature(caption_feature).fits_encoder:  # the feature is fitted to the training captions of each fold
                 captions = Path("features", f"{name}_folds-{k}_{caption_feature}.h5")
                 steps.extract_captions(fold, caption_feature, captions, min_count)
             embeddings.append(steps.train(training, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))

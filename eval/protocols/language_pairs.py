@@ -39,7 +39,7 @@ def rank_language_pair(embeddings: Embeddings, protocol: str, ks: Sequence[int])
     """
     if embeddings.captions is None:
         raise UserError(f"the protocol {protocol} needs caption embeddings, and the file has none")
-    source = Path(protocol)  # errors name the protocol, and the caller adds the file
+    source = Path(protocol)  # errors name the protocol in place of a file; the caller adds the file
     queries, answers = (select_language(source, embeddings, language) for language in protocol.split(":"))
     assert queries.captions is not None
     assert answers.captions is not None

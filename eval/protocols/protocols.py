@@ -45,7 +45,9 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.hdf5 import check_same_attributes
 
 _EmbeddingsOrScores = TypeVar("_EmbeddingsOrScores", Embeddings, PhraseScores)
-_JUDGED_REASON = "its right answers are judged, not only the captions of the image"  # why FAISS does not check the ranks
+_JUDGED_REASON = (
+    "its right answers are judged, not only the captions of the image"  # why the ranks are not compared with FAISS
+)
 _CHOICES_REASON = "each image has its own captions to choose from"
 _LANGUAGES_REASON = "FAISS does not search captions by captions of another language"
 _SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds of a model share
@@ -342,7 +344,7 @@ def _rank_pairs(
     embeddings: Embeddings, max_compared: int | None, ks: Sequence[int], find_answers: bool
 ) -> tuple[QueriesByDirection, Agreement | None]:
     image_of_caption = embeddings.image_of_caption()
-    # A shortlist has the scores that decide the rank of an image's best caption, and not the ranks of its other captions.
+    # A shortlist has only the scores that decide the rank of an image's best caption, so other captions have no rank.
     is_complete = "shortlist" not in parse_provenance(embeddings)
     ranks = ranks_from_blocks(*embeddings.score_blocks(), caption_ranks=is_complete)
     fold, vectors = build_fold(ranks, image_of_caption, ks), embeddings.vectors

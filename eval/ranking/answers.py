@@ -96,7 +96,7 @@ def find_sentence_answers(
         own = images[rows, None] == images[first:last]
         near = scores[:, first:last]
         right = near.masked_fill(~own, -torch.inf)
-        right.diagonal(start - first).fill_(-torch.inf)  # the queries themselves
+        right.diagonal(start - first).fill_(-torch.inf)  # a query is not an answer to itself
         best, place = right.max(1, keepdim=True)
         queried = order[rows]
         ranks[queried] = (scores >= best).sum(1) - (own & (near >= best)).sum(1)
@@ -156,7 +156,7 @@ def break_ties(scores: Scores) -> NDArray[np.float32]:
     A score that is not below the previous returned score is replaced by the float32 just below the previous returned score.
     """
     bits = np.clip(scores, -_MAX_ABSOLUTE_SCORE, _MAX_ABSOLUTE_SCORE).astype(np.float32).view(np.int32).astype(np.int64)
-    # Map the numbers of single precision, in their order, to consecutive integers; both zeros become 0.
+    # Map all float32 numbers, in ascending order, to consecutive integers; both zeros become 0.
     places = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
     steps = np.arange(len(places))
     places = np.minimum.accumulate(places + steps) - steps

@@ -20,7 +20,7 @@ from torch import Tensor
 from vse.eval.ranking.rank_arrays import Ints, Ranks
 from vse.pipeline.errors import UserError, did_you_mean
 
-_MAX_BYTE_SUMMANDS = 255  # bytes of 0 or 1 whose sum fits into a byte
+_MAX_BYTE_SUMMANDS = 255  # number of bytes, each 0 or 1, whose sum fits into a byte
 _MAX_BLOCK_ROWS = 512  # rows in a block of a score matrix
 _MAX_BLOCK_SCORES = 2**24  # scores in a block of a score matrix
 _MAX_COLUMN_SCORES = 2**23  # scores in a block of columns, for all images
@@ -94,7 +94,7 @@ def count_true_per_row(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " 
     n_rows, n_columns = mask.shape
     words = torch.nn.functional.pad(mask, (0, -n_columns % 8)).flatten().view(torch.int64).view(n_rows, -(-n_columns // 8))
     counts = torch.zeros(n_rows, dtype=torch.int64)
-    for some in torch.split(words, _MAX_BYTE_SUMMANDS, 1):  # one sum adds up eight bytes side by side, and none overflows
+    for some in torch.split(words, _MAX_BYTE_SUMMANDS, 1):  # an int64 sum adds up eight bytes at once, and no byte overflows
         counts += some.sum(1, keepdim=True).view(torch.uint8).sum(1)
     return counts
 
@@ -299,7 +299,7 @@ def shared_tensor(array: NDArray[Any]) -> Tensor:
 
 def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> None:
     """Raise UserError if a row of ``name`` has NaN or an infinity. ``first`` is the index of ``rows[0]`` in ``name``."""
-    # A check of the scores is not enough: an image of infinities has order scores of 0 with all captions.
+    # Finite scores are not enough: an image vector of infinities has order scores of 0 with all captions.
     for start in range(0, len(rows), _N_ROWS_PER_CHECK):
         part = rows[start : start + _N_ROWS_PER_CHECK]
         # The sum of finite values may overflow. Only then are single values checked.
@@ -318,7 +318,7 @@ class _ImageRankCounter:
     def __init__(self, rows: slice, own: Tensor, rank_rows: Tensor, own_scores: Tensor, caption_ranks: bool) -> None:
         n_rows, self.rank_rows = rows.stop - rows.start, rank_rows
         self.rank_columns = torch.zeros_like(own)
-        if caption_ranks:  # captions are sorted by image
+        if caption_ranks:  # this works because own captions are sorted by image
             n_own = torch.bincount(rank_rows, minlength=n_rows)
             self.rank_columns = torch.arange(len(own), device=own.device) - (n_own.cumsum(0) - n_own)[rank_rows]
         n_ranks = 1 + (int(self.rank_columns.max()) if len(own) else 0)

@@ -37,8 +37,8 @@ from vse.eval.options import N_BOOTSTRAP_SAMPLES
 from vse.eval.ranking.metrics import Floats, QueriesByDirection, average_metrics, fold_metrics, resample_metrics
 
 CONFIDENCE_LEVEL = 0.95
-SIGNIFICANCE_LEVEL = 0.05  # a difference with a p-value below is called significant
-_MAX_WEIGHTS = 2**21  # numbers in a matrix of weights (samples, images)
+SIGNIFICANCE_LEVEL = 0.05  # a difference with a lower p-value is called significant
+_MAX_WEIGHTS = 2**21  # largest size of a matrix of weights (samples, images)
 
 SeedQueries = Sequence[QueriesByDirection]  # the queries of one seed, fold by fold
 

@@ -99,7 +99,7 @@ def write_report(
         queries = N_GALLERY_QUERIES if gallery else N_REPORT_QUERIES
     kind = page_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
-    # Choices have wrong captions that are not to be retrieved, so that their results have no ranks and no galleries.
+    # The wrong captions of choices are not part of a retrieval, so results of choices have no ranks and no galleries.
     has_choices = any(one.result.choices for one in inputs)
     ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings and not has_choices]
     letters = ["A", "B"] if len(inputs) == 2 else [""]
@@ -246,7 +246,7 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     elif any(seed is not None for seed in result.seeds):
         seeds = list(
             dict.fromkeys("unknown" if seed is None else str(seed) for seed in result.seeds)
-        )  # folds may share a seed
+        )  # the seed of several folds is listed once
         yield "Seeds" if len(seeds) > 1 else "Seed", ", ".join(seeds)
     if settings := _list_main_settings(report_input):
         yield "Settings", ", ".join(settings)
@@ -263,7 +263,7 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
 
 def _list_main_settings(report_input: ReportInput) -> list[str]:
     settings = flatten_settings(report_input.config)
-    if settings.get("backbone"):  # a backbone does not use the feature
+    if settings.get("backbone"):  # a run with a backbone does not read the feature
         settings.pop("feature", None)
     gradient = settings.get("solver.name", "gradient") == "gradient"
     keys = _SETTING_LABELS if gradient else {"solver.name": "solver", "feature": "feature"}

@@ -194,7 +194,7 @@ def _read_run_record(report_input: ReportInput, folder: Path, seed: int | None) 
     trained_on = report_input.result.trained_on or report_input.result.dataset
     ours = {"dataset": trained_on, "experiment": report_input.result.experiment, "seed": seed}
     if isinstance(record, Mapping) and trained_on != record.get("dataset"):
-        # demo-1a2b3c4d stands for the data set demo of the run, if the model was tested on another data set of that name.
+        # If a model was tested on another data set with the same name, the result calls its training data demo-1a2b3c4d.
         ours["dataset"] = trained_on.rpartition("-")[0] or trained_on
     if not isinstance(record, Mapping) or any(record.get(name, value) != value for name, value in ours.items()):
         log.warning("%s belongs to another run than %s: left out", folder, report_input.path)
@@ -211,7 +211,7 @@ def _read_run_table(file: Path, columns: list[str], record: Mapping[str, Any]) -
         return None
     content, _ = read_run_file(file, record)
     try:
-        table = pd.read_csv(BytesIO(content), encoding="utf-8", keep_default_na=False)  # a caption may read NA
+        table = pd.read_csv(BytesIO(content), encoding="utf-8", keep_default_na=False)  # a caption may be the text NA
     except pd.errors.EmptyDataError:
         return None
     except (ValueError, OSError) as error:  # ParserError and UnicodeDecodeError are ValueErrors

@@ -30,7 +30,7 @@ from vse.eval.search.top_k import (
 from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Vectors
 from vse.pipeline.errors import UserError
 
-_MAX_CANDIDATES = 2**24  # candidates in a chunk of caption queries
+_MAX_CANDIDATES = 2**24  # largest number of candidates of the queries in a chunk
 
 
 class _CandidateLists(NamedTuple):
@@ -217,7 +217,7 @@ def measure_index_recalls(
     if similarity != "cosine":
         measured["reranked"] = candidates
     for direction, one in build_both_searches(images, captions, image_of_caption).items():
-        # Search deeper by the largest number of right answers, so that K wrong rows that tie with these are found, too.
+        # Request more results than K, by the largest number of right answers. K wrong rows that tie with these are then found.
         depth = max(ks) + int(np.bincount(one.image_of_row).max())
         times = [time.perf_counter()]
         small = len(one.corpus) < needed <= max(len(images), len(captions))

@@ -38,8 +38,8 @@ from vse.pipeline.files.writing import open_atomic, read_json, write_json
 from vse.pipeline.progress import progress_bar
 
 FACTORY_EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
-MIN_TRAINING_SAMPLE_ROWS = 65_536  # train on at least this many rows, if the corpus has them,
-SAMPLE_ROWS_PER_CENTROID = 64  # and on at least this many for each centroid
+MIN_TRAINING_SAMPLE_ROWS = 65_536  # smallest number of training rows, if the corpus has as many
+SAMPLE_ROWS_PER_CENTROID = 64  # smallest number of training rows for each centroid
 MIN_ROWS_PER_CENTROID = 39  # FAISS warns if a centroid has fewer rows
 
 # Accepted numbers of links of a graph node. With fewer FAISS crashes, and with many more it needs all memory.
@@ -313,7 +313,7 @@ def read_index(path: Path, source: IndexSource, factory: str | None = None) -> B
         index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > MAX_IN_MEMORY_BYTES else 0)
         if file.has_changed:
             raise changed_file_error(path)
-        search_index(index, np.zeros((1, index.d), np.float32), 1)  # a search finds errors in the parts of the index
+        search_index(index, np.zeros((1, index.d), np.float32), 1)  # a search fails if a part of the index is damaged
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path}: FAISS cannot read it ({strip_faiss_location(error)}); {_REBUILD_ADVICE}") from None
     if (index.ntotal, index.d) != (source.count, source.dim):

@@ -25,7 +25,7 @@ from vse.eval.search.top_k import (
 from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Vectors
 
 _ROWS_PER_PRODUCT = 1024  # rows that fit into the cache of a core
-_PRODUCTS_PER_BLOCK = 16  # products between two updates of the candidates
+_PRODUCTS_PER_BLOCK = 16  # number of matrix products between two updates of the candidates
 _MAX_CANDIDATE_SHARE = 1 / 8  # share of all rows; with more candidates than this, it is faster to score all rows for the query
 _UNIT_ROUNDOFF = 2.0**-24
 

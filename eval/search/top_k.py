@@ -18,7 +18,7 @@ from vse.eval.search.gpu import GPU_SEARCH_LIMIT, current_gpu, fall_back_to_cpu
 from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Corpus, Vectors, read_blocks
 from vse.pipeline.errors import UserError
 
-N_RESCORED_CANDIDATES = 200  # candidates of a query that are scored exactly
+N_RESCORED_CANDIDATES = 200  # number of candidates of a query that are scored exactly
 # Up to this number of dimensions, the rounding of a score by FAISS depends on the number of queries in a call.
 MAX_DIM_ROUNDED_DIFFERENTLY = 12
 
@@ -199,7 +199,7 @@ def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, sim
         found = near >= 0
         if not found.any():
             continue
-        wanted, where = np.unique(near[found], return_inverse=True)  # ascending rows are read fastest
+        wanted, where = np.unique(near[found], return_inverse=True)  # reading rows in ascending order is fastest
         entries = torch.from_numpy(np.array(corpus[wanted], np.float32))
         query_row = torch.from_numpy(np.array(query[None], np.float32))
         computed = torch.empty(len(wanted))

@@ -29,7 +29,7 @@ def write_chart_file(out: Path, draw: Callable[[Axes], None], name: str) -> Path
         figure = Figure(figsize=_CHART_SIZE, layout="constrained")
         draw(figure.add_subplot())
         for text in figure.findobj(matplotlib.text.Text):
-            text.set_parse_math(False)  # names are data
+            text.set_parse_math(False)  # dollar signs in names do not begin a formula
         content = BytesIO()
         figure.savefig(content, format=suffix, dpi=150, metadata=_FILE_METADATA[suffix])
     return write_bytes(out, content.getvalue())

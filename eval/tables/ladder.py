@@ -269,7 +269,7 @@ def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
         size, colour = (8, _INK_COLOUR) if row[BEST_COLUMN] else (6, _QUIET_COLOUR)
         point = (row[cost], row["rsum"])
         across = axes.transLimits.transform(axes.transScale.transform(point))[0]  # 0 at the left, 1 at the right
-        offset, side = ((-5, 3), "right") if across > _RIGHT_EDGE else ((5, 3), "left")  # keep names out of the legend
+        offset, side = ((-5, 3), "right") if across > _RIGHT_EDGE else ((5, 3), "left")  # names must not overlap the legend
         style: dict[str, Any] = {"fontsize": size, "color": colour, "horizontalalignment": side}
         axes.annotate(_shorten(row["method"]), point, offset, textcoords="offset points", **style)
 
@@ -300,7 +300,7 @@ def _draw_legend(axes: Axes, image_features: list[str], caption_features: list[s
     style = {"fontsize": 8, "frameon": False, "alignment": "left"}
     image_legend = axes.legend(handles=image_entries, title="images", loc="lower left", bbox_to_anchor=(1.0, 0.5), **style)
     axes.legend(handles=caption_entries, title="captions", loc="upper left", bbox_to_anchor=(1.0, 0.48), **style)
-    axes.add_artist(image_legend)  # the second call replaced it
+    axes.add_artist(image_legend)  # the second call of legend removed the first legend
 
 
 def _whisker(row: Mapping[Hashable, Any]) -> tuple[float, float]:

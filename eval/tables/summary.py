@@ -32,7 +32,7 @@ from vse.eval.tables.table import COMPARED_PROTOCOL, Groups, PrintedTable, Table
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
 
-_MODEL_COLUMNS = ("method", "feature", "run", "settings")  # texts of describe_result about the model
+_MODEL_COLUMNS = ("method", "feature", "run", "settings")  # columns of describe_result that describe the model
 
 
 def describe_result(path: Path, result: Result) -> dict[str, str]:
@@ -90,7 +90,7 @@ _RESULT_COLUMNS = (
 _OPTIONAL_COLUMNS = ("trained_on", "unfinished")  # columns that are left out if they are blank for all results
 _PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # columns of phrase results
 GROUP_COLUMN = "group"  # letters of results that do not differ significantly
-BEST_GROUP_COLUMN = "in_best_group"  # yes: the result does not differ significantly from the best one
+BEST_GROUP_COLUMN = "in_best_group"  # yes if the result does not differ significantly from the best result
 _TYPE_PREFIX = "type_"  # prefix of a column such as type_people_r1
 _UNPRINTED_SUFFIXES = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 UNKNOWN_INTERVAL = (math.nan, math.nan)

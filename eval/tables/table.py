@@ -20,8 +20,8 @@ from vse.pipeline.files.writing import write_text
 
 FILE_MARKER = "made by vse-table"  # a text in LaTeX tables and charts; only files with it may be replaced
 _BOLD_PATTERN = re.compile(r"\*\*(.*?)\*\*")
-_MAX_UNWRAPPED_CHARACTERS = 30  # characters of a text that LaTeX does not wrap
-COMPARED_PROTOCOL = "full"  # the protocol whose queries are compared
+_MAX_UNWRAPPED_CHARACTERS = 30  # LaTeX wraps columns with longer texts
+COMPARED_PROTOCOL = "full"  # the protocol whose queries are compared between results
 _LATEX_SCALING = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
