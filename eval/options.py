@@ -180,6 +180,7 @@ class AllEvaluateOptions(EvaluateOptions):
             "correct",
             "index",
             "rerank",
+            "compress",
             "per_query",
             "trec",
             "k",
