@@ -27,17 +27,17 @@ from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import FileState, WatchedFile
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
-from vse.pipeline.imports.row_parts import (
-    BadPartRow,
-    PairPlaces,
-    PartRow,
-    RowJoin,
-    RowPart,
-    find_part,
-    is_finished,
+from vse.pipeline.imports.resumable_import import (
+    CaptionOrigins,
+    CaptionRow,
+    PartFile,
+    RowFault,
+    RowsByImage,
+    find_part_file,
+    is_import_finished,
     release_unused_memory,
     write_import_record,
-    write_part,
+    write_part_file,
 )
 from vse.pipeline.imports.rows import (
     BadRow,
@@ -99,14 +99,14 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     keys = [_hash_part(part, settings, images) for part in parts]
     key = sha256_json([chosen, str(out_features.absolute()), keys])
     caches = tuple(out_features / f"{settings.name}_{feature}.h5" for feature in ("img_emb", "text_emb"))
-    if images is None and is_finished(settings.out, key):
+    if images is None and is_import_finished(settings.out, key):
         log.info("%s: this import has finished before, and its files are unchanged", settings.out)
         return caches
     try:
         with lock_for_writing(settings.out, folder=True), pause_garbage_collection():
-            row_parts = _read_unfinished_parts(parts, parts_folder, settings, images)
-            file, places = _join_parts(parts, row_parts, settings, images)
-            _write_caches(parts, file, places, caches)
+            part_files = _read_unfinished_parts(parts, parts_folder, settings, images)
+            file, origins = _join_parts(parts, part_files, settings, images)
+            _write_caches(parts, file, origins, caches)
             shards = [(shards_folder(one), entry) for one in caches for entry in read_manifest(one)["shards"]]
             hashed = {folder / entry["file"]: entry["sha256"] for folder, entry in shards}
             write_import_record(settings.out, key, [file, *caches], hashed)
@@ -119,18 +119,20 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
 
 def _read_unfinished_parts(
     parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None
-) -> list[RowPart]:
+) -> list[PartFile]:
     """Return the rows of all parts. Only parts that an interrupted import has not stored in ``parts_folder`` are read."""
-    row_parts = []
+    part_files = []
     with progress_bar(total=sum(len(part.image_vectors) for part in parts), desc="read", unit="row") as bar:
         for index, part in enumerate(parts):
             path, key = parts_folder / f"part-{index:05d}.parquet", _hash_part(part, settings, images)
-            stored_part = find_part(path, key)
-            if stored_part is not None:
+            stored_file = find_part_file(path, key)
+            if stored_file is not None:
                 bar.update(len(part.image_vectors))
-            bad_rows: list[BadPartRow] = []
-            row_parts.append(stored_part or write_part(path, key, _read_rows(part, settings, images, bad_rows, bar), bad_rows))
-    return row_parts
+            bad_rows: list[RowFault] = []
+            part_files.append(
+                stored_file or write_part_file(path, key, _read_rows(part, settings, images, bad_rows, bar), bad_rows)
+            )
+    return part_files
 
 
 def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None) -> str:
@@ -142,12 +144,12 @@ def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None)
 
 
 def _join_parts(
-    parts: list[_FolderPart], row_parts: list[RowPart], settings: ImportSettings, images: Path | None
-) -> tuple[Path, PairPlaces]:
+    parts: list[_FolderPart], part_files: list[PartFile], settings: ImportSettings, images: Path | None
+) -> tuple[Path, CaptionOrigins]:
     """Join the parts and write the data set; return its path and the parts and rows of its images and captions."""
     bad_rows = BadRowList(settings.skip_bad)
-    joined = RowJoin(
-        row_parts, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
+    joined = RowsByImage(
+        part_files, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
     )
     n_rows = sum(len(part.image_vectors) for part in parts)
     bad_rows.raise_or_list(settings.out / "import.failures.jsonl", n_rows)
@@ -159,27 +161,27 @@ def _join_parts(
     if images is None:
         head = {**head, "pictures": False}
     inputs = [path for part in parts for path in part.files]
-    form = choose_form(len(joined.places.sentids))
+    form = choose_form(len(joined.origins.sentids))
     file = write_dataset_tables(head, lambda: joined.build_tables(sampled), settings.out, images, inputs, form)
     counts = ", ".join(f"{count} {split}" for split, count in joined.count_splits(sampled).items())
-    log.info("%s: %d images (%s) with %d captions", file, len(joined.files), counts, len(joined.places.sentids))
-    return file, joined.places
+    log.info("%s: %d images (%s) with %d captions", file, len(joined.files), counts, len(joined.origins.sentids))
+    return file, joined.origins
 
 
-def _write_caches(parts: list[_FolderPart], file: Path, places: PairPlaces, caches: tuple[Path, ...]) -> None:
+def _write_caches(parts: list[_FolderPart], file: Path, origins: CaptionOrigins, caches: tuple[Path, ...]) -> None:
     """Write the caches of images and captions of the data set in ``file``."""
     dataset = load_dataset_file(file)
     release_unused_memory()
-    first_captions = places.caption_ends - np.diff(places.caption_ends, prepend=0)
-    all_captions = np.arange(len(places.sentids))
+    first_captions = origins.caption_ends - np.diff(origins.caption_ends, prepend=0)
+    all_captions = np.arange(len(origins.sentids))
     kinds: tuple[tuple[Literal["image", "text"], Ids, Ids], ...] = (
-        ("image", places.imgids, first_captions),
-        ("text", places.sentids, all_captions),
+        ("image", origins.imgids, first_captions),
+        ("text", origins.sentids, all_captions),
     )
     for out, (kind, ids, captions) in zip(caches, kinds, strict=True):
         arrays = [part.image_vectors if kind == "image" else part.text_vectors for part in parts]
         watched = [WatchedFile(part.vector_files[kind == "text"]) for part in parts]
-        read_rows = _build_row_reader(arrays, ids, places.part_index[captions], places.row[captions])
+        read_rows = _build_row_reader(arrays, ids, origins.part_index[captions], origins.row_index[captions])
         write_imported_cache(out, dataset, kind, {"layout": "clip-retrieval"}, watched, ids, read_rows, arrays[0][:1].nbytes)
     remember_checks(dataset)
 
@@ -232,13 +234,13 @@ def _open_parts(folder: Path) -> list[_FolderPart]:
 
 
 def _read_rows(
-    part: _FolderPart, settings: ImportSettings, images: Path | None, bad_rows: list[BadPartRow], bar: Any
-) -> Iterator[list[PartRow]]:
+    part: _FolderPart, settings: ImportSettings, images: Path | None, bad_rows: list[RowFault], bar: Any
+) -> Iterator[list[CaptionRow]]:
     """Yield the rows of a part in blocks, and append invalid rows to ``bad_rows``.
 
     Contradictions between rows are found later, when the parts are joined.
     """
-    rows: list[PartRow] = []
+    rows: list[CaptionRow] = []
     images_folder = None if images is None else images.absolute()
     tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
     check_photo = lru_cache(_CACHED_PATHS)((lambda file: None) if images is None else _build_fault_finder(images))
@@ -276,7 +278,7 @@ def _read_rows(
         n_read += 1
         sentid = row.sentids[0] if row.sentids else None
         place, digest = row.row_location, digests[index]
-        rows.append(PartRow(index, place, file, split, row.imgid, row.cocoid, sentid, raw, tokens, digest))
+        rows.append(CaptionRow(index, place, file, split, row.imgid, row.cocoid, sentid, raw, tokens, digest))
         if len(rows) == _ROWS_PER_BLOCK:
             yield rows
             bar.update(len(rows))

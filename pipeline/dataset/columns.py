@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vse.pipeline.dataset import SPLITS
 from vse.pipeline.dataset.images import Caption, Image
-from vse.pipeline.dataset.parquet import IMAGES_PER_GROUP, NO_COCOID, CaptionTexts, ParquetColumns, column_schema
+from vse.pipeline.dataset.parquet_io import IMAGES_PER_GROUP, NO_COCOID, CaptionTexts, ParquetColumns, column_schema
 from vse.pipeline.files.inputs import InputFile
 
 Ids = NDArray[np.int64]
@@ -200,7 +200,7 @@ def _list_caption_rows(ends: NDArray[np.int64], rows: NDArray[np.int64]) -> NDAr
 
 
 def build_tables(images: Iterable[Image]) -> Iterator[Any]:
-    """Yield the images as tables (pyarrow) with :func:`~vse.pipeline.dataset.parquet.column_schema`, a row group each.
+    """Yield the images as tables (pyarrow) with :func:`~vse.pipeline.dataset.parquet_io.column_schema`, a row group each.
 
     The phrases of the captions are left out.
     """

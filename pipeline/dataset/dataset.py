@@ -35,8 +35,8 @@ from vse.pipeline.dataset.columns import (
     select_images,
 )
 from vse.pipeline.dataset.images import Caption, Image, intern_tokens, parse_images, pause_garbage_collection
-from vse.pipeline.dataset.parquet import ParquetColumns, ParquetColumnsWriter
 from vse.pipeline.dataset.parquet_checks import check_parquet_columns
+from vse.pipeline.dataset.parquet_io import ParquetColumns, ParquetColumnsWriter
 from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import (

@@ -11,7 +11,7 @@ from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.columns import ImageColumns, build_tables
 from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, read_head, write_columns_copy
 from vse.pipeline.dataset.images import parse_images
-from vse.pipeline.dataset.parquet import ParquetColumns, ParquetColumnsWriter, decode_captions
+from vse.pipeline.dataset.parquet_io import ParquetColumns, ParquetColumnsWriter, decode_captions
 from vse.pipeline.dataset.preparation import (
     build_caption_entry,
     build_image_entry,

@@ -1,4 +1,4 @@
-"""Check a data set in a parquet file (:mod:`vse.pipeline.dataset.parquet`) that another program may have written."""
+"""Check a data set in a parquet file (:mod:`vse.pipeline.dataset.parquet_io`) that another program may have written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from vse.pipeline.dataset import SPLITS
 from vse.pipeline.dataset.languages import is_language_tag
-from vse.pipeline.dataset.parquet import column_schema
+from vse.pipeline.dataset.parquet_io import column_schema
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors

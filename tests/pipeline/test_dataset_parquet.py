@@ -152,7 +152,7 @@ def test_a_file_of_another_program_is_read(tmp_path: Path) -> None:
 def test_a_damaged_file_is_one_line_or_a_data_set(place: float | None, tmp_path: Path, fails: Fails) -> None:
     path = tmp_path / "dataset.parquet"
     with path.open("wb") as stream:
-        from vse.pipeline.dataset.parquet import ParquetColumnsWriter
+        from vse.pipeline.dataset.parquet_io import ParquetColumnsWriter
 
         words = [f"word{k}" for k in range(3000)]
         some = [row | {"sentences": [{**row["sentences"][0], "tokens": words}]} for row in rows()]

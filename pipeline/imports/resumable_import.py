@@ -1,7 +1,7 @@
-"""Import rows part by part: each part is written to a parquet file, and the parts are then joined to a data set.
+"""Import a large source part by part, so that an interrupted import can continue.
 
-An interrupted import keeps the finished parts. Memory holds the ids, files and splits of all images, and the texts of a few
-parts.
+A part is one file of the source, such as ``metadata_0.parquet``. Its rows are checked and written to a parquet file, and all
+these files are then joined to a data set. Memory holds the ids, files and splits of all images, and the texts of a few parts.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset.parquet import IMAGES_PER_GROUP, column_schema
+from vse.pipeline.dataset.parquet_io import IMAGES_PER_GROUP, column_schema
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import open_atomic, read_json, sha256_file, write_json
 from vse.pipeline.imports.rows import BadRowList
 
 PART_KEY = b"vse-import-part"
 _CACHED_PARTS = 4
-_FACT_NAMES = ("file", "split", "imgid", "cocoid", "sentid", "digest", "number")
+_FIRST_ROW_NAMES = ("file", "split", "imgid", "cocoid", "sentid", "digest", "number")
 _INTEGER_NAMES = ("number", "imgid", "cocoid", "sentid")
 Indices = NDArray[np.int64]
 
 
-class PartRow(NamedTuple):
-    """A valid row of a part: an image with one caption.
+class CaptionRow(NamedTuple):
+    """A valid row: an image with one caption.
 
-    number : the index of the row in the part
+    number : the index of the row among all rows of its part
+    place : the file and line of the row for messages
     digest : a hash that is equal for all rows of an image
     """
 
@@ -48,28 +49,28 @@ class PartRow(NamedTuple):
     digest: bytes
 
 
-BadPartRow = tuple[int, str, str]  # the index of an invalid row, its place and its fault
+RowFault = tuple[int, str, str]  # the number of an invalid row, its place, and what is wrong with it
 
 
-class RowPart(NamedTuple):
-    """The file of a finished part."""
+class PartFile(NamedTuple):
+    """The parquet file with the valid rows of a part, and the faults of the other rows. ``n_rows`` counts the valid rows."""
 
     path: Path
     n_rows: int
-    bad_rows: list[BadPartRow]
+    bad_rows: list[RowFault]
 
     def read(self, *names: str) -> Any:
-        """Return columns as a table (pyarrow)."""
+        """Return the columns ``names`` as a table (pyarrow)."""
         return import_module("pyarrow.parquet").read_table(self.path, columns=list(names), use_threads=False)
 
 
-def write_part(path: Path, key: str, blocks: Iterable[list[PartRow]], bad_rows: list[BadPartRow]) -> RowPart:
-    """Write the rows of a part atomically, block by block. ``key`` is a hash of everything that determines them.
+def write_part_file(path: Path, key: str, blocks: Iterable[list[CaptionRow]], bad_rows: list[RowFault]) -> PartFile:
+    """Write the file of a part atomically, block by block. ``key`` is a hash of everything that determines the rows.
 
-    ``bad_rows`` is complete after the last block.
+    ``bad_rows`` is read after the last block, so the iterator ``blocks`` may still append to it.
     """
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    types = dict.fromkeys(PartRow._fields, arrow.string()) | dict.fromkeys(_INTEGER_NAMES, arrow.int64())
+    types = dict.fromkeys(CaptionRow._fields, arrow.string()) | dict.fromkeys(_INTEGER_NAMES, arrow.int64())
     types |= {"tokens": arrow.list_(arrow.string()), "digest": arrow.binary()}
     n_rows = 0
     repeated = ["file", "split", "tokens.list.element"]  # columns whose values repeat
@@ -80,24 +81,27 @@ def write_part(path: Path, key: str, blocks: Iterable[list[PartRow]], bad_rows: 
             writer.write_table(arrow.table([arrow.array(values, kind) for values, kind in columns], names=list(types)))
             n_rows += len(rows)
         writer.add_key_value_metadata({PART_KEY: json.dumps({"key": key, "bad_rows": bad_rows})})
-    return RowPart(path, n_rows, bad_rows)
+    return PartFile(path, n_rows, bad_rows)
 
 
-def find_part(path: Path, key: str) -> RowPart | None:
-    """Return a finished part; None if the file is missing, damaged or has another key."""
+def find_part_file(path: Path, key: str) -> PartFile | None:
+    """Return the file of a part that an earlier import wrote; None if it is missing, damaged or has another key."""
     parquet = import_module("pyarrow.parquet")
     try:
         metadata = parquet.read_metadata(path)
         content = json.loads(metadata.metadata[PART_KEY])
         if content["key"] != key:
             return None
-        return RowPart(path, metadata.num_rows, [(row, place, fault) for row, place, fault in content["bad_rows"]])
+        return PartFile(path, metadata.num_rows, [(row, place, fault) for row, place, fault in content["bad_rows"]])
     except Exception:  # a file of another kind: pyarrow raises many kinds of errors
         return None
 
 
-class _ImageFacts(NamedTuple):
-    """The values in the first row of an image, and the place of this row: the part, the position and the row in it."""
+class _FirstRow(NamedTuple):
+    """The values in the first row of an image, and the position of this row: ``part``, ``valid_index`` and ``row_index``.
+
+    The three positions are those of :class:`CaptionOrigins`.
+    """
 
     split: str | None
     imgid: int | None
@@ -105,39 +109,49 @@ class _ImageFacts(NamedTuple):
     sentid: int | None
     digest: bytes
     part: int
-    position: int
-    row: int
+    valid_index: int
+    row_index: int
 
 
-class PairPlaces(NamedTuple):
-    """The ids of images and captions, and the places of the captions in the parts. Captions are in the order of the images.
+class CaptionOrigins(NamedTuple):
+    """The ids of all images and captions, and the row from which each caption comes.
+
+    Captions are in the order of their images.
 
     imgids : (n_images,)
     caption_ends : (n_images,) the number of captions up to and including each image.
     sentids : (n_captions,)
-    part_index : (n_captions,) the part of each caption.
-    position, row : (n_captions,) the index of the caption among the valid rows, and among all rows of the part.
+    part_index : (n_captions,) the index of the part that has the row.
+    valid_index : (n_captions,) the index of the row among the valid rows of the part.
+    row_index : (n_captions,) the index of the row among all rows of the part.
     """
 
     imgids: Indices
     caption_ends: Indices
     sentids: Indices
     part_index: Indices
-    position: Indices
-    row: Indices
+    valid_index: Indices
+    row_index: Indices
 
 
 def release_unused_memory() -> None:
-    """Give memory that pyarrow no longer uses back to the operating system."""
+    """Return memory that pyarrow no longer uses to the operating system."""
     import_module("pyarrow").default_memory_pool().release_unused()
 
 
-class RowJoin:
-    """All valid rows, grouped by image. Images are in the order of their first rows. ``places`` has their ids and places."""
+class RowsByImage:
+    """The rows of all parts, grouped by image. Images are in the order of their first rows.
 
-    def __init__(self, parts: Sequence[RowPart], bad_rows: BadRowList, describe_digest: Callable[[int, int], str]) -> None:
+    A row that contradicts an earlier row, for example with another split of the same image, is added to ``bad_rows``.
+
+    describe_digest : a function that returns the message for a row with another digest than the first row of its image. Its
+        arguments are the part and the ``row_index`` of that first row.
+    origins : the ids of images and captions, and the row of each caption
+    """
+
+    def __init__(self, parts: Sequence[PartFile], bad_rows: BadRowList, describe_digest: Callable[[int, int], str]) -> None:
         self._parts, self._describe_digest = parts, describe_digest
-        self._facts: dict[str, _ImageFacts] = {}
+        self._first_rows: dict[str, _FirstRow] = {}
         self._index_by_file: dict[str, int] = {}
         self._file_by_imgid: dict[int, str] = {}
         self._sentids: set[int] = set()
@@ -146,89 +160,90 @@ class RowJoin:
         self._read_places = lru_cache(_CACHED_PARTS)(lambda part: parts[part].read("place").column(0))
         self._read_texts = lru_cache(_CACHED_PARTS)(lambda part: parts[part].read("raw", "tokens").combine_chunks())
         image_of_row = np.concatenate([np.empty(0, np.int64), *(self._add_part(index) for index in range(len(parts)))])
-        self._drop_incomplete(image_of_row)
-        self.places = self._order_captions(image_of_row)
+        self._drop_incomplete_images(image_of_row)
+        self.origins = self._order_captions(image_of_row)
 
     @property
     def files(self) -> list[str]:
-        """The files of the images."""
-        return list(self._facts)
+        """The file of each image."""
+        return list(self._first_rows)
 
     @property
     def has_splits(self) -> bool:
-        return any(facts.split is not None for facts in self._facts.values())
+        return any(row.split is not None for row in self._first_rows.values())
 
     def count_splits(self, sampled: dict[str, str]) -> dict[str, int]:
-        """Return the number of images of each split; ``sampled`` as in :meth:`build_tables`."""
-        return dict(Counter(facts.split or sampled[file] for file, facts in self._facts.items()))
+        """Return the number of images of each split. For ``sampled``, see :meth:`build_tables`."""
+        return dict(Counter(row.split or sampled[file] for file, row in self._first_rows.items()))
 
     def build_tables(self, sampled: dict[str, str]) -> Iterator[Any]:
-        """Yield the images as tables with :func:`~vse.pipeline.dataset.parquet.column_schema`.
+        """Yield the images as tables with :func:`~vse.pipeline.dataset.parquet_io.column_schema`.
 
-        ``sampled`` has the splits of all files if the source has none.
+        ``sampled`` maps each file to its split; it is only read if the source has no splits.
         """
         arrow = import_module("pyarrow")
         schema = column_schema()
-        files, facts = self.files, list(self._facts.values())
+        files, first_rows = self.files, list(self._first_rows.values())
         for first in range(0, len(files), IMAGES_PER_GROUP):
             last = min(first + IMAGES_PER_GROUP, len(files))
-            start, end = self.places.caption_ends[first - 1] if first else 0, self.places.caption_ends[last - 1]
+            start, end = self.origins.caption_ends[first - 1] if first else 0, self.origins.caption_ends[last - 1]
             texts = self._take_texts(slice(start, end))
             caption = schema.field("sentences").type.value_type
-            values = [arrow.array(self.places.sentids[start:end]), texts.column("raw"), texts.column("tokens")]
+            values = [arrow.array(self.origins.sentids[start:end]), texts.column("raw"), texts.column("tokens")]
             values.append(arrow.nulls(end - start, arrow.string()))
             plain = [each.combine_chunks() if hasattr(each, "combine_chunks") else each for each in values]
             fields = [each.cast(one.type) for each, one in zip(plain, caption, strict=True)]
-            ends = np.concatenate([[0], self.places.caption_ends[first:last] - start]).astype(np.int32)
+            ends = np.concatenate([[0], self.origins.caption_ends[first:last] - start]).astype(np.int32)
             sentences = arrow.ListArray.from_arrays(
                 arrow.array(ends), arrow.StructArray.from_arrays(fields, fields=list(caption)), schema.field("sentences").type
             )
-            splits = [one.split or sampled[file] for file, one in zip(files[first:last], facts[first:last], strict=True)]
-            cocoids = arrow.array([one.cocoid for one in facts[first:last]], arrow.int64())
-            imgids = arrow.array(self.places.imgids[first:last])
+            splits = [one.split or sampled[file] for file, one in zip(files[first:last], first_rows[first:last], strict=True)]
+            cocoids = arrow.array([one.cocoid for one in first_rows[first:last]], arrow.int64())
+            imgids = arrow.array(self.origins.imgids[first:last])
             yield arrow.table([imgids, files[first:last], splits, cocoids, sentences], schema=schema)
 
     def _take_texts(self, captions: slice) -> Any:
-        """Return the texts of captions, which may lie in several parts, as a table."""
+        """Return the texts and tokens of consecutive captions, which may come from several parts, as a table."""
         arrow = import_module("pyarrow")
-        parts, positions = self.places.part_index[captions], self.places.position[captions]
+        parts, valid_indices = self.origins.part_index[captions], self.origins.valid_index[captions]
         order, tables = [], []
         for part in np.unique(parts).tolist():
             chosen = np.flatnonzero(parts == part)
             order.append(chosen)
-            tables.append(self._read_texts(part).take(arrow.array(positions[chosen])))
+            tables.append(self._read_texts(part).take(arrow.array(valid_indices[chosen])))
         back = np.argsort(np.concatenate(order), kind="stable")
         return tables[0] if len(tables) == 1 else arrow.concat_tables(tables).take(arrow.array(back))
 
     def _add_part(self, index: int) -> Indices:
-        """Add the rows of a part, and record its bad rows.
+        """Add the valid rows of a part, and record its bad rows.
 
-        Return the index of each row's image, -1 for a row that contradicts an earlier one.
+        Return the index of the image of each row, or -1 for a row that contradicts an earlier row.
         """
         part = self._parts[index]
         faults: dict[int, str] = {}
-        columns = part.read(*_FACT_NAMES)
-        rows = zip(*(columns.column(name).to_pylist() for name in _FACT_NAMES), strict=True)
-        images = [self._add_row(position, faults, index, *row) for position, row in enumerate(rows)]
+        columns = part.read(*_FIRST_ROW_NAMES)
+        rows = zip(*(columns.column(name).to_pylist() for name in _FIRST_ROW_NAMES), strict=True)
+        images = [self._add_row(valid_index, faults, index, *row) for valid_index, row in enumerate(rows)]
         if faults or part.bad_rows:
             places, numbers = (columns_list.to_pylist() for columns_list in part.read("place", "number").columns)
-            more = [(numbers[position], places[position], fault) for position, fault in faults.items()]
+            more = [(numbers[valid_index], places[valid_index], fault) for valid_index, fault in faults.items()]
             for _, place, fault in sorted([*part.bad_rows, *more]):
                 self._bad_rows.add(place, fault)
         return np.asarray(images, np.int64)
 
     def _add_row(
-        self, position: int, faults: dict[int, str], part: int, file: str, split: str | None, imgid: int | None,
-        cocoid: int | None, sentid: int | None, digest: bytes, row: int,
+        self, valid_index: int, faults: dict[int, str], part: int, file: str, split: str | None, imgid: int | None,
+        cocoid: int | None, sentid: int | None, digest: bytes, row_index: int,
     ) -> int:  # fmt: skip
-        known = self._facts.get(file)
+        """Return the index of the image of a row; or -1, after the row's contradiction was added to ``faults``."""
+        known = self._first_rows.get(file)
         fault = ""
         if known is not None:
             if digest != known.digest:
-                fault = f"{file} {self._describe_digest(known.part, known.row)}"
+                fault = f"{file} {self._describe_digest(known.part, known.row_index)}"
             for name, value, earlier in (("split", split, known.split), ("imgid", imgid, known.imgid)):
                 if value != earlier and not fault:
-                    place = self._read_place(known.part, known.position)
+                    place = self._read_place(known.part, known.valid_index)
                     fault = f"{file} has {name} {value}, but {name} {earlier} at {place}"
             if (sentid is None) != (known.sentid is None) and not fault:
                 fault = f"{file} has captions with and without an id"
@@ -237,10 +252,10 @@ class RowJoin:
         if sentid is not None and not fault and sentid in self._sentids:
             fault = f"an earlier caption also has sentid {sentid}"
         if fault:
-            faults[position] = fault
+            faults[valid_index] = fault
             return -1
         if known is None:
-            self._facts[file] = _ImageFacts(split, imgid, cocoid, sentid, digest, part, position, row)
+            self._first_rows[file] = _FirstRow(split, imgid, cocoid, sentid, digest, part, valid_index, row_index)
             self._index_by_file[file] = len(self._index_by_file)
         if imgid is not None:
             self._file_by_imgid[imgid] = file
@@ -248,15 +263,15 @@ class RowJoin:
             self._sentids.add(sentid)
         return self._index_by_file[file]
 
-    def _read_place(self, part: int, position: int) -> str:
-        place: str = self._read_places(part)[position].as_py()
+    def _read_place(self, part: int, valid_index: int) -> str:
+        place: str = self._read_places(part)[valid_index].as_py()
         return place
 
-    def _drop_incomplete(self, image_of_row: Indices) -> None:
+    def _drop_incomplete_images(self, image_of_row: Indices) -> None:
         """Remove images without a split, an id, or ids of captions, if other images have one. Count their rows as bad."""
         for name in ("split", "imgid", "sentid"):
-            lacking = {self._index_by_file[file]: file for file, facts in self._facts.items() if getattr(facts, name) is None}
-            if len(lacking) == len(self._facts):
+            lacking = {self._index_by_file[file]: file for file, row in self._first_rows.items() if getattr(row, name) is None}
+            if len(lacking) == len(self._first_rows):
                 continue
             rows = np.flatnonzero(np.isin(image_of_row, list(lacking)))
             for row in rows[np.argsort(image_of_row[rows], kind="stable")].tolist():
@@ -265,25 +280,27 @@ class RowJoin:
                 place = self._read_place(part, row - (int(self._part_ends[part - 1]) if part else 0))
                 self._bad_rows.add(place, f"{file} has no {name}, although other images have one")
                 image_of_row[row] = -1
-                self._facts.pop(file, None)
+                self._first_rows.pop(file, None)
 
-    def _order_captions(self, image_of_row: Indices) -> PairPlaces:
-        """Return the places of the captions, from the index of each row's image."""
-        facts = list(self._facts.values())
+    def _order_captions(self, image_of_row: Indices) -> CaptionOrigins:
+        """Return the origins of the captions. ``image_of_row`` has the index of the image of each row, or -1."""
+        first_rows = list(self._first_rows.values())
         new_index = np.full(len(self._index_by_file) + 1, -1)  # the last entry is for rows without an image
-        new_index[[self._index_by_file[file] for file in self._facts]] = np.arange(len(facts))
+        new_index[[self._index_by_file[file] for file in self._first_rows]] = np.arange(len(first_rows))
         image_of_row = new_index[image_of_row]
         order = np.argsort(image_of_row, kind="stable")[np.count_nonzero(image_of_row < 0) :]
         part_index = np.searchsorted(self._part_ends, order, side="right")
         numbers, sentids = (self._read_column(name)[order] for name in ("number", "sentid"))
-        has_imgids, has_sentids = (bool(facts) and getattr(facts[0], name) is not None for name in ("imgid", "sentid"))
-        return PairPlaces(
-            imgids=np.asarray([one.imgid for one in facts] if has_imgids else np.arange(len(facts)), np.int64),
-            caption_ends=np.cumsum(np.bincount(image_of_row[order], minlength=len(facts))),
+        has_imgids, has_sentids = (
+            bool(first_rows) and getattr(first_rows[0], name) is not None for name in ("imgid", "sentid")
+        )
+        return CaptionOrigins(
+            imgids=np.asarray([one.imgid for one in first_rows] if has_imgids else np.arange(len(first_rows)), np.int64),
+            caption_ends=np.cumsum(np.bincount(image_of_row[order], minlength=len(first_rows))),
             sentids=sentids if has_sentids else np.arange(len(order)),
             part_index=part_index,
-            position=order - np.concatenate([[0], self._part_ends])[part_index],
-            row=numbers,
+            valid_index=order - np.concatenate([[0], self._part_ends])[part_index],
+            row_index=numbers,
         )
 
     def _read_column(self, name: str) -> Indices:
@@ -295,8 +312,8 @@ class RowJoin:
 RECORD_NAME = ".import.json"
 
 
-def is_finished(folder: Path, key: str) -> bool:
-    """Return whether the last import to ``folder`` had this key, and all files that it wrote are unchanged."""
+def is_import_finished(folder: Path, key: str) -> bool:
+    """Return whether the last import to ``folder`` had this key, and the files that it wrote are unchanged."""
     record = folder / RECORD_NAME
     if not record.is_file():
         return False
@@ -309,7 +326,7 @@ def is_finished(folder: Path, key: str) -> bool:
 
 
 def write_import_record(folder: Path, key: str, files: Sequence[Path], hashed: Mapping[Path, str]) -> None:
-    """Record that an import with this key has written ``files``, and ``hashed`` files whose SHA-256 is known."""
+    """Record that an import with this key has written ``files`` and the files in ``hashed``, whose SHA-256 are known."""
     hashes = {
         str(path.absolute()): sha256 for path, sha256 in [*((path, sha256_file(path)) for path in files), *hashed.items()]
     }
