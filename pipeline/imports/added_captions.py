@@ -40,11 +40,14 @@ def add_captions(
 
     ``captions_file`` is a JSON object from the names of image files to captions, or a table (CSV, JSON lines, parquet) with a
     row for each image or caption. Captions of the data set without a language get ``own_language``. The copy has the same
-    images, ids and splits, and reads the same caches of image features. It is called ``name``, or like its folder ``out``, by
-    default ``data/f8k_de`` for German captions of ``data/f8k``. New captions are split into words of any script.
+    images, ids and splits, and reads the same caches of image features.
 
-    Rows of unknown images are left out with a warning. Raises UserError if no row fits, if a caption has no word, or if the
-    data set has captions in this language already.
+    The copy is written to ``out``; None stands for ``data/f8k_de`` for German captions of ``data/f8k``. ``name`` is the name
+    of the copy; None stands for the name of the folder. If the data set has the default tokeniser, new captions are split by
+    ``unicode_words`` instead, which reads any script.
+
+    Rows of unknown images are left out with a warning. Raises UserError if no row names an image of the data set, if a
+    caption has no word, or if the data set already has captions in this language.
     """
     check_language_tag(language, "--language")
     check_language_tag(own_language, "--own-language")
@@ -84,7 +87,7 @@ def add_captions(
 
 
 def _read_captions(file: Path, dataset: Dataset) -> dict[int, list[str]]:
-    """Return the captions in a file by image id. Raises UserError if a row is invalid, or if no row is of the data set."""
+    """Return the captions in a file by image id. Raises UserError if a row is invalid, or if no row names an image."""
     imgids_by_key: dict[str, set[int]] = {}
     for image in dataset.images:
         for key in list_name_keys(image.file):

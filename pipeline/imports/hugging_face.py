@@ -27,7 +27,7 @@ _SUFFIX_BY_MAGIC = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Return whether the library's ``save_to_disk`` wrote this folder."""
+    """Return whether ``save_to_disk`` of the library ``datasets`` wrote this folder."""
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
@@ -37,10 +37,12 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
     ``source`` is a folder that ``save_to_disk`` wrote, or an argument of ``load_dataset``: another folder of a data set, or a
     name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. No code of the data set is run.
 
-    One column has images, as files or as bytes. Another column has a caption or a list of captions. Splits are kept;
-    the rows of a split with an unknown name are bad rows. If the data set has no splits, a column may name the split of each
-    row. The path of an image must lie inside ``source``, the folder ``images``, or the folders of the library. An interrupted
-    import continues. Raises UserError if the library is not installed.
+    One column has images, as files or as bytes. Another column has a caption or a list of captions. The splits of the data
+    set are kept, unless a column names the split of each row. Rows with an unknown split are bad rows.
+
+    The path of an image must lie inside ``source``, the folder ``images``, or the folders in which the library stores
+    downloads. An interrupted import can be repeated: photos that are already written are kept. Raises UserError if the
+    library is not installed.
     """
     check_dataset_name(settings.name)
     library = import_extra("datasets", f"{source}: a Hugging Face data set", "datasets")

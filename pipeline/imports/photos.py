@@ -1,4 +1,4 @@
-"""The photographs of an import: find them in folders and tar archives, match their names with a spreadsheet, write them."""
+"""Find the photographs of an import in folders and tar archives, match their names with those in a table, and write them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TAR_BLOCK_BYTES = 512
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive to import.
+    """A tar archive to import.
 
     file : the path of a local archive, or the file at a URL
-    folder : the folder of the photos in ``images``: the path of the archive in the source, without the suffix
+    folder : the folder below ``images`` for the photos: the path of the archive in the imported folder, without the suffix
     """
 
     file: Path | RemoteFile
@@ -54,14 +54,14 @@ class Archive:
 
     @property
     def index_entry(self) -> PhotoArchive:
-        """The entry of the archive in an index of photos."""
+        """The record of the archive for the index of photos in archives. Photos are later read through this index."""
         if isinstance(self.file, RemoteFile):
             return PhotoArchive(self.file.url, self.file.size, self.file.version)
         return PhotoArchive(str(self.file.absolute()), self.size, "")
 
     @contextmanager
     def open(self, in_place: bool) -> Iterator[Iterator[ArchiveMember]]:
-        """Yield an iterator over the members; ``in_place`` if their positions in the archive are needed."""
+        """Yield an iterator over the members. With ``in_place``, the members have their positions in the archive."""
         with ExitStack() as stack:
             if isinstance(self.file, RemoteFile):
                 yield stack.enter_context(open_tar(stack.enter_context(self.file.open()), in_place))
@@ -71,7 +71,7 @@ class Archive:
                 yield stack.enter_context(open_archive(self.file))
 
     def has_end(self) -> bool:
-        """Return whether a tar file ends with zeros, as all complete tar files do. Readers do not report a missing end."""
+        """Return whether the archive is complete. A complete tar file ends with zeros; readers do not report a missing end."""
         if self.is_compressed:
             return True  # decompression fails if a compressed file is cut
         start, stop = max(0, self.size - _TAR_BLOCK_BYTES), self.size
@@ -83,9 +83,9 @@ class Archive:
 
 
 def find_archives(source: str) -> list[Archive]:
-    """Return the archives in a folder and all subfolders, sorted by name. If ``source`` is a file, return this file.
+    """Return the archives in the folder ``source`` and all subfolders, sorted by name; or ``source``, if it is an archive.
 
-    ``source`` is a path or a URL; the URL of a folder does not end in .tar.
+    ``source`` is a path or a URL. A URL that does not end in the suffix of an archive is the URL of a folder.
     """
     start = to_path_or_url(source)
     if isinstance(start, Path):
@@ -99,7 +99,7 @@ def find_archives(source: str) -> list[Archive]:
 
 
 def _photo_folder(path: PurePath) -> str:
-    """Return the folder for the photos of an archive: the path of the archive in the source, without the suffix."""
+    """Return ``Archive.folder`` for an archive. ``path`` is relative to the imported folder."""
     ending = max((ending for ending in ARCHIVE_SUFFIXES if path.name.lower().endswith(ending)), key=len)
     return path.with_name(path.name[: -len(ending)] or path.name).as_posix()
 
@@ -110,10 +110,10 @@ PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 
 
 class PhotoNames:
-    """The photographs of a folder, found by names that may differ in spelling.
+    """An index that finds the photographs of a folder by names in another spelling than the names of the files.
 
-    A name may differ from the file's in upper and lower case, in the normal form of Unicode, in ``%20`` for a blank, in the
-    folder in front of it, and it may lack the suffix.
+    Upper and lower case, the normal form of Unicode, and ``%20`` for a blank make no difference. A name may have another
+    folder in front, and may lack the suffix.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -126,7 +126,7 @@ class PhotoNames:
 
     @cached_property
     def _files_by_key(self) -> dict[str, set[str]]:
-        """All files by each of their keys: the path, the name, and both without the suffix."""
+        """The files by key (:func:`list_name_keys`). Each file has four keys; several files may share a key."""
         files_by_key: dict[str, set[str]] = {}
         for file in self._files:
             for key in list_name_keys(file):
@@ -136,8 +136,8 @@ class PhotoNames:
     def find(self, name: str) -> str:
         """Return the path of the photograph with this name, relative to the folder.
 
-        A name without any photograph is returned unchanged, for the message of the check of files. Raises BadRow if several
-        photographs fit.
+        A name without a photograph is returned unchanged, so that the later check of the file can name it in an error. Raises
+        BadRow if several photographs fit.
         """
         if not name or ".." in Path(name).parts or (self._folder / name).is_file():
             return name
@@ -167,7 +167,7 @@ def _normalize(name: str) -> str:
 
 
 def list_name_keys(name: str) -> list[str]:
-    """Return the keys of a name, the most specific first."""
+    """Return the normalised forms in which a name is looked up: the path and the base name, each with and without suffix."""
     path = _normalize(name)
     base = path.rpartition("/")[2]
     stems = [re.sub(r"\.(jpe?g|png|webp)$", "", text) for text in (path, base)]
@@ -179,16 +179,19 @@ _IMAGES_HINT = "--images FOLDER allows another folder"
 
 
 class ImageFolders:
-    """The folders in which the images of a table may lie.
+    """The folders in which the images of an import may lie.
 
-    A relative path is looked up in each folder, in order. The target of a symbolic link must lie in one of the folders.
+    A relative path is looked up in each folder, in order. The target of a symbolic link must also lie in one of the folders.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = [Path(os.path.realpath(folder)) for folder in folders]
 
     def find_image(self, name: str) -> Path:
-        """Return the path of the image ``name`` with links resolved. Raises BadRow if the path is outside all folders."""
+        """Return the path of the image ``name`` with links resolved; the file may be missing.
+
+        Raises BadRow if the path is a URL or lies outside all folders.
+        """
         if _URL_START_PATTERN.match(name):
             raise BadRow(f"the image {name[:200]!r} is an address; only paths of files are allowed")
         if not is_path_text(name) or not name:
@@ -202,7 +205,7 @@ class ImageFolders:
 
 
 def check_photo_output(out: Path) -> Path:
-    """Return the folder ``images`` of a new data set. Raises UserError if it is a link to other images."""
+    """Return the folder ``images`` of the new data set in ``out``. Raises UserError if it is a link to other images."""
     folder = out / "images"
     if folder.is_symlink():
         raise UserError(f"{folder} is a link to another folder of images; give another --out")
@@ -210,7 +213,7 @@ def check_photo_output(out: Path) -> Path:
 
 
 class PhotoWriter:
-    """A writer that adds rows to a collector, and writes the photos to the folder ``images``.
+    """A writer of photos to the folder ``images``, which also adds their rows to a :class:`RowCollector`.
 
     Photos that an interrupted import has written are kept.
     """
@@ -221,7 +224,10 @@ class PhotoWriter:
         self._collector = collector
 
     def add(self, row: ImportedRow, content: bytes) -> None:
-        """Add a row, and write ``content``, the bytes of the photo. Once the import cannot succeed, no photo is written."""
+        """Add a row, and write ``content``, the bytes of its photo. After an error that ends the import, no photo is written.
+
+        Raises UserError if the folder has another photo at this path.
+        """
         file = self._collector.add_photo(row, content)
         if file is None or not self._collector.can_succeed:
             return
@@ -235,7 +241,7 @@ class PhotoWriter:
 
 
 class PhotoIndexer:
-    """The counterpart of :class:`PhotoWriter` for photos that stay in their archives: it records the place of each photo."""
+    """The counterpart of :class:`PhotoWriter` for photos that stay in their archives: records the position of each photo."""
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
         self.images_folder = check_photo_output(out)
@@ -243,7 +249,10 @@ class PhotoIndexer:
         self._number_by_archive: dict[Archive, int] = {}
 
     def add(self, row: ImportedRow, content: bytes, archive: Archive, member: ArchiveMember) -> None:
-        """Add a row, and record the place of the photo. ``content`` holds its bytes. Raises BadRow for a sparse member."""
+        """Add a row, and record the position of its photo in the archive. ``content`` holds the bytes of the photo.
+
+        Raises BadRow for a sparse member, and UserError if the folder ``images`` already has unpacked photos of this archive.
+        """
         if member.place is None:
             raise BadRow(f"member {member.name!r} is sparse, so that its bytes do not lie in one place")
         if archive not in self._number_by_archive:

@@ -1,4 +1,4 @@
-"""Convert published choices between captions to a data set and a file of choices.
+"""Convert published choices between captions to a data set and a file of choices (:mod:`vse.pipeline.dataset.choices`).
 
 Hsieh et al., "SugarCrepe: Fixing Hackable Benchmarks for Vision-Language Compositionality", NeurIPS 2023; Thrush et al.,
 "Winoground: Probing Vision and Language Models for Visio-Linguistic Compositionality", CVPR 2022; Yuksekgonul et al., "When
@@ -27,8 +27,11 @@ _Box = tuple[int, int, int, int]
 _EXPECTED = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Winoground (examples.jsonl)"
 
 
-class _Item(NamedTuple):
-    """An image file, perhaps a box in it, the captions with the right one first, and the kind and the group of the choice."""
+class _PublishedChoice(NamedTuple):
+    """A choice between the captions of an image file, or of a box in it. The first caption is the right one.
+
+    ``kind`` and ``group`` are those of :class:`~vse.pipeline.dataset.choices.Choice`.
+    """
 
     file: str
     captions: tuple[str, ...]
@@ -38,18 +41,18 @@ class _Item(NamedTuple):
 
 
 def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path | None = None) -> Path:
-    """Write a data set and a file of choices to the folder ``out`` and return the file of choices.
+    """Write a data set and a file of choices to the folder ``out`` and return the path of the file of choices.
 
-    ``files`` are those of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``), and ``images``
-    is the folder of their images. The images of ARO are boxes of photographs. They are cut out and written to ``out``.
-    ``corpus`` is a ``dataset.json`` with training captions for the text model. Raises UserError if a file has another form,
-    or if an image is missing.
+    ``files`` are published files of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``).
+    ``images`` is the folder of their images. ARO asks about boxes in photographs: the boxes are cut out and written to
+    ``out/images``. ``corpus`` is a ``dataset.json`` whose training captions fit the text model; None: the choices get no
+    ``text_scores``. Raises UserError if a file has another form, or if an image is missing.
     """
     name = out.resolve().name
     check_dataset_name(name)
     check_dataset_output(out, name, files)
     check_choices_output(out, files)
-    items = [item for file in files for item in _read_items(file)]
+    items = [item for file in files for item in _read_choices(file)]
     if missing := next((item.file for item in items if not (images / item.file).is_file()), None):
         raise UserError(f"{images / missing}: no such image; --images is the folder of the images")
     text_model = None if corpus is None else fit_text_model(load_dataset_file(corpus))
@@ -81,9 +84,9 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
 
 
 def _cut_out(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], int]) -> Path:
-    """Write the box of each image to ``out/images`` and return that folder.
+    """Cut out a box of each image, write the boxes to ``out/images`` as ``<imgid>.png``, and return that folder.
 
-    Raises UserError if an image cannot be read, or if ``out/images`` is a link or the folder of the images themselves.
+    Raises UserError if an image cannot be read, or if ``out/images`` is a link or the same folder as ``images``.
     """
     folder = out / "images"
     if folder.is_symlink() or folder.resolve() == images.resolve():
@@ -96,7 +99,7 @@ def _cut_out(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], i
     return folder
 
 
-def _read_items(file: Path) -> Iterator[_Item]:
+def _read_choices(file: Path) -> Iterator[_PublishedChoice]:
     """Yield the choices in a file of SugarCrepe, ARO or Winoground."""
     content = InputFile(file).read()
     if file.suffix == ".jsonl":
@@ -114,21 +117,24 @@ def _read_items(file: Path) -> Iterator[_Item]:
             raise UserError(f"{file}: choice {number + 1}: {_EXPECTED} ({type(error).__name__}: {error})") from None
 
 
-def _read_row(row: Any, kind: str, number: int) -> Iterator[_Item]:
-    """Yield the choices of an entry, two for Winoground. Raises KeyError, TypeError or ValueError if it has another form."""
+def _read_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:
+    """Yield the choices of an entry: one, or two for Winoground, whose entries have two images and two captions.
+
+    Raises KeyError, TypeError or ValueError if the entry has another form.
+    """
     if "caption_0" in row:
         captions = _text(row, "caption_0"), _text(row, "caption_1")
         for image, texts in (("image_0", captions), ("image_1", captions[::-1])):
             name = _text(row, image)
-            yield _Item(name if Path(name).suffix else f"{name}.png", texts, "winoground", number)
+            yield _PublishedChoice(name if Path(name).suffix else f"{name}.png", texts, "winoground", number)
     elif "true_caption" in row:
         left, top, width, height = (int(row[f"bbox_{side}"]) for side in "xywh")
         if width < 1 or height < 1:
             raise ValueError("an empty box")
         texts = _text(row, "true_caption"), _text(row, "false_caption")
-        yield _Item(_text(row, "image_path"), texts, kind, box=(left, top, left + width, top + height))
+        yield _PublishedChoice(_text(row, "image_path"), texts, kind, box=(left, top, left + width, top + height))
     else:
-        yield _Item(_text(row, "filename"), (_text(row, "caption"), _text(row, "negative_caption")), kind)
+        yield _PublishedChoice(_text(row, "filename"), (_text(row, "caption"), _text(row, "negative_caption")), kind)
 
 
 def _text(row: Any, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Collect the rows of an import, and write photos and ``dataset.json``. A row is an image with some captions."""
+"""Collect and check the rows of an import, and build the content of ``dataset.json``. A row is an image with some captions."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class ImportSettings:
 
     name : the name of the data set
     out : the folder of ``dataset.json``
-    val, test : the share of images to sample for this split if the source has no splits; None is 0.1
+    val, test : the share of images to sample for this split if the imported data has no splits; None stands for 0.1
     seed : the seed of the sample
     tokeniser : the name of the tokeniser for the captions
-    skip_bad : whether bad rows are left out and listed, instead of an error
-    columns : a dictionary from fields to the names of columns; a field that is not in the dictionary has the usual names
-    quoting : "minimal" or "none", for CSV files; None is "minimal"
-    encoding : the encoding of CSV files; None: it is detected
-    column_names : the names of the columns of a CSV file without a header; None: the first line has them
-    asks : whether the user is asked if a table was understood
+    skip_bad : whether bad rows are left out and listed; otherwise a bad row is an error
+    columns : the names of the columns of a field; a field that is not in the dictionary is read from its usual columns
+    quoting : how the cells of CSV files are quoted, "minimal" or "none"; None stands for "minimal"
+    encoding : the encoding of CSV files; None if it must be detected
+    column_names : the names of the columns of a CSV file without a header; None if the first line is the header
+    asks : whether the user must confirm the columns and the first rows of a table before the import
     """
 
     name: str
@@ -76,8 +76,8 @@ class ImportSettings:
 class ImportedRow(NamedTuple):
     """A row of imported data: an image and captions of this image.
 
-    ``file`` is the path of the image in the folder of images. ``row_location`` is the file and line of the row for messages.
-    An image may have several rows. Either all rows have ids, or no row has an id.
+    ``file`` is the path of the image in the folder of images. ``row_location`` names the file and line of the row in messages.
+    An image may have several rows. If one row has ids, all rows need ids.
     """
 
     row_location: str
@@ -91,7 +91,7 @@ class ImportedRow(NamedTuple):
 
 @dataclass
 class BadRowList:
-    """Places and faults of invalid rows, which are left out of the data set if ``skip_bad`` is true."""
+    """The invalid rows of an import: the place (file and line) and the fault of each. ``skip_bad`` leaves them out."""
 
     skip_bad: bool
     places_and_faults: list[tuple[str, str]] = field(default_factory=list)
@@ -102,9 +102,9 @@ class BadRowList:
             log.warning("%s: %s", *self.places_and_faults[-1])
 
     def raise_or_list(self, file: Path, n_rows: int) -> None:
-        """Raise UserError if there are bad rows; if bad rows are skipped, list the rows in ``file`` instead.
+        """Raise UserError if there are bad rows; with ``skip_bad``, write the list of bad rows to ``file`` instead.
 
-        ``n_rows`` is the number of all rows, for the message.
+        Without bad rows, an earlier ``file`` is removed. ``n_rows`` is the number of all rows, for the message.
         """
         if not self.places_and_faults:
             file.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ class BadRowList:
 
 @dataclass
 class _CollectedImage:
-    """An image with the files and lines of all rows. A caption is a tuple of an id (or None), a text and the tokens."""
+    """An image with the file and line of each of its rows. A caption is a tuple: the id or None, the text, and the tokens."""
 
     row_locations: list[str]
     imgid: int | None
@@ -152,7 +152,7 @@ class RowCollector:
         return self.bad_rows.skip_bad or not self.bad_rows.places_and_faults
 
     def add(self, row: ImportedRow) -> str | None:
-        """Add a row and return the normalised path of the image; add an invalid row to the bad rows and return None."""
+        """Add a row and return the normalised path of its image. An invalid row is added to ``bad_rows``; return None then."""
         self.n_rows += 1
         try:
             return self._add(row)
@@ -161,7 +161,7 @@ class RowCollector:
             return None
 
     def add_photo(self, row: ImportedRow, content: bytes) -> str | None:
-        """Add a row as :meth:`add` does; ``content`` holds the bytes of the photo. The row of an unreadable photo is bad."""
+        """Add a row as :meth:`add` does. A row is also bad if ``content``, the bytes of its photo, is not a readable image."""
         try:
             read_image_size(Path(row.file), content)
         except BadImage as fault:
@@ -225,9 +225,10 @@ class RowCollector:
     def build_dataset_content(self, images_folder: Path | None, **record: Any) -> dict[str, Any]:
         """Return the content of ``dataset.json``, with ``record`` under the key ``imported``.
 
-        Images and captions without ids are numbered in order, and missing splits are sampled. Photos that look alike get the
-        same split; ``images_folder`` is their folder, or None without photos. If the settings skip bad rows,
-        ``import.failures.jsonl`` lists the bad rows; otherwise raises UserError if there are bad rows.
+        Images and captions without ids are numbered in order. If the rows name no splits, splits are sampled: photos that look
+        alike get the same split. ``images_folder`` is the folder of the photos; None if the photos are not read.
+
+        If ``skip_bad`` is set, ``import.failures.jsonl`` lists the bad rows. Otherwise raises UserError if there are any.
         """
         self._drop_incomplete_images("split", lambda image: image.split)
         self._drop_incomplete_images("imgid", lambda image: image.imgid)
@@ -261,10 +262,10 @@ class RowCollector:
 def sample_missing_splits(
     settings: ImportSettings, files: Sequence[str], has_splits: bool, images_folder: Path | None
 ) -> dict[str, str]:
-    """Return a sampled split for each file; an empty dictionary if the source has splits.
+    """Return a sampled split for each file; an empty dictionary if ``has_splits``: the imported data has splits of its own.
 
-    ``images_folder`` is the folder of the photos, or None without photos. Raises UserError if the source has splits and the
-    settings ask for others.
+    ``images_folder`` is the folder of the photos; None if the photos are not read. Raises UserError if ``has_splits`` and the
+    settings give shares for ``val`` or ``test``.
     """
     if not has_splits:
         return sample_splits(files, _sample_share(settings.val), _sample_share(settings.test), settings.seed, images_folder)
@@ -286,7 +287,7 @@ def _sample_share(share: float | None) -> float:
 
 @lru_cache(maxsize=_CACHED_PATHS)
 def normalize_image_path(name: str) -> str:
-    """Return the normalised path of an image. Raises BadRow if it names no file, or leads out of the folder of images."""
+    """Return the normalised path of an image. Raises BadRow if the path names no file or leads out of the folder of images."""
     if _PLAIN_PATH_PATTERN.fullmatch(name):
         return name
     path = PurePosixPath(name)
@@ -298,7 +299,10 @@ def normalize_image_path(name: str) -> str:
 
 
 def parse_split(name: str | None) -> str | None:
-    """Return the split that a text names; None for a blank text. Raises BadRow if there is no such split."""
+    """Return the split that a text names, such as ``val`` for ``dev``; None for None or a blank text.
+
+    Raises BadRow if there is no such split.
+    """
     if name in SPLITS:
         return name
     if name is None or not name.strip():
@@ -328,7 +332,7 @@ def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
 
 
 def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the names of the columns of each field, e.g. ``{"caption": ("title", "text")}``.
+    """Return the columns that the user chose for each field, e.g. ``{"caption": ("title", "text")}``.
 
     ``options`` are the values of ``--column``, such as ``caption=title``. Raises UserError if a value has another form.
     """
@@ -351,7 +355,10 @@ def check_import_output(settings: ImportSettings) -> None:
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write the data set and link ``images``; return the path of the file. Raises UserError if another data set is there."""
+    """Write the data set to ``settings.out``, and link the folder ``images`` there; return the path of the data set's file.
+
+    Raises UserError if the folder has another data set.
+    """
     check_dataset_name(settings.name)
     n_captions = sum(len(image["sentences"]) for image in content["images"])
     counts = Counter(image["split"] for image in content["images"]).items()

@@ -1,6 +1,6 @@
 """Read spreadsheets that were saved as CSV: find their encoding, header and columns, and read their rows.
 
-A stray quotation mark never hides a row.
+A stray quotation mark can merge several rows into one cell. This is reported as an error, so that no row is lost.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _SAMPLE_BYTES = 1_000_000
 _N_EXAMPLE_ROWS = 3
 _MIN_PHOTO_SHARE = 0.5  # share of the cells of a column that must name photographs
 _MIN_WORDS = 2  # mean number of words in a cell of a column of captions
-_EIGHT_BIT_ENCODINGS = ("cp1252", "mac_roman")  # of spreadsheets on Windows and on older Macs; the first wins a tie
-_USUAL_CHARACTERS = set("äöüßéèêëàâçîïôûùñóíáúåøæœÄÖÜÉÈÀÇÅØ’‘“”„«»–—…€°")  # of captions in the languages of western Europe
+_EIGHT_BIT_ENCODINGS = ("cp1252", "mac_roman")  # encodings on Windows and on older Macs; the first is chosen in a tie
+_USUAL_CHARACTERS = set("äöüßéèêëàâçîïôûùñóíáúåøæœÄÖÜÉÈÀÇÅØ’‘“”„«»–—…€°")  # in western European captions
 _ENCODING_BY_BOM = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _MAX_CELL_LENGTH = 60  # characters of a cell in the example rows
 
 
 @dataclass(frozen=True)
 class TableLayout:
-    """How a table was saved.
+    """The encoding, delimiter, header and columns of a table.
 
-    ``names`` are the names of the columns: those of the header or, without one, ``column 1`` and so on. ``columns`` are the
-    columns of the fields ``file`` and ``caption``, as far as their contents show them. ``rows`` are the first rows.
-    ``delimiter`` is blank for a table that is not CSV.
+    ``names`` are the names of the columns: those of the header or, without a header, ``column 1`` and so on. ``columns`` maps
+    the fields ``file`` and ``caption`` to the columns whose contents fit; a field without such a column is left out. ``rows``
+    are the first rows. ``delimiter`` is empty for a table that is not CSV.
     """
 
     encoding: str
@@ -52,7 +52,7 @@ class TableLayout:
     rows: Sequence[tuple[str, ...]]
 
     def log_summary(self, path: Path, columns: Mapping[str, tuple[str, ...]]) -> None:
-        """Log in six lines what was understood: the form of the table, the ``columns`` of fields, and three rows."""
+        """Log the form of the table, the ``columns`` of its fields, and three example rows, in six lines."""
         parted = f", cells separated by {_NAMES_BY_DELIMITER[self.delimiter]}" if self.delimiter else ""
         header = "with a header" if self.has_header else "without a header"
         log.info("%s: %s%s, %s", path, self.encoding.removesuffix("-sig"), parted, header)
@@ -95,7 +95,10 @@ def decoding_errors(encoding: str) -> str:
 
 
 def read_csv_layout(path: Path, photos: PhotoNames, encoding: str | None = None) -> TableLayout:
-    """Return the layout of a CSV file. ``encoding`` overrules the detected one. Raises UserError if it does not fit."""
+    """Return the layout of a CSV file. ``encoding`` replaces the detected encoding.
+
+    Raises UserError if the file cannot be decoded with this encoding.
+    """
     check_input(path)
     encoding = encoding or detect_encoding(path)
     try:
@@ -126,7 +129,8 @@ def find_layout(
 ) -> TableLayout:
     """Return the layout of a table from its first rows.
 
-    The column of files has the most names of photographs. The columns of captions are all others with several words in a cell.
+    The column of files is the column with the most names of photographs, if at least half of its cells are such names. The
+    columns of captions are all other columns whose cells have two words or more on average.
     """
     rows = [row for row in rows if len(row) == len(names)]
     cells = {name: [row[place] for row in rows] for place, name in enumerate(names)}
@@ -154,16 +158,15 @@ def read_csv_rows(
     encoding: str = "utf-8-sig",
     names: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place and the cells of each row of a CSV file.
+    """Yield each row of a CSV file as its place (file and line), and a dictionary from the names of columns to cells.
 
-    The first line has the names of the columns, unless ``names`` has them.
+    The first line has the names of the columns, unless ``names`` has them. The delimiter is the most frequent character of
+    comma, semicolon, tab and bar in the first line. With the quoting "minimal" a cell may be quoted and span several lines;
+    with "none" quotation marks are text.
 
-    The delimiter is the most frequent character of comma, semicolon, tab and bar in the first line. With the quoting
-    "minimal" a cell may be quoted and span several lines; with "none" quotation marks are text. A stray quotation mark never
-    hides another row: each line is blank, or belongs to the header, to a row that is yielded or to an unreadable row.
-
-    Raises UserError if the header is missing or invalid, if a quoted cell contains another row's name of an image file, or if
-    the end of an unreadable row is unclear: its first line has a quotation mark and no name of an image file.
+    No line is lost: each line is blank, or belongs to the header, to a row that is yielded, or to an unreadable row. Raises
+    UserError if the header is missing or invalid, or if a stray quotation mark seems to have merged rows
+    (:class:`_MergedRowChecker`).
 
     on_bad_row : a function that is called with the place and the reason of an unreadable row
     find_file_column : a function from the names of all columns to the name of the column of image files
@@ -208,7 +211,8 @@ def read_csv_rows(
 class _LineIterator:
     """An iterator over the lines of a text file; lines can be put back.
 
-    ``n_taken`` is the number of lines that were taken. ``taken_lines`` lists these lines; the caller clears the list.
+    ``n_taken`` is the number of lines that the iterator has returned. ``taken_lines`` holds those since the caller last
+    cleared this list.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -259,9 +263,9 @@ def _find_row_fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> s
 class _MergedRowChecker:
     """A checker that finds rows of a CSV file that a stray quotation mark has merged.
 
-    A quoted cell that extends from one row into the next row contains the file name of one of the two rows. A text counts as a
-    file name if it ends in the suffix of an image format, or in a suffix that occurred in the column of files. If names in
-    that column have no suffix, a text without blanks at the position of the column counts, too.
+    If a quoted cell extends from one row into the next row, it contains the file name of one of the two rows. A text counts as
+    a file name if it ends in the suffix of an image format, or in a suffix from the column of files. If the names in that
+    column have no suffix, a text without blanks at the position of the column counts, too.
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:

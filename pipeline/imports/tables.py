@@ -57,7 +57,10 @@ _ColumnChooser = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
 def add_table(path: Path, collector: RowCollector, settings: ImportSettings, photos: PhotoNames) -> None:
-    """Add all rows of a table. Raises UserError if the table cannot be read, or lacks a column of files or captions."""
+    """Add the rows of a table to ``collector``; ``photos`` finds files by their names in the table.
+
+    Raises UserError if the table cannot be read, or lacks a column of files or captions.
+    """
     rows = read_table_rows(path, settings, collector.add_bad_row)
     for place, values in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
@@ -68,7 +71,7 @@ def add_table(path: Path, collector: RowCollector, settings: ImportSettings, pho
 
 
 def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Yield the place of each row, and a dictionary from each field to the values in one or several columns.
+    """Yield the place (file and line) of each row, and its values by field; a field has a value for each of its columns.
 
     Calls ``on_bad_row`` with the place and the reason of an unreadable row. Raises UserError if ``path`` is not a table.
     """
@@ -112,7 +115,10 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) 
 
 
 def read_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[ImportedRow]:
-    """Yield the rows of a table as :func:`read_table_rows` and :func:`build_row` do; ``on_bad_row`` also gets invalid rows."""
+    """Yield the rows of a table. ``on_bad_row`` is called with the place and the reason of an unreadable or invalid row.
+
+    Raises UserError as :func:`read_table_rows` does.
+    """
     if path.suffix.lower() == ".parquet" and (columns := _find_text_columns(path, settings)):
         yield from _read_text_rows(path, columns, on_bad_row)
         return
@@ -126,7 +132,10 @@ def read_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Ite
 
 
 def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None:
-    """Return the columns of files, captions and, perhaps, splits of a parquet table, if it has texts only and no ids."""
+    """Return the columns of files, captions and, if there is one, splits of a parquet table for the fast reader.
+
+    Returns None if :func:`_read_text_rows` cannot read the table, because it has ids or columns of another type than text.
+    """
     library, kinds = map(import_module, ("pyarrow.parquet", "pyarrow.types"))
     with wrap_read_errors(path, "a parquet file"):
         schema = library.read_schema(check_input(path))
@@ -139,7 +148,7 @@ def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None
 
 
 def _read_text_rows(path: Path, names: list[str], on_bad_row: OnBadRow) -> Iterator[ImportedRow]:
-    """Yield the rows of a parquet table by columns, which is faster. ``names`` are those of :func:`_find_text_columns`."""
+    """Yield the rows of a parquet table, read column by column. ``names`` is the result of :func:`_find_text_columns`."""
     row_number = 0
     with path.open("rb") as stream:
         for batch in read_parquet_batches(path, stream, lambda _: names):
@@ -154,14 +163,14 @@ def _read_text_rows(path: Path, names: list[str], on_bad_row: OnBadRow) -> Itera
 
 
 def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
-    """Return a row with ``values`` by field. Raises BadRow if a value has the wrong type."""
+    """Return the row with these values by field (:func:`read_table_rows`). Raises BadRow if a value has the wrong type."""
     file, split = values["file"][0], values["split"][0] if "split" in values else None
     if not isinstance(file, str):
         raise BadRow("names no image file")
     if split is not None and not isinstance(split, str):
         raise BadRow(f"the split {split!r:.50} is not a text")
     captions = values["caption"]
-    if len(captions) > 1:  # then columns of captions may be empty
+    if len(captions) > 1:  # some of several columns of captions may be empty
         captions = [text for text in captions if text is not None and str(text).strip()]
     imgid, cocoid = (parse_id(values[name][0], name) if name in values else None for name in ("imgid", "cocoid"))
     sentids: tuple[int, ...] = ()
@@ -190,9 +199,9 @@ def parse_id(value: object, field_name: str) -> int | None:
 def choose_columns(
     path: Path, header: Mapping[str, Any], given: Mapping[str, tuple[str, ...]], required: tuple[str, ...] = REQUIRED_FIELDS
 ) -> dict[str, tuple[str, ...]]:
-    """Return the names of the columns of each field: the ``given`` names, or else the first usual name in the header.
+    """Return the columns of each field: the ``given`` columns, or else the first column of the header with a usual name.
 
-    Raises UserError if a given field or column does not exist, or if a required field has no column.
+    Raises UserError if a given field or column does not exist, or if a ``required`` field has no column.
     """
     unknown = next((field for field in given if field not in USUAL_NAMES_BY_FIELD), None)
     if unknown is not None:
@@ -224,7 +233,7 @@ def _read_xlsx_rows(path: Path) -> Iterator[tuple[str, _RowValues]]:
 
 
 def read_xlsx(path: Path, n_rows: int | None = None) -> pd.DataFrame:
-    """Return the first ``n_rows`` rows of the first sheet of a spreadsheet as texts, without blank rows; None: all rows."""
+    """Return the first ``n_rows`` rows of the first sheet of a spreadsheet, or all rows, as texts. Blank rows are dropped."""
     import_extra("openpyxl", path.name, "xlsx")
     with wrap_read_errors(path, "a spreadsheet (.xlsx)"):
         with zipfile.ZipFile(path) as archive:
@@ -269,9 +278,9 @@ _TABLE_NAMES = ("metadata", "captions")  # usual names of a table in the folder 
 
 
 def find_table(folder: Path) -> Path | None:
-    """Return the table of captions (``metadata.*`` or ``captions.*``) in a folder of images; None without such a file.
+    """Return the table of captions (``metadata.*`` or ``captions.*``) in a folder of images; None if there is no such file.
 
-    Raises UserError if there are several tables.
+    Raises UserError if there are several such files.
     """
     tables = [path for name in _TABLE_NAMES for end in TABLE_SUFFIXES if (path := folder / f"{name}{end}").is_file()]
     if len(tables) > 1:
@@ -280,7 +289,7 @@ def find_table(folder: Path) -> Path | None:
 
 
 def import_table(images: Path, table: Path, settings: ImportSettings, other_folder: Path | None = None) -> Path:
-    """Write ``dataset.json`` from a table, link the folder ``images``, and return the path of ``dataset.json``.
+    """Write a data set from a table, link the folder ``images``, and return the path of the data set's file.
 
     A row has the path of an image, relative to the folder ``images``, and one or more captions. An image may have several
     rows. Symbolic links may lead to files in ``images`` or ``other_folder``. The header of each image file is checked.
@@ -289,17 +298,18 @@ def import_table(images: Path, table: Path, settings: ImportSettings, other_fold
         raise UserError(f"{images}: no such folder of images")
     check_dataset_name(settings.name)
     photos = PhotoNames(images)
-    settings = _understand_table(table, photos, settings)
+    settings = _detect_table_layout(table, photos, settings)
     collector = RowCollector(settings, build_photo_checker(images, other_folder, photos))
     add_table(table, collector, settings, photos)
     content = collector.build_dataset_content(images, format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 
-def _understand_table(table: Path, photos: PhotoNames, settings: ImportSettings) -> ImportSettings:
-    """Return the settings with the encoding and the columns of a CSV file or spreadsheet, and log what was understood.
+def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettings) -> ImportSettings:
+    """Return the settings with the encoding and the columns of a CSV file or spreadsheet, and log both for the user.
 
-    Columns that the user names overrule those with usual names, and these overrule those with fitting contents.
+    The columns of a field are the columns that the user names, or else a column with a usual name, or else the columns with
+    fitting contents. If ``asks`` is set, the user must confirm. Raises click.Abort if the user declines.
     """
     kind = table.suffix.lower()
     if kind == ".xlsx":
@@ -322,7 +332,7 @@ def _understand_table(table: Path, photos: PhotoNames, settings: ImportSettings)
     try:
         columns = choose_columns(table, dict.fromkeys(layout.names), settings.columns)
     except UserError:
-        return settings  # the reader of the rows explains a wrong header first
+        return settings  # the reader of the rows will raise an error with a better explanation
     layout.log_summary(table, columns)
     if settings.asks and not click.confirm("Import these rows?", default=True, err=True):
         raise click.Abort
@@ -332,10 +342,10 @@ def _understand_table(table: Path, photos: PhotoNames, settings: ImportSettings)
 def build_photo_checker(
     images: Path, other_folder: Path | None = None, photos: PhotoNames | None = None
 ) -> Callable[[str], None]:
-    """Return a function that raises BadRow if a file in the folder ``images`` cannot be used.
+    """Return a function that raises BadRow if a file in the folder ``images`` is not usable.
 
-    The file must be a readable image, and the target of a link must lie in ``images`` or ``other_folder``. If the file is
-    missing, the message has the most similar names of ``photos``.
+    The file must be an image with a valid header, and the target of a link must lie in ``images`` or ``other_folder``. If the
+    file is missing, the message has the most similar names of ``photos``.
     """
     folders = ImageFolders([folder for folder in (images, other_folder) if folder is not None])
 

@@ -44,9 +44,11 @@ _MAX_LOGGED_KINDS = 5  # kinds of unread members in the log
 class Sample:
     """A sample: consecutive members (files) of an archive whose names begin with the same key.
 
-    bytes_by_extension, member_by_extension : the bytes and the place of each member that was read
-    unread_paths : the paths of unread members with a known extension after a second dot, such as ``a.b.jpg`` for the key ``a``
-    fault : a message about the first member that cannot be used; None without such a member
+    bytes_by_extension : the content of each member that was read
+    member_by_extension : the same members, with their positions in the archive
+    unread_paths : the paths of members with a known extension after a second dot, such as ``a.b.jpg`` for the key ``a``; these
+        members are not read
+    fault : a message about the first member that is not usable; None without such a member
     """
 
     key: str
@@ -70,14 +72,17 @@ class Sample:
         raise BadRow(f"no photo ({', '.join(PHOTO_EXTENSIONS)}){self.unread_hint()}")
 
     def unread_hint(self) -> str:
-        """Return a remark on the first of ``unread_paths`` for the end of an error message; "" if there are none."""
+        """Return a remark about the first unread member for the end of an error message, or an empty text."""
         if not self.unread_paths:
             return ""
         name = str(self.unread_paths[0])
         return f"; member {name!r} is the field {self.unread_paths[0].name.partition('.')[2]!r} of this key and is not read"
 
     def check_members(self) -> None:
-        """Raise BadRow for an unusable member, or for an unread photo and its unread caption, ``a.b.jpg`` and ``a.b.txt``."""
+        """Raise BadRow if a member is not usable, or if the sample seems to hold several samples.
+
+        An unread photo and its unread caption, such as ``a.b.jpg`` and ``a.b.txt``, are a sign of another sample ``a.b``.
+        """
         if self.fault:
             raise BadRow(self.fault)
         extensions: dict[PurePosixPath, set[str]] = {}
@@ -95,14 +100,14 @@ class Sample:
 
 
 class SampleReader:
-    """A reader of samples. ``key_until`` states whether a key ends at the first or the last dot of the file name."""
+    """A reader of samples, which counts unread members. ``key_until`` is the end of a key: ``first-dot`` or ``last-dot``."""
 
     def __init__(self, key_until: str) -> None:
         self._key_until = key_until
         self._n_unread_by_extension: Counter[str] = Counter()
 
     def read_samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
-        """Yield the samples in the order of ``members``, without samples that have neither a photo nor a caption."""
+        """Yield the samples in the order of ``members``. A sample is left out if all its members are ignored."""
         sample = Sample("")
         for member in members:
             path = PurePosixPath(member.name)
@@ -125,13 +130,13 @@ class SampleReader:
         return self._n_unread_by_extension.total()
 
     def describe_unread_members(self) -> str:
-        """Return a text with the number of unread members by extension."""
+        """Return a text with the number of unread members by extension, such as ``12 *.cls, 3 *.npy``."""
         counts = [f"{count} {extension}" for extension, count in self._n_unread_by_extension.most_common(_MAX_LOGGED_KINDS)]
         others = len(self._n_unread_by_extension) - len(counts)
         return to_printable_line(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
     def _finish_sample(self, sample: Sample) -> Iterator[Sample]:
-        """Yield the sample unless all members are ignored. Count the second and later photos as unread."""
+        """Yield the sample, unless all its members are ignored. Count its second and later photos as unread members."""
         photos = [extension for extension in sample.bytes_by_extension if extension in PHOTO_EXTENSIONS]
         self._n_unread_by_extension.update(f"*.{extension}" for extension in photos[1:])
         if sample.bytes_by_extension or sample.unread_paths or sample.fault:
@@ -177,7 +182,8 @@ def import_webdataset(
 
     As in WebDataset itself, a key ends at the first dot of a file name: ``a.b.jpg`` is the field ``b.jpg`` of the sample
     ``a``. This is ``key_until="first-dot"``, the default. With ``last-dot`` a key ends at the last dot. A second sample with
-    the same key, and a sample with a member whose path leads out of the archive, are bad rows. Unread members are counted.
+    the same key, and a sample with a member whose path leads out of the archive, are bad rows. A log line reports the number
+    of unread members.
     """
     check_dataset_name(settings.name)
     key_until = key_until or KEY_END_RULES[0]
