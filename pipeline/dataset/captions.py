@@ -1,7 +1,7 @@
 """Split captions into tokens, build vocabularies, and match the captions of two files.
 
-A data set names a tokeniser of ``TOKENISERS``, which splits new text and captions without tokens. Tokens in ``dataset.json``
-are used unchanged.
+A data set names a tokeniser of ``TOKENISERS``. The tokeniser splits queries, and captions that have no tokens in
+``dataset.json``. Tokens in ``dataset.json`` are used unchanged.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from vse.pipeline.errors import UserError, did_you_mean, import_extra
 from vse.pipeline.files.writing import read_json, write_text
 
-DEFAULT_TOKENISER = "letters_and_digits"  # of a data set that names none
-IMPORT_TOKENISER = "unicode_words"  # the default of an import
+DEFAULT_TOKENISER = "letters_and_digits"  # the tokeniser of a data set that names none
+IMPORT_TOKENISER = "unicode_words"  # the tokeniser of an import without --tokeniser
 _ASCII_WORD_PATTERN = re.compile(r"[a-z0-9]+")
 _JOINER_CHARACTERS = "\u200c\u200d"  # characters inside words of Persian and of Indian scripts
 _UNSPACED_CHARACTER_PATTERN = re.compile(
@@ -156,10 +156,11 @@ def join_letters_and_digits(words: _Words) -> str:
 def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_similarity: float = 1.0) -> dict[int, int]:
     """Match the captions of one file with the captions of another file by their text.
 
-    Returns a dictionary from indices of ``captions`` to indices of ``others``. Each caption is matched once at most.
+    A caption is a list of words. Returns a dictionary from indices of ``captions`` to indices of ``others``. Each caption is
+    matched once at most.
 
-    Captions with the same letters and digits are matched first. The remaining captions are matched in the order of
-    similarity, down to ``min_similarity``. The similarity is 2 x equal tokens / (tokens of both captions).
+    Captions with the same letters and digits are matched first. The remaining captions are matched in the order of decreasing
+    similarity, which is 2 x equal tokens / (tokens of both captions). Pairs below ``min_similarity`` are not matched.
     """
     by_text: dict[str, list[int]] = {}
     for index, other in enumerate(others):
@@ -182,7 +183,8 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
 def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Words) -> list[tuple[int, int]]:
     """Convert spans (start, stop) of ``words`` to spans of ``tokens``, the tokens of the same or a similar caption.
 
-    A new span holds every token that has a letter or digit of the old span. The new span is (0, 0) without such tokens.
+    ``stop`` is exclusive. A new span holds every token that has a letter or digit of the old span; it is (0, 0) without such
+    tokens.
     """
     plain = ascii_words(" ".join(words))
     plain_spans = [_convert_span(span, words, plain) for span in spans]

@@ -1,7 +1,8 @@
-"""Choices: an image, a right caption, and wrong captions that differ from it in a few words or in their order.
+"""Choices test whether a model finds the right caption of an image among wrong captions, which differ in a few words.
 
-Captions with two exchanged phrases are made from a data set with marked phrases. Published choices are converted by
-:mod:`vse.pipeline.imports.published_choices`. Both write a data set with all captions, and a file of choices.
+:func:`swap_phrases` builds wrong captions by exchanging two phrases of a right caption.
+:mod:`vse.pipeline.imports.published_choices` converts published choices. Both write a data set with the right and the wrong
+captions, and a file of choices.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ _SYMMETRIC_WORDS = {"and", "or", "with", "near", "by", "beside", "next", "to", "
 
 
 class Choice(BaseModel):
-    """An image, the ids of the captions to choose from, and the position of the right one.
+    """An image, and the ids of the captions to choose from.
 
+    ``right`` : the index of the right caption in ``sentids``.
     ``kind`` : the kind of the wrong captions, such as ``same_type``.
-    ``group`` : choices with the same number belong together, as the two images and two captions of Winoground.
+    ``group`` : a number that choices share if they belong together, such as the two images of an example of Winoground.
     ``text_scores`` : the score of each caption by a text model, which does not see the image; empty without such a model.
     """
 
@@ -69,7 +71,7 @@ class Choices(BaseModel):
     """The content of a file of choices.
 
     ``dataset`` : the name of the data set that has the images and captions.
-    ``origin`` : where the choices are from, such as a data set and a seed, or the names of published files.
+    ``origin`` : a sentence about the origin of the choices, with a data set and a seed, or the names of published files.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -82,7 +84,7 @@ class Choices(BaseModel):
 
 
 def read_choices(path: Path) -> tuple[Choices, str]:
-    """Return the content of a file of choices, and the SHA-256 of the file. Raises UserError if it is no such file."""
+    """Return the content of a file of choices and the SHA-256 of the file. Raises UserError if it is not a file of choices."""
     file = InputFile(path)
     try:
         return Choices.model_validate(parse_json(path, file.read())), file.sha256
@@ -93,7 +95,7 @@ def read_choices(path: Path) -> tuple[Choices, str]:
 
 
 class BigramModel:
-    """A text model that knows pairs of neighbouring words. It shows how many choices can be made without the image.
+    """A text model that counts pairs of neighbouring words. As a baseline, it makes choices without the image.
 
     The probability of a word w after a word v is 0.8 n(v, w) / n(v) + 0.2 (n(w) + 1) / (N + V + 1). Here n(w) is the count of
     a word, and n(v, w) that of a pair. The end of a caption counts as a word. N is the sum of all n(w), and V the number of
@@ -112,7 +114,7 @@ class BigramModel:
         self._n_words = self._words.total()
 
     def score(self, tokens: Sequence[str]) -> float:
-        """Return the mean logarithm of the probability of a word of a caption, and of its end."""
+        """Return the mean log probability (natural logarithm) over the words of a caption and its end."""
         total = 0.0
         for before, word in pairwise(["", *tokens, ""]):
             alone = (self._words[word] + 1) / (self._n_words + len(self._words) + 1)
@@ -122,18 +124,20 @@ class BigramModel:
 
 
 def fit_text_model(dataset: Dataset) -> BigramModel:
-    """Return the text model of the training captions of a data set."""
+    """Return a text model with the counts of the training captions of a data set."""
     return BigramModel(caption.tokens for image in dataset.split("train") for caption in image.captions)
 
 
 def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test", seed: int = 0) -> Path:
-    """Write a data set with captions of a split and the same captions with two phrases exchanged; return the file of choices.
+    """Write choices between a caption and the same caption with two phrases exchanged; return the path of the file of choices.
 
-    The two phrases name different things, and at least one word between them is not a word such as *and* or *with*. *A man on
-    a horse* becomes *a horse on a man*. A caption has up to two choices: of kind ``same_type``, with two phrases that share a
-    type such as ``people``, and of kind ``other_type``. The text of each caption is its tokens. The new data set has no other
-    images and captions. Its name is that of its folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``. Raises
-    UserError if no caption of the split has two such phrases.
+    *A man on a horse* becomes *a horse on a man*. The two phrases name different things, and at least one word between them is
+    not a word such as *and* or *with*. A caption has up to two choices: one of the kind ``same_type``, whose phrases share a
+    type such as ``people``, and one of the kind ``other_type``.
+
+    The new data set has only the right and wrong captions of these choices, and their images. The text of a caption is its
+    tokens, joined by blanks. The folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``, also names the data set.
+    Raises UserError if no caption of the split has two such phrases.
     """
     dataset = load_and_check_dataset(dataset_file)
     out = out or dataset_file.absolute().parent.with_name(f"{dataset_file.absolute().parent.name}_swapped")
@@ -175,7 +179,7 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
 
 
 def build_sentence(sentid: int, imgid: int, tokens: Sequence[str]) -> dict[str, Any]:
-    """Return a sentence of ``dataset.json`` whose text is its tokens."""
+    """Return the entry of a caption for ``dataset.json``. The text is the tokens, joined by blanks."""
     return {"sentid": sentid, "imgid": imgid, "raw": " ".join(tokens), "tokens": list(tokens)}
 
 
@@ -196,7 +200,7 @@ def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> P
 def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase, Phrase]]]:
     """Return the pairs of phrases that can be exchanged, by the kind of the choice.
 
-    They name different things, and a word that is not in ``_SYMMETRIC_WORDS`` stands between them.
+    Both phrases name different things, and a word that is not in ``_SYMMETRIC_WORDS`` stands between them.
     """
     found: dict[str, list[tuple[Phrase, Phrase]]] = {}
     for first, second in combinations(sorted(caption.phrases, key=lambda phrase: phrase.start), 2):

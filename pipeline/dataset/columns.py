@@ -1,4 +1,7 @@
-"""The images and captions of a data set, as Python objects or as columns of a parquet file that are read on access."""
+"""Read images and captions of a data set in the same way, as Python objects or as columns of a parquet file.
+
+The functions of this module accept any sequence of images. For :class:`ImageColumns` they read only the needed columns.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,10 @@ class IdIndex:
 
 
 class ImageColumns(Sequence[Image]):
-    """A sequence of images that reads an :class:`Image` from a parquet file on access. Equal to any sequence of equal images.
+    """A sequence that reads each :class:`Image` from a parquet file on access. It equals any sequence of equal images.
 
     columns : the columns of the file
-    rows : the indices of the images in the columns; None for all images
+    rows : the indices in the file of the images of this sequence; None for all images
     """
 
     def __init__(self, columns: ParquetColumns, rows: NDArray[np.int64] | None = None) -> None:
@@ -48,7 +51,7 @@ class ImageColumns(Sequence[Image]):
 
     @property
     def input_file(self) -> InputFile:
-        """The open file."""
+        """The open parquet file."""
         return self._columns.input_file
 
     @property
@@ -86,7 +89,7 @@ class ImageColumns(Sequence[Image]):
 
     @property
     def raws(self) -> list[str]:
-        """The text of each caption of the images."""
+        """The text of each caption, in the order of the images."""
         return [
             raws[row]
             for group, captions in self._iterate_caption_groups()
@@ -107,7 +110,7 @@ class ImageColumns(Sequence[Image]):
 
     @property
     def caption_languages(self) -> list[str]:
-        """The language of each caption of the images, or blank."""
+        """The language of each caption, in the order of the images; an empty text for a caption without a language."""
         if not self._columns.has_languages:
             return [""] * int(self.caption_counts.sum())
         return [
@@ -118,7 +121,10 @@ class ImageColumns(Sequence[Image]):
         ]
 
     def _iterate_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield row groups of the file, with indices in the group of consecutive images of this sequence."""
+        """Yield runs of consecutive images of this sequence that lie in one row group of the file.
+
+        A run is the index of the row group, and the indices of the images in this group.
+        """
         ends = self._columns.group_ends
         groups = np.searchsorted(ends, self._row_indices, side="right")
         for rows in np.split(np.arange(len(groups)), np.flatnonzero(np.diff(groups)) + 1):
@@ -127,7 +133,7 @@ class ImageColumns(Sequence[Image]):
                 yield group, self._row_indices[rows] - (ends[group - 1] if group else 0)
 
     def _iterate_caption_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield row groups of the file, with indices in the group of the captions of consecutive images."""
+        """Yield the runs of :meth:`_iterate_groups`, with the indices in the row group of the captions of the images."""
         for group, rows in self._iterate_groups():
             yield group, _list_caption_rows(self._find_caption_ends(group), rows)
 
@@ -192,7 +198,10 @@ def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: Capti
 
 
 def _list_caption_rows(ends: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of the captions of the images with the indices ``rows``. ``ends`` are those of all images."""
+    """Return the indices of the captions of the images with the indices ``rows``.
+
+    ``ends`` is, for all images, the number of captions up to and including each image.
+    """
     counts = np.diff(ends, prepend=0)[rows]
     before = np.cumsum(counts) - counts
     indices: NDArray[np.int64] = np.repeat(ends[rows] - counts - before, counts) + np.arange(counts.sum())
@@ -200,9 +209,9 @@ def _list_caption_rows(ends: NDArray[np.int64], rows: NDArray[np.int64]) -> NDAr
 
 
 def build_tables(images: Iterable[Image]) -> Iterator[Any]:
-    """Yield the images as tables (pyarrow) with :func:`~vse.pipeline.dataset.parquet_io.column_schema`, a row group each.
+    """Yield the images as tables (pyarrow) with :func:`~vse.pipeline.dataset.parquet_io.column_schema`.
 
-    The phrases of the captions are left out.
+    A table has ``IMAGES_PER_GROUP`` images, the last one perhaps fewer. The phrases of the captions are left out.
     """
     arrow = import_module("pyarrow")
     iterator = iter(images)
@@ -267,7 +276,7 @@ def coco_ids(images: Sequence[Image]) -> Ids | None:
 
 
 def select_images(images: Sequence[Image], keep: NDArray[np.bool_]) -> Sequence[Image]:
-    """Return the images for which ``keep`` (n_images,) is true."""
+    """Return the images for which the Boolean array ``keep`` (n_images,) is true."""
     return images.select(keep) if isinstance(images, ImageColumns) else list(compress(images, keep))
 
 
@@ -286,7 +295,7 @@ def count_words(images: Sequence[Image]) -> dict[str, int]:
 
 
 def caption_languages(images: Sequence[Image]) -> list[str]:
-    """Return the language of each caption, in the order of the images; blank for a caption without a language."""
+    """Return the language of each caption, in the order of the images; an empty text for a caption without a language."""
     if isinstance(images, ImageColumns):
         return images.caption_languages
     return [caption.language for image in images for caption in image.captions]

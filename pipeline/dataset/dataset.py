@@ -58,8 +58,8 @@ __all__ = [
     "load_dataset_file",
 ]
 ALL_SPLITS = "all"  # stands for all splits where a command takes several
-MIN_LARGE_BYTES = 2**23  # the size from which a dataset.json gets a copy in columns, and hashes are remembered
-_CHECK_VERSION = 2  # changes with the checks of data sets, the columns and the tokenisers
+MIN_LARGE_BYTES = 2**23  # a dataset.json of this size or more gets a copy in columns, and its SHA-256 is remembered
+_CHECK_VERSION = 2  # to be increased if the checks of data sets, the columns or the tokenisers change
 _LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Fold(NamedTuple):
 
 
 def parse_fold(text: str) -> Fold | None:
-    """Return the fold that a text such as ``0 of 5`` describes; None if it describes none."""
+    """Return the fold that a text such as ``0 of 5`` describes; None for any other text."""
     found = re.fullmatch(r"(\d{1,9}) of (\d{1,9})", text)
     fold = Fold(*map(int, found.groups())) if found else None
     return fold if fold is not None and fold.number < fold.n_folds else None
@@ -80,15 +80,15 @@ def parse_fold(text: str) -> Fold | None:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set. ``path`` is the file ``dataset.json``; ``images`` are all images in the order of the file.
+    """A data set. ``path`` is its file, ``dataset.json`` or ``dataset.parquet``; ``images`` are in the order of the file.
 
     ``has_image_files`` is false for a data set of imported features. ``sha256`` is the SHA-256 of the file, or empty if the
-    data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for new text.
+    data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for queries.
 
-    ``parent`` is the name of a data set with the same images, whose caches of image features this data set reads. It is empty
-    for most data sets. A fold of a cross-validation (:mod:`vse.pipeline.dataset.splits`) has a parent with other splits, and a
-    ``fold``, such as ``0 of 5``. A data set with further captions (:mod:`vse.pipeline.imports.added_captions`) has a parent
-    with fewer captions.
+    ``parent`` is the name of a data set with the same images; this data set reads the caches of image features of its parent.
+    Most data sets have no parent (an empty text). A fold of a cross-validation (:mod:`vse.pipeline.dataset.splits`) has a
+    parent with other splits, and a ``fold``, such as ``0 of 5``. A data set with further captions
+    (:mod:`vse.pipeline.imports.added_captions`) has a parent with fewer captions.
     """
 
     name: str
@@ -110,7 +110,7 @@ class Dataset:
 
     @property
     def listed_files(self) -> list[Path]:
-        """The files and folders, besides ``path``, whose change makes this a different data set."""
+        """The files and folders, besides ``path``, that determine the content of this data set."""
         return []
 
     @cached_property
@@ -124,7 +124,7 @@ class Dataset:
         return {split: tuple(by_split[split]) for split in SPLITS if split in by_split}
 
     def keep_splits(self, splits: Sequence[str]) -> Dataset:
-        """Return this data set with the images of ``splits`` alone. Raises UserError if a split has no images."""
+        """Return a copy of this data set with only the images of ``splits``. Raises UserError if a split has no images."""
         if missing := [split for split in splits if split not in self.splits]:
             raise UserError(f"{self.path}: has no images in split {missing[0]!r}; it has {', '.join(self.splits)}")
         kept = np.concatenate([image_ids(self.splits[split]) for split in splits])
@@ -169,9 +169,9 @@ class Dataset:
         return self.splits[name]
 
     def parse_splits(self, names: str) -> list[str]:
-        """Return the splits that a text names: one (``test``), several (``train,val``) or ``all`` that have images.
+        """Return the splits in a text: one (``test``), several (``train,val``), or ``all``, the splits that have images.
 
-        Raises UserError if a split has no images.
+        Raises UserError if a named split has no images.
         """
         if names == ALL_SPLITS:
             return list(self.splits)
@@ -186,7 +186,8 @@ def load_dataset_file(path: Path) -> Dataset:
 
     Further calls return the same object while the object is in use and the file has not changed. Raises UserError, which
     names the image or caption, if the content is invalid: duplicate ids or files, captions with the id of another image,
-    empty captions, unknown splits or tokenisers, image files outside the folder ``images``, phrases beyond the caption.
+    empty captions, unknown splits or tokenisers, image files outside the folder ``images``, phrases beyond the caption. The
+    existence of image files is not checked.
     """
     file, now = InputFile(path), time.time_ns()
     loaded = _LOADED_DATASETS.get((path, file.state))
@@ -199,17 +200,20 @@ def load_dataset_file(path: Path) -> Dataset:
 
 
 def find_dataset_file(folder: Path) -> Path:
-    """Return ``dataset.json`` in a folder, or ``dataset.parquet`` if the folder only has this form of the data set."""
+    """Return the path of the data set in a folder: ``dataset.parquet`` if only this file exists, else ``dataset.json``."""
     parquet, usual = folder / "dataset.parquet", folder / "dataset.json"
     return parquet if parquet.is_file() and not usual.exists() else usual
 
 
 def read_head(dataset_file: Path) -> dict[str, Any]:
-    """Return the keys of a ``dataset.json`` besides ``images``, or those in the metadata of a ``dataset.parquet``."""
+    """Return the head of a data set: all keys of ``dataset.json`` besides ``images``, such as ``dataset`` and ``tokeniser``.
+
+    A ``dataset.parquet`` has the same keys in its metadata.
+    """
     if dataset_file.suffix == ".parquet":
         return ParquetColumns(InputFile(dataset_file)).head
     dataset = load_dataset_file(dataset_file)
-    if isinstance(dataset.images, ImageColumns):  # the copy of a large file has its keys, too
+    if isinstance(dataset.images, ImageColumns):  # the copy in columns has the same keys as the large file
         return ParquetColumns(dataset.images.input_file).head
     return {key: value for key, value in read_json(dataset_file).items() if key != "images"}
 
@@ -221,11 +225,11 @@ def columns_copy(path: Path) -> Path:
 
 def _read_parquet(path: Path, file: InputFile) -> Dataset:
     columns = _open_columns(file)
-    return Dataset(path=path, images=ImageColumns(columns), sha256=file.sha256, **_read_head(path, columns.head))
+    return Dataset(path=path, images=ImageColumns(columns), sha256=file.sha256, **_parse_head(path, columns.head))
 
 
 def _open_columns(file: InputFile) -> ParquetColumns:
-    """Open a parquet file. All values are checked unless the file has not changed since its last check."""
+    """Open a parquet file. Check all its values, unless it is known to be unchanged since its last check."""
     if not recall_sha256(file, _CHECK_VERSION):
         check_parquet_columns(file)
         if file.has_changed:
@@ -235,7 +239,11 @@ def _open_columns(file: InputFile) -> ParquetColumns:
 
 
 def remember_checks(dataset: Dataset) -> None:
-    """Remember that a data set that was loaded soon after its files were written is valid, now that they are older."""
+    """Remember that a loaded data set is valid, so that the next command need not check its file again.
+
+    :func:`load_dataset_file` does so itself, except for a file that was written shortly before, since a later write to it
+    could go unnoticed.
+    """
     if isinstance(dataset.images, ImageColumns):
         remember_sha256(dataset.images.input_file, _CHECK_VERSION)
         if dataset.images.input_file.path != dataset.path:
@@ -257,22 +265,25 @@ def _read_json(path: Path, file: InputFile) -> Dataset:
 
 
 def _read_copy(path: Path, sha256: str) -> Dataset | None:
-    """Return the data set in the copy of a ``dataset.json`` with this hash; None if the copy is missing or invalid."""
+    """Return the data set from the copy in columns of ``path``, whose hash is ``sha256``.
+
+    Returns None if the copy is missing or invalid, or was made of a file with another hash.
+    """
     copy = columns_copy(path)
     if not copy.is_file():
         return None
     try:
         columns = _open_columns(InputFile(copy))
-        if columns.copied_sha256 != f"{sha256} {_CHECK_VERSION}":
+        if columns.copied_version != f"{sha256} {_CHECK_VERSION}":
             return None
-        return Dataset(path=path, images=ImageColumns(columns), sha256=sha256, **_read_head(copy, columns.head))
+        return Dataset(path=path, images=ImageColumns(columns), sha256=sha256, **_parse_head(copy, columns.head))
     except UserError as error:
         log.warning("%s; %s is parsed instead", error, path.name)
         return None
 
 
 def write_columns_copy(path: Path, sha256: str, head: dict[str, Any], tables: Iterable[Any]) -> None:
-    """Write the copy of the ``dataset.json`` at ``path`` in columns; nothing in a folder that is not writable.
+    """Write a copy in columns of the ``dataset.json`` at ``path``. If the copy cannot be written, nothing happens.
 
     ``sha256`` is the hash of the file, ``head`` has its keys besides ``images``, and ``tables`` has the images.
     """
@@ -291,13 +302,16 @@ def _parse_dataset(path: Path, file: InputFile) -> tuple[Dataset, dict[str, Any]
         raise UserError(f"{path}: {error.strerror}") from None
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
-    head = _read_head(path, content)
+    head = _parse_head(path, content)
     images = parse_images(path, content.pop("images"), find_tokeniser(head["tokeniser"], path))
     return Dataset(path=path, images=images, sha256=file.sha256, **head), content
 
 
-def _read_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a :class:`Dataset` in the keys besides ``images``. Raises UserError if a key is invalid."""
+def _parse_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of :class:`Dataset` that ``content`` describes in other keys than ``images``, by their names.
+
+    Raises UserError if a key is invalid.
+    """
     name = content.get("dataset")
     if not isinstance(name, str) or not is_valid_name(name):
         raise UserError(
@@ -314,7 +328,7 @@ def _read_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def select_languages(images: Sequence[Image], languages: Sequence[str], path: Path) -> Sequence[Image]:
-    """Return the images with the captions in ``languages`` only. Without ``languages``, the images are unchanged.
+    """Return the images with only their captions in ``languages``; an empty list of languages keeps all captions.
 
     Raises UserError, which begins with ``path``, if a language has no caption.
     """

@@ -27,10 +27,10 @@ from vse.pipeline.files.writing import lock_for_writing, remove_temporary_files,
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
-MAX_ATTEMPTS = 5  # requests in a row that bring no new byte
-FIRST_PAUSE_SECONDS = 1.0  # seconds after the first such request; the pause doubles after each further request
+MAX_ATTEMPTS = 5  # consecutive requests without a new byte, after which a download fails
+FIRST_PAUSE_SECONDS = 1.0  # the pause after the first request without a new byte; it doubles after each further one
 TIMEOUT_SECONDS = 60.0  # seconds without a byte; also the interval in which the speed is measured
-MIN_BYTES_PER_SECOND = 1000  # bytes per second
+MIN_BYTES_PER_SECOND = 1000  # a slower connection is closed
 _MAX_REDIRECTS = 10
 _CHUNK_BYTES = 1 << 16
 _TEMPORARY_ERROR_STATUSES = {408, 429, 500, 502, 503, 504}
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 
 def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None, images: bool = True) -> str:
-    """Download and unpack the files of ``config`` into ``out``, and write ``out/dataset.json``.
+    """Download and unpack the files of the data set ``config`` into ``out``, and write ``out/dataset.json``.
 
     Existing files are kept, so a second call resumes. ``base_url`` replaces everything in a URL except the file name. With
-    ``images=False`` no images are downloaded. Returns the path of ``dataset.json``, or instructions for the user if the
-    images are missing.
+    ``images=False`` no images are downloaded. Returns a text for the user: the path of ``dataset.json``, or instructions to
+    get the images if they are missing.
     """
     if not config.is_published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
@@ -67,10 +67,7 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
 
 
 def _check_archive(path: Path, sha256: str, url: str) -> None:
-    """Raise UserError if a file exists at ``path`` whose SHA-256 is not ``sha256``.
-
-    ``url`` is the address of the archive to download, for the message.
-    """
+    """Raise UserError if a file exists at ``path`` and its SHA-256 is not ``sha256``. The message names ``url``."""
     check_output(path, OutputKind(f"the archive at {url}", lambda existing: sha256_file(existing) == sha256))
 
 
@@ -112,7 +109,7 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
 
 
 def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
-    """Download ``url`` to ``path`` without a check of the content, unless ``path`` already has ``n_bytes``; return ``path``.
+    """Download ``url`` to ``path`` without a check of the content; return ``path``. A file of ``n_bytes`` is kept.
 
     An interrupted download is resumed as in :func:`download`.
     """
@@ -286,7 +283,7 @@ def read_chunks(response: requests.Response, timeout: float, n_bytes: int | None
 
 
 def parse_length(text: str) -> int | None:
-    """Return the length in bytes that the text of an HTTP header states, or None if the text is not a number."""
+    """Return the number of bytes that the value of an HTTP header states; None if the value is not a number."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
@@ -323,7 +320,7 @@ def _file_size(path: Path) -> int:
 
 
 def _innermost_reason(error: BaseException) -> str:
-    """Return the message of the innermost cause of an error on one line, e.g. 'Connection refused'."""
+    """Return one line with the message of the exception that first caused an error, e.g. ``Connection refused``."""
     while error.__context__ is not None:
         error = error.__context__
     return to_printable_line(error)

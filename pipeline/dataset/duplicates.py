@@ -1,6 +1,6 @@
-"""Find images and captions that occur in several splits of a data set, or in two data sets: leaks from training to test.
+"""Find leaks from training to test: images and captions that occur in several splits of a data set, or in two data sets.
 
-Photos that look alike are found by perceptual hashes.
+Perceptual hashes find photos that look similar.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from vse.pipeline.presets.presets import list_preset_names, load_dataset_preset
 from vse.pipeline.progress import progress_bar
 
 N_HASH_BITS = 64
-MAX_DIFFERENT_BITS = 6  # between the hashes of a photo and of its scaled, squashed or recompressed copy
+MAX_DIFFERENT_BITS = 6  # bits in which the hash of a photo may differ from that of a scaled, squashed or recompressed copy
 _PIXELS_PER_SIDE, _N_FREQUENCIES = 32, 8
 _HASHES_PER_CHUNK = 1024
 _DCT_MATRIX = np.cos(
@@ -85,10 +85,11 @@ def find_similar_hashes(
 
 
 def group_similar_photos(paths: Sequence[Path]) -> list[list[int]]:
-    """Group photos that look alike. A group is a list of indices of ``paths``; groups are in the order of their first photo.
+    """Group photos that look similar. A group is a list of indices of ``paths``; groups are in the order of their first photo.
 
-    Two photos are in one group if their perceptual hashes differ in at most ``MAX_DIFFERENT_BITS`` bits, or if a chain of such
-    photos connects them. A file that cannot be decoded is a group of its own.
+    Two photos are in one group if their perceptual hashes differ in at most ``MAX_DIFFERENT_BITS`` bits, or if a chain of
+    such pairs connects them. A photo that cannot be decoded is a group of its own. Raises UnreadableArchive if the archive of
+    a photo cannot be read.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -139,9 +140,9 @@ def find_same_images(
     checksums: Mapping[int, bytes] | None = None,
     other_checksums: Mapping[int, bytes] | None = None,
 ) -> list[tuple[Image, Image]]:
-    """Pair each image with the first image among ``others`` that has the same published id or the same file content.
+    """Pair each image with the first of ``others`` that has the same published id or the same bytes. Leave out other images.
 
-    ``checksums`` and ``other_checksums`` map an ``imgid`` to the SHA-256 of the file, if the SHA-256 is known.
+    ``checksums`` and ``other_checksums`` map an ``imgid`` to the SHA-256 of the file. Files without an entry are not compared.
     """
     known = defaultdict[str | bytes, list[Image]](list)
     for other in others:
@@ -160,7 +161,7 @@ def _list_identity_keys(image: Image, checksums: Mapping[int, bytes]) -> list[st
 
 
 def report_shared_images(dataset: Dataset, other: Dataset) -> str:
-    """Report the number of images that two data sets share, in a line for each pair of splits, and mark leaks.
+    """Report how many images two data sets share, with a line for each pair of splits. A line about a leak has a remark.
 
     Images are compared by their published ids; files of the same size are also compared by their bytes.
     """
@@ -174,7 +175,10 @@ def report_shared_images(dataset: Dataset, other: Dataset) -> str:
 
 
 def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str:
-    """Report the pairs of similar photos in different splits of a data set, or in two data sets. Raises BadImage."""
+    """Report the pairs of similar photos in different splits of a data set, or in two data sets.
+
+    Raises BadImage if a photo cannot be decoded.
+    """
     hashes = _hash_photos(dataset)
     images, twins = dataset.images, (dataset if other is None else other).images
     pairs = [
@@ -196,7 +200,7 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
 
 
 def describe_leak(split: str, other: str) -> str:
-    """Return a remark for the report if exactly one of the two splits is for training; else an empty text."""
+    """Return a remark for a line of a report if exactly one of the two splits is for training; otherwise an empty text."""
     return "  <- trained on in one, tested on in the other" if (split in TRAINING_SPLITS) != (other in TRAINING_SPLITS) else ""
 
 
@@ -206,7 +210,10 @@ def sort_by_splits(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[st
 
 
 def _hash_files_of_common_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return, for each data set, the SHA-256 by ``imgid`` of the files whose size occurs in the other data set, too."""
+    """Return the SHA-256 by ``imgid`` for both data sets, but only for files whose size also occurs in the other data set.
+
+    Other files cannot have the same bytes, and are not read.
+    """
     if not (dataset.has_image_files and other.has_image_files):
         return {}, {}
     sizes = [{image.imgid: image_file_size(one.image_path(image)) for image in one.images} for one in (dataset, other)]
@@ -232,8 +239,8 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
     """Report equal captions and similar photos across the splits of a data set, and images that are in known test sets.
 
     ``against`` is a ``dataset.json`` to compare with, or the name of a data set in ``data/`` or next to this data set. The
-    photos of a data set given by name may be missing. Without ``look_alikes`` no photos are read. Raises UserError if a data
-    set is invalid or an image file is missing.
+    photos of a data set given by name may be missing. With ``look_alikes=False`` no photos are compared by their look. Raises
+    UserError if a data set is invalid or an image file is missing.
     """
     dataset = load_and_check_dataset(path)
     others = [] if against is None else [_load_compared_dataset(against, dataset)]
@@ -251,7 +258,7 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
 
 
 def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> str:
-    """Report captions with the same lower-case tokens in different splits of a data set, or in two data sets."""
+    """Report captions with equal tokens, regardless of case, in different splits of a data set, or in two data sets."""
     own = _count_captions_by_text(dataset)
     twins = own if other is None else _count_captions_by_text(other)
     counts: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
@@ -277,10 +284,7 @@ def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> st
 
 
 def _count_captions_by_text(dataset: Dataset) -> dict[str, Counter[str]]:
-    """Return the number of captions with each text in each split.
-
-    A text is the lower-case tokens of a caption, joined by blanks.
-    """
+    """Return the number of captions by text and split. A text is the lower-case tokens of a caption, joined by blanks."""
     splits: dict[str, Counter[str]] = defaultdict(Counter)
     for image in dataset.images:
         for caption in image.captions:
@@ -289,7 +293,7 @@ def _count_captions_by_text(dataset: Dataset) -> dict[str, Counter[str]]:
 
 
 def report_known_test_images(dataset: Dataset) -> list[str]:
-    """Report the images of a data set that are test images of published data sets, by their published ids.
+    """Report how many images of a data set are test images of published data sets. Images are compared by their published ids.
 
     A published data set must lie next to this data set or in ``data/``. The report also names published data sets that may
     share images but were not found.

@@ -19,8 +19,8 @@ from vse.pipeline.dataset.phrases import Box
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
-MAX_XML_BYTES = 4_000_000  # of an XML file; an annotation of Flickr30K Entities has a few thousand
-MAX_XML_DEPTH = 32  # levels of elements; an annotation of Flickr30K Entities has four
+MAX_XML_BYTES = 4_000_000  # the largest XML file; an annotation of Flickr30K Entities has a few thousand bytes
+MAX_XML_DEPTH = 32  # the most levels of elements; an annotation of Flickr30K Entities has four
 
 
 @dataclass(slots=True)
@@ -77,13 +77,13 @@ def _convert_element(node: etree._Element, path: Path, level: int = 1) -> XmlEle
     return XmlElement(str(node.tag), node.sourceline or 0, (node.text or "").strip(), children)
 
 
-NOT_VISUAL_CHAIN = "0"  # in place of the id of a chain, for phrases that name nothing visible
+NOT_VISUAL_CHAIN = "0"  # the id of the chain in phrases that name nothing visible
 _PHRASE_MARK_PATTERN = re.compile(r"\[/EN#([0-9]{1,18})((?:/[^/\[\]]+)+)")
 _CORNER_TAGS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class MarkedPhrase(NamedTuple):
-    """The words ``start`` to ``stop`` (exclusive) of a caption, the id of the coreference chain, and the types of a phrase."""
+    """A phrase: the words ``start`` to ``stop`` (exclusive) of a caption, the id of the coreference chain, and the types."""
 
     start: int
     stop: int
@@ -92,7 +92,7 @@ class MarkedPhrase(NamedTuple):
 
 
 class MarkedCaption(NamedTuple):
-    """The words, including punctuation marks, and the phrases of a caption of Flickr30K Entities."""
+    """A caption of Flickr30K Entities: the words, including punctuation marks, and the phrases."""
 
     words: tuple[str, ...]
     phrases: tuple[MarkedPhrase, ...]
@@ -119,8 +119,8 @@ class ImageBoxAnnotations:
 def read_marked_captions(path: Path) -> tuple[MarkedCaption, ...]:
     """Read the captions of a file in ``Sentences``, one per line.
 
-    Raises UserError, which names the file and line, if a phrase has no words or is not closed, or if a closing bracket is
-    followed by text (``guys],``) or closes nothing.
+    Raises UserError, which names the file and line, if a phrase has no words or no closing bracket, or if a closing bracket
+    has no phrase or is followed by text (``guys],``).
     """
     with wrap_read_errors(path, "UTF-8 text"):
         lines = InputFile(path).read().decode().rstrip().split("\n")
@@ -138,7 +138,7 @@ def _parse_caption(line: str, where: str) -> MarkedCaption:
                 raise UserError(f"{where}: the phrase {token!r} begins inside another phrase")
             mark, start = _parse_mark(token, where), len(words)
         elif mark is None:
-            brackets += token.count("[") - token.count("]")  # brackets of the text, as in: a sign [ in German ]
+            brackets += token.count("[") - token.count("]")  # brackets that mark no phrase, as in: a sign [ in German ]
             if "[/EN#" in token or brackets < 0:
                 raise UserError(f"{where}: {token!r} does not mark a phrase; put blanks around marks and closing brackets")
             words.append(token)
@@ -169,7 +169,7 @@ def _parse_mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
 
 
 def read_annotation(path: Path) -> ImageBoxAnnotations:
-    """Read the size and the boxes of a file in ``Annotations``, clipped to the image.
+    """Read the size of the image and the boxes, clipped to the image, from a file in ``Annotations``.
 
     Raises UserError, which names the file and line, if an element is missing or has an impossible value.
     """
@@ -211,7 +211,7 @@ def _read_chains(thing: XmlElement, path: Path) -> Iterator[str]:
 
 
 def _read_box(element: XmlElement, width: int, height: int, path: Path) -> tuple[Box, bool]:
-    """Return the box, clipped at the border of the image, and whether clipping changed it."""
+    """Return a box, clipped to an image of this width and height in pixels, and whether clipping changed the box."""
     left, top, right, bottom = (_parse_integer(_only_child(element, corner, path), path) for corner in _CORNER_TAGS)
     box = max(left - 1, 0), max(top - 1, 0), min(right, width), min(bottom, height)
     if left > right or top > bottom or box[0] >= box[2] or box[1] >= box[3]:
@@ -253,7 +253,7 @@ def read_photo_numbers(path: Path) -> tuple[str, ...]:
 
 
 def read_unrelated_captions(path: Path) -> frozenset[tuple[str, int]]:
-    """Read ``UNRELATED_CAPTIONS``: the captions that do not describe the photo.
+    """Read ``UNRELATED_CAPTIONS``, the list of captions that do not describe their photo.
 
     Returns pairs of the number of a photo and the 0-based index of a caption. Raises UserError, which names the file and line,
     if a line is not such a pair.

@@ -33,8 +33,8 @@ from vse.pipeline.files.images import read_image_size
 from vse.pipeline.progress import progress_bar
 
 ENTITIES_SPLITS = ("train", "val", "test")
-MIN_CAPTION_SIMILARITY = 0.7  # matches 562 of the 563 captions of Flickr8k that differ in a letter from Entities
-_COORDINATE_DECIMALS = 4  # of a scaled coordinate
+MIN_CAPTION_SIMILARITY = 0.7  # 563 captions of Flickr8k differ in letters from Entities; this limit matches 562 of them
+_COORDINATE_DECIMALS = 4  # decimals of the coordinates of scaled boxes
 log = logging.getLogger(__name__)
 
 
@@ -42,8 +42,9 @@ def build_entities_content(folder: Path, images: Path) -> dict[str, Any]:
     """Build the content of ``dataset.json`` from the captions and splits of Flickr30K Entities.
 
     ``folder`` has ``Annotations``, ``Sentences``, ``train.txt``, ``val.txt`` and ``test.txt``, and may have
-    ``UNRELATED_CAPTIONS``. ``images`` has the file ``<number>.jpg`` of every listed photo; the ``imgid`` is this number. Logs
-    counts. Raises UserError if a file is missing, or if a photo is in two splits.
+    ``UNRELATED_CAPTIONS``. ``images`` has the file ``<number>.jpg`` of every photo in the three lists. The ``imgid`` of an
+    image is this number. Logs the numbers of photos, captions, boxes and phrases. Raises UserError if a file is missing, or
+    if a photo is in two splits.
     """
     splits = {split: read_photo_numbers(folder / f"{split}.txt") for split in ENTITIES_SPLITS}
     photos = [(number, split) for split, numbers in splits.items() for number in numbers]
@@ -82,13 +83,13 @@ def mark_entities_phrases(
 ) -> dict[str, Any]:
     """Return the content of a checked ``dataset.json`` with the phrases of Flickr30K Entities instead of earlier phrases.
 
-    An image is matched by the number at the beginning of the file name. A caption is matched with the caption of the same
-    image in Entities that has the same letters and digits. If the spelling differs (*grey*, *gray*), the caption is matched
-    with the most similar remaining caption, if the share of equal tokens is at least ``min_similarity``; 1 allows no
-    difference. A caption without a counterpart gets no phrases.
+    An image is matched by the number at the beginning of the file name, and a caption by its text
+    (:func:`~vse.pipeline.dataset.captions.match_captions`). Captions whose spelling differs (*grey*, *gray*) are matched if
+    the share of equal tokens is at least ``min_similarity``; 1 allows no difference. A caption without a counterpart in
+    Entities gets no phrases.
 
     Boxes are scaled to the size of the files in ``images``. Without ``images``, boxes are in pixels of the annotated photos.
-    Logs counts. Raises UserError if no image is annotated.
+    Logs the numbers of matched images and captions. Raises UserError if no image is in Entities.
     """
     reader, tokenise = _EntitiesReader(folder, images), find_tokeniser(content.get("tokeniser", DEFAULT_TOKENISER), folder)
     entries, n_captions = [], 0
@@ -122,7 +123,7 @@ def _add_phrases_to_sentences(
     min_similarity: float,
     tokenise: Callable[[str], list[str]],
 ) -> None:
-    """Add phrases to the sentences that match a caption of ``photo``. Each caption is used once at most."""
+    """Add phrases to the sentences of an image that match a caption of ``photo``. Each caption is matched once at most."""
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
     captions = [caption.words for caption in photo.captions]
     for index, other in match_captions(texts, captions, min_similarity).items():
@@ -151,7 +152,7 @@ class _EntitiesReader:
     folder: Path
     images_folder: Path | None
     counts: Counter[str] = field(default_factory=Counter)
-    first_scaled_message: str = ""  # about the first photo whose size differs from the annotated size
+    first_scaled_message: str = ""  # a message about the first photo whose size differs from the annotated size
 
     def __post_init__(self) -> None:
         for name in ("Annotations", "Sentences"):
@@ -164,9 +165,9 @@ class _EntitiesReader:
         return self.folder / "Sentences" / f"{number}.txt"
 
     def read_photo(self, number: str, file: str) -> _AnnotatedPhoto:
-        """Read the captions and boxes of a photo; ``file`` is its path.
+        """Read the captions and boxes of the photo ``number``; ``file`` is its path in the folder of images.
 
-        Captions that do not describe the photo lose their phrases.
+        Captions in ``UNRELATED_CAPTIONS`` lose their phrases.
         """
         captions = list(read_marked_captions(self.sentences_file(number)))
         annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")

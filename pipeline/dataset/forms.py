@@ -1,4 +1,4 @@
-"""Write a data set as ``dataset.json`` or ``dataset.parquet``, table by table, and convert one form to the other."""
+"""Write a data set in one of its two forms, ``dataset.json`` or ``dataset.parquet``, and convert one form to the other."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from vse.pipeline.files.writing import lock_for_writing, open_atomic, remove_tem
 
 DatasetForm = Literal["json", "parquet"]
 MAX_JSON_PAIRS = 1_000_000  # an import writes a larger data set as parquet
-Tables = Callable[[], Iterator[Any]]
+Tables = Callable[[], Iterator[Any]]  # each call yields all images as tables
 
 
 def choose_form(n_pairs: int) -> DatasetForm:
-    """Return the form in which an import writes a data set with this number of pairs."""
+    """Return the form in which an import writes a data set with this number of captions (image-caption pairs)."""
     return "parquet" if n_pairs > MAX_JSON_PAIRS else "json"
 
 
@@ -51,9 +51,13 @@ def write_dataset_tables(
 ) -> Path:
     """Write a data set to the folder ``out``, link ``out/images`` to ``images``, and return the path of the file.
 
-    ``head`` has the keys of ``dataset.json`` besides ``images``. ``tables`` yields the images, from the first one at each
-    call, as in :func:`~vse.pipeline.dataset.columns.build_tables`. A file that already has this content is left as it is.
-    Raises UserError if another file is there, or the other form of the data set.
+    Each call of ``tables`` yields all images as tables, as :func:`~vse.pipeline.dataset.columns.build_tables` does. A file
+    that already has this content is left as it is. Raises UserError if the folder has a data set with other content, or in
+    the other form.
+
+    head : the keys of ``dataset.json`` besides ``images``
+    images : the folder of the images; None if there is no link to create
+    inputs : the files from which the data set was built; no input is replaced
     """
     check_no_other_form(out, form)
     if form == "parquet":
@@ -67,7 +71,7 @@ def write_dataset_tables(
 
 
 def write_content(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], form: DatasetForm) -> Path:
-    """Write the content of a ``dataset.json`` in any form, as :func:`write_dataset_tables` does; return the path."""
+    """Write ``content``, the content of a ``dataset.json``, in either form, as :func:`write_dataset_tables` does."""
     if form == "json":
         check_no_other_form(out, form)
         return write_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
@@ -143,7 +147,7 @@ def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path
 
 
 def _has_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
-    """Return whether a parquet file has these metadata and exactly these tables."""
+    """Return whether a parquet file has the head and exactly the tables; False if it is missing or damaged."""
     parquet = import_module("pyarrow.parquet")
     try:
         file = parquet.ParquetFile(path, page_checksum_verification=True)

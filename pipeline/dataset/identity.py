@@ -1,7 +1,7 @@
 """The identity of a data set: the ids and hashes of all photographs and captions.
 
-Two data sets may have the same name and the same ids. Files that are used together are therefore compared by the hashes of the
-images and captions with common ids.
+Two data sets may have the same name and the same ids. Before files are used together, the photographs and captions with
+common ids are therefore compared by their hashes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DataChecksums(BaseModel):
     """SHA-256 checksums of the ids, the photographs and the captions of a data set or a split.
 
     Photographs and captions are sorted by id. None stands for an unknown checksum. The checksum of the captions also covers
-    the image id of each caption. A complete data set also has one checksum of the image ids of all splits.
+    the image id of each caption. ``splits_sha256`` covers the image ids of each split of a complete data set.
     """
 
     ids_sha256: str
@@ -47,7 +47,7 @@ class DataChecksums(BaseModel):
         return hashlib.sha256("".join(str(value) for value in self.model_dump().values()).encode()).hexdigest()[:8]
 
     def list_differences(self, other: DataChecksums) -> list[str]:
-        """Return the names of the known checksums that differ: ids, photographs, captions, splits."""
+        """Return the parts whose checksums differ: ids, photographs, captions, splits. Unknown checksums are not compared."""
         names = {"ids": "ids", "photographs": "photos", "captions": "captions", "splits": "splits"}
         pairs = {name: (getattr(self, f"{key}_sha256"), getattr(other, f"{key}_sha256")) for name, key in names.items()}
         return [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
@@ -57,7 +57,7 @@ class DataChecksums(BaseModel):
 class DataIdentity:
     """The ids and hashes of images and captions. None stands for unknown hashes.
 
-    ``photo_hashes`` (n_images, 32) are the SHA-256 of the image files. ``caption_hashes`` (n_captions, 8) are the results of
+    ``photo_hashes`` (n_images, 32) holds the SHA-256 of the image files, and ``caption_hashes`` (n_captions, 8) the hashes of
     :func:`hash_caption`.
     """
 
@@ -103,9 +103,9 @@ def build_identity(images: Sequence[Image], photos: Hashes | None = None) -> Dat
 def describe_data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
     """Return messages about the differences between two data sets; an empty list if there are none.
 
-    A message is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
-    differ from the complete data set. If only captions differ, a further message states that the
-    photographs are equal or were not compared; likewise for captions if only photographs differ.
+    An example is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
+    differ from the complete data set. If either the captions or the photographs differ, a second message states whether the
+    others are equal or were not compared.
     """
     parts = {
         "photographs": _find_differing_ids(ours.image_ids, ours.photo_hashes, theirs.image_ids, theirs.photo_hashes),
@@ -132,9 +132,9 @@ def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: Da
 
 
 def check_all_same_data(files: Sequence[tuple[Path, DataIdentity]]) -> None:
-    """Raise UserError if two of the files come from different data sets.
+    """Raise UserError if two of the files come from different data sets, as :func:`check_same_data` does for two files.
 
-    The hashes of their common ids are compared. A file without hashes, or without a common id, agrees with any other file.
+    A file without hashes, or without a common id, agrees with any other file.
     """
     for (path, ours), (other_path, theirs) in combinations(files, 2):
         check_same_data(other_path, theirs, path, ours)
@@ -156,15 +156,15 @@ def _hash_arrays(*arrays: NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-N_PHOTOS_COMPARED = 64  # sample size if dataset.json is unchanged
-N_PHOTOS_COMPARED_IF_DATASET_CHANGED = 256  # sample size if dataset.json has changed
+N_PHOTOS_COMPARED = 64  # photographs to compare if dataset.json is unchanged
+N_PHOTOS_COMPARED_IF_DATASET_CHANGED = 256  # photographs to compare if dataset.json has changed
 _NO_IDS = np.empty(0, np.int64)
 
 
 def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
-    """Raise UserError if captions or photographs of a data set differ from the ``recorded`` hashes.
+    """Raise UserError if captions or photographs of a data set differ from ``recorded``, the hashes in a file of embeddings.
 
-    Compares all captions, and an evenly spread sample of the photographs whose files exist.
+    Compares all captions, and an evenly spread sample of the photographs.
     """
     captions = None if recorded.caption_hashes is None else hash_captions(dataset.images)
     photo_ids, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED_IF_DATASET_CHANGED)
@@ -179,7 +179,8 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
 def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: int) -> tuple[Ids, Hashes | None]:
     """Hash at most ``max_photos`` photographs of a data set, evenly spread over the images whose ids are in ``recorded``.
 
-    Returns ids (n,) and hashes (n, 32); the hashes are None if all files are unreadable.
+    Returns ids (n,) and hashes (n, 32). Unreadable files are left out. The hashes are None if no file is left, if the data
+    set has no image files, or if ``recorded`` has no hashes of photographs.
     """
     if recorded.photo_hashes is None or not dataset.has_image_files:
         return _NO_IDS, None

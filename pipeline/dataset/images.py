@@ -21,7 +21,7 @@ from vse.pipeline.files.inputs import error_reason, is_path_text
 class Caption:
     """A caption of an image: its id, the id of the image, the text, the tokens, and the phrases that the data set marks.
 
-    ``language`` is the tag of its language, such as ``en``, or blank if the data set names none.
+    ``language`` is the tag of the language, such as ``en``, or an empty text if it is unknown.
     """
 
     sentid: int
@@ -47,10 +47,10 @@ Tokeniser = Callable[[str], list[str]]
 
 
 def parse_images(path: Path, entries: list[Any], tokenise: Tokeniser) -> tuple[Image, ...]:
-    """Return the images in the list ``images`` of the file ``path``, and empty the list.
+    """Return the images in ``entries``, the list ``images`` of the file ``path``. The list is emptied to save memory.
 
     ``tokenise`` splits captions without tokens. Raises UserError, which names the image or caption, for an invalid entry,
-    duplicate ids or files, and for an empty list.
+    for duplicate ids or files, and for an empty list.
     """
     try:
         entries.reverse()
@@ -67,7 +67,7 @@ def parse_images(path: Path, entries: list[Any], tokenise: Tokeniser) -> tuple[I
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Switch the garbage collector off in the block, because it would visit millions of new objects again and again."""
+    """Switch Python's garbage collector off in the block, because it would visit millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -78,7 +78,10 @@ def pause_garbage_collection() -> Iterator[None]:
 
 
 def intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
-    """Store equal tokens only once in memory, because COCO has 6.5 million tokens but only 30,000 distinct words."""
+    """Return a JSON object whose list ``tokens``, if it has one, shares the memory of equal tokens.
+
+    COCO has 6.5 million tokens but only 30,000 distinct words.
+    """
     tokens = content.get("tokens")
     if isinstance(tokens, list) and all(type(token) is str for token in tokens):
         content["tokens"] = [sys.intern(token) for token in tokens]

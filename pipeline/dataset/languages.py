@@ -28,7 +28,7 @@ def check_language_tag(text: str, option: str) -> str:
 
 
 def parse_languages(text: str, option: str = "--languages") -> list[str]:
-    """Return the languages in a text such as ``en,de``. Raises UserError if one is not a tag, or is given twice."""
+    """Return the languages in a text such as ``en,de``. Raises UserError if one is not a language tag or occurs twice."""
     languages = [check_language_tag(part.strip(), option) for part in text.split(",")]
     if len(set(languages)) < len(languages):
         raise UserError(f"{option} {text}: names a language twice")
@@ -38,7 +38,7 @@ def parse_languages(text: str, option: str = "--languages") -> list[str]:
 def encode_languages(languages: Sequence[str]) -> dict[str, Any]:
     """Return the fields ``caption_languages`` and ``languages`` of a file of embeddings.
 
-    ``languages`` holds the language of each caption. Returns an empty dictionary if a caption has none.
+    ``languages`` holds the language of each caption. Returns an empty dictionary if a caption has no language.
     """
     if not languages or not all(languages):
         return {}

@@ -22,12 +22,12 @@ _XTD_FOLDERS = ("XTD10", "STAIR", "MIC")
 _XTD_CAPTIONS_PATTERN = re.compile(r"test_1kcaptions_(\w+)\.txt")
 _COCO_NAME_PATTERN = re.compile(r"COCO_([a-z]+2014)_(\d{12})\.jpg")
 _COCO_NAME_EXAMPLE = "COCO_val2014_000000000042.jpg"
-_TAG_BY_PUBLISHED_NAME = {"jp": "ja"}  # names of languages that are not tags
+_TAG_BY_PUBLISHED_NAME = {"jp": "ja"}  # published names of languages that are not BCP 47 tags
 
 
 @dataclass(frozen=True)
 class PublishedImage:
-    """An image of a data set: the path of its file, its split, its captions by language, and its id in MS-COCO, if any."""
+    """An image of a published data set: the file, the split, the captions by language, and the id in MS-COCO or None."""
 
     file: str
     split: str
@@ -36,7 +36,7 @@ class PublishedImage:
 
 
 def read_xm3600(annotations: Path) -> Iterator[PublishedImage]:
-    """Read ``captions.jsonl`` of Crossmodal-3600: a line for each image, with lists of captions by language."""
+    """Read ``captions.jsonl`` of Crossmodal-3600, which has a line for each image, with lists of captions by language."""
     check_input(annotations)
     with annotations.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -49,7 +49,10 @@ def read_xm3600(annotations: Path) -> Iterator[PublishedImage]:
 
 
 def read_multi30k(annotations: Path) -> Iterator[PublishedImage]:
-    """Read the folder ``data/task2`` of Multi30k: lists of images, and a file for each split, language and caption."""
+    """Read the folder ``data/task2`` of Multi30k.
+
+    It has lists of images, and several files of captions for each split and language. Line k is a caption of image k.
+    """
     for published, split in _MULTI30K_SPLITS.items():
         lists = sorted((annotations / "image_splits").glob(f"{published}*.txt"))
         if not lists:
@@ -67,9 +70,9 @@ def read_multi30k(annotations: Path) -> Iterator[PublishedImage]:
 
 
 def read_xtd(annotations: Path) -> Iterator[PublishedImage]:
-    """Read the folder of XTD: a list of images of COCO, and a file with a caption for each image in each language.
+    """Read the folder of XTD, which has a list of images of COCO, and a file for each language with a caption per image.
 
-    If a language has several files, the one in ``XTD10`` is read.
+    If a language has several files, the file in the folder ``XTD10`` is read.
     """
     files = _read_lines(annotations / "XTD10" / "test_image_names.txt")
     texts_by_language: dict[str, list[str]] = {}

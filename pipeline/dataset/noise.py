@@ -1,4 +1,4 @@
-"""Noise files: which training captions are paired with a wrong image, or have wrong words.
+"""Write, read and apply noise files, which list training captions with a wrong image or wrong words.
 
 A noise file lists the changes by id, so that any program can train on the same wrong pairs. The data set itself is not
 changed: validation and test always read the correct pairs.
@@ -75,15 +75,16 @@ class Noise(BaseModel):
 
     @property
     def label(self) -> str:
-        """The noise in tables, such as ``caption 0.4 seed 0``."""
+        """The name of the noise in tables, such as ``caption 0.4 seed 0``."""
         origin = f"seed {self.seed}" if self.seed is not None else f"index {str(self.index_sha256)[:8]}"
         return f"{self.kind} {self.rate:g} {origin}"
 
 
 def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "caption", seed: int = 0) -> Path:
-    """Change a share of the training captions of a data set at random, and write the changes to ``out``.
+    """Write random changes of a share ``rate`` of the training captions, images or words to the noise file ``out``.
 
-    Raises UserError if the changes are impossible, for example if more than half of the chosen captions belong to one image.
+    ``kind`` is the kind of the changes (:class:`Noise`). Returns ``out``. Raises UserError if the changes are impossible, for
+    example if more than half of the chosen captions belong to one image.
     """
     dataset = load_dataset_file(dataset_file)
     splits = _training_splits(dataset)
@@ -95,19 +96,20 @@ def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "c
     else:
         wrong_image_of_caption = np.repeat(np.arange(len(images)), caption_counts(images))
         if kind == "image":
-            wrong_image_of_caption = _move_some(np.arange(len(images)), rate, rng, "images")[wrong_image_of_caption]
+            wrong_image_of_caption = _shuffle_images(np.arange(len(images)), rate, rng, "images")[wrong_image_of_caption]
         else:
-            wrong_image_of_caption = _move_some(wrong_image_of_caption, rate, rng, "captions")
-        changes = _list_moves(images, wrong_image_of_caption)
+            wrong_image_of_caption = _shuffle_images(wrong_image_of_caption, rate, rng, "captions")
+        changes = _list_changed_images(images, wrong_image_of_caption)
     return _write(_describe_dataset(dataset, splits) | {"kind": kind, "rate": rate, "seed": seed} | changes, dataset, out)
 
 
 def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     """Convert an index file of NCR or DECL to a noise file, and return its path.
 
-    The index is an array of integers in a ``.npy`` file. That of NCR has an entry for each training caption, that of DECL an
-    entry for each training image: the position of the image that it is paired with. Captions and images are counted in the
-    order of the data set. Raises UserError if the array has another length or refers to images that do not exist.
+    The index is an array of integers in a ``.npy`` file. An integer is the position of an image. In an index of NCR, entry k
+    is the image that is paired with training caption k; in an index of DECL, with all captions of training image k. Captions
+    and images are counted from 0, in the order of the training splits. Raises UserError if the array has another length or
+    refers to images that do not exist.
     """
     dataset = load_dataset_file(dataset_file)
     splits = _training_splits(dataset)
@@ -128,11 +130,11 @@ def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     own = np.arange(len(images)) if kind == "image" else image_of_caption
     moved = index[image_of_caption] if kind == "image" else index
     about = {"kind": kind, "rate": round(float((index != own).mean()), 6), "index_sha256": file.sha256}
-    return _write(_describe_dataset(dataset, splits) | about | _list_moves(images, moved), dataset, out, [index_file])
+    return _write(_describe_dataset(dataset, splits) | about | _list_changed_images(images, moved), dataset, out, [index_file])
 
 
 def read_noise(path: Path, dataset: Dataset) -> tuple[Noise, str]:
-    """Read a noise file of a data set. Return its content and the SHA-256 of the file.
+    """Return the content of a noise file of a data set, and the SHA-256 of the file.
 
     Raises UserError if the file is not a noise file, if it was written for another ``dataset.json``, or if it names captions
     or images that are not in its splits.
@@ -158,9 +160,10 @@ def read_noise(path: Path, dataset: Dataset) -> tuple[Noise, str]:
 
 
 def apply_noise(dataset: Dataset, noise: Noise) -> Dataset:
-    """Return the data set with the changes of ``noise``.
+    """Return a copy of the data set with the changes of ``noise``.
 
-    A caption with a wrong image becomes a caption of that image. A caption with wrong words has these words as text.
+    A caption with a wrong image becomes a caption of that image. A caption with wrong words has these words as text, and
+    loses its phrases.
     """
     if not noise.sentids:
         return dataset
@@ -186,7 +189,7 @@ def _change_caption(caption: Caption, imgid: int, words: Sequence[str] | None) -
 
 
 def _training_splits(dataset: Dataset) -> list[str]:
-    dataset.split("train")  # raises UserError if there is none
+    dataset.split("train")  # raises UserError if the split train has no images
     return [split for split in _TRAINING_SPLITS if split in dataset.splits]
 
 
@@ -210,11 +213,12 @@ def _write(content: Mapping[str, Any], dataset: Dataset, out: Path, inputs: Sequ
     return out
 
 
-def _move_some(image_of_item: NDArray[np.int64], rate: float, rng: np.random.Generator, items: str) -> NDArray[np.int64]:
-    """Exchange the images of a random share of the items, such that each of these items has another image than before.
+def _shuffle_images(image_of_item: NDArray[np.int64], rate: float, rng: np.random.Generator, items: str) -> NDArray[np.int64]:
+    """Return the image of each item after a random share ``rate`` of the items has exchanged images.
 
-    An item is a caption, or the set of all captions of an image. ``image_of_item`` (n_items,) is the present image of each
-    item. Chosen items exchange their images among themselves, so that each image keeps its number of items.
+    An item is a caption, or the set of all captions of an image. ``image_of_item`` (n_items,) is the index of the image of
+    each item. Each chosen item gets another image than before, and each image keeps its number of items. Raises UserError if
+    this is impossible; the message calls the items ``items``.
     """
     chosen = rng.permutation(len(image_of_item))[: round(rate * len(image_of_item))]
     own = image_of_item[chosen]
@@ -224,7 +228,7 @@ def _move_some(image_of_item: NDArray[np.int64], rate: float, rng: np.random.Gen
             "image, so that they cannot exchange their images; give a higher rate"
         )
     new = rng.permutation(own)
-    for k in np.flatnonzero(new == own):  # rare: exchange it with a random item such that both have another image than before
+    for k in np.flatnonzero(new == own):  # rare: exchange with a random item for which both get another image
         if new[k] == own[k]:
             other = rng.choice(np.flatnonzero((new != own[k]) & (own != own[k])))
             new[k], new[other] = new[other], new[k]
@@ -233,8 +237,11 @@ def _move_some(image_of_item: NDArray[np.int64], rate: float, rng: np.random.Gen
     return moved
 
 
-def _list_moves(images: Sequence[Image], new_image_of_caption: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Return the ids of the captions whose image changes, and the ids of the new images."""
+def _list_changed_images(images: Sequence[Image], new_image_of_caption: NDArray[np.int64]) -> dict[str, list[int]]:
+    """Return the fields ``sentids`` and ``imgids`` of :class:`Noise`: the captions whose image changes, and their new images.
+
+    ``new_image_of_caption`` (n_captions,) is the index of the image of each caption after the changes.
+    """
     changed = new_image_of_caption != np.repeat(np.arange(len(images)), caption_counts(images))
     return {
         "sentids": caption_ids(images)[changed].tolist(),
@@ -243,7 +250,10 @@ def _list_moves(images: Sequence[Image], new_image_of_caption: NDArray[np.int64]
 
 
 def _draw_wrong_words(captions: Sequence[Caption], rate: float, rng: np.random.Generator) -> dict[str, Any]:
-    """Replace a random share of all words by other words of the captions, drawn in proportion to their frequency."""
+    """Return the fields ``sentids`` and ``tokens`` of :class:`Noise` for a random share ``rate`` of wrong words.
+
+    The wrong words are drawn from all words of the captions in proportion to their frequency.
+    """
     words = np.asarray([word for caption in captions for word in caption.tokens], object)
     chosen = rng.permutation(len(words))[: round(rate * len(words))]
     if len(chosen) and (words == words[0]).all():

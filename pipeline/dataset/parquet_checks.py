@@ -1,4 +1,7 @@
-"""Check a data set in a parquet file (:mod:`vse.pipeline.dataset.parquet_io`) that another program may have written."""
+"""Check the values of a data set in a parquet file, because another program may have written the file.
+
+:mod:`vse.pipeline.dataset.parquet_io` reads the file afterwards.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,16 @@ from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
 _OPTIONAL_NAMES = ("cocoid", "language")
-# Paths that are absolute, lead out of the folder, are not in their shortest form, or cannot exist
+# Matches paths that are absolute, lead out of the folder, are not in their shortest form, or cannot exist.
 _BAD_PATH_PATTERN = r"^$|^/|/$|//|(^|/)\.\.?(/|$)|\x00|[^/]{256}"
 
 
 def check_parquet_columns(file: InputFile) -> None:
-    """Check all values in the columns of a data set. They follow the same rules as the values in ``dataset.json``.
+    """Check all values in the columns of a data set. The rules are the same as for ``dataset.json``.
 
-    Raises UserError, which names the image or caption, for columns that are missing or of another type, null values, ids or
-    files that occur twice, unknown splits, empty captions, images outside the folder ``images``, and for a damaged file.
+    Raises UserError for columns that are missing or of another type, for null values, for ids or files that occur twice, and
+    for a damaged file. Raises UserError, which names the image or caption, for unknown splits, empty captions, and images
+    outside the folder ``images``.
     """
     arrow, compute = import_module("pyarrow"), import_module("pyarrow.compute")
     ids: dict[str, list[Any]] = {"imgid": [], "sentid": [], "image file": []}
@@ -51,7 +55,7 @@ def check_parquet_columns(file: InputFile) -> None:
 
 
 def _check_types(path: Path, schema: Any) -> None:
-    """Check the types of the columns that are there. Texts may be dictionaries, and texts and lists may be large."""
+    """Check the types of the existing columns. Large lists, large texts and dictionary-encoded texts (Arrow) are allowed."""
 
     def check(name: str, found: Any, wanted: Any) -> None:
         kind = import_module("pyarrow.types")

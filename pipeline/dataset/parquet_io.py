@@ -1,7 +1,8 @@
-"""Read and write the columns of a data set in a parquet file.
+"""Read and write a data set in a parquet file, column by column.
 
-A row is an image with all captions (:func:`column_schema`). The metadata of the file have the other keys of ``dataset.json``
-under ``vse-dataset``. Columns are read on access: ids for all images at once, texts for one row group at a time.
+A row is an image with all captions (:func:`column_schema`). The key ``vse-dataset`` in the metadata of the file holds all keys
+of ``dataset.json`` besides ``images``, the *head*. Columns are read on access: ids for all images at once, texts for one row
+group at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
 NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
-IMAGES_PER_GROUP = 4096  # in a row group, the smallest part that is read
+IMAGES_PER_GROUP = 4096  # images in a row group, the smallest part of a file to read
 HEAD_KEY, COPIED_KEY = b"vse-dataset", b"vse-copied-sha256"
 _CAPTION_LEAF = "sentences.list.element."
 _CACHED_GROUPS = 8
@@ -51,7 +52,11 @@ def column_schema() -> Any:
 
 
 class CaptionTexts(NamedTuple):
-    """The texts of consecutive captions. Caption k has the tokens ``tokens[ends[k]:ends[k + 1]]``."""
+    """The texts of n consecutive captions. Caption k has the tokens ``tokens[ends[k]:ends[k + 1]]``.
+
+    ``ends`` has n + 1 numbers. ``languages`` is None if the file has no column of languages; its values are None for captions
+    without a language.
+    """
 
     raws: list[str]
     tokens: list[str]
@@ -60,16 +65,16 @@ class CaptionTexts(NamedTuple):
 
 
 class ParquetColumns:
-    """The columns of a data set in a parquet file, which :mod:`vse.pipeline.dataset.parquet_checks` has checked.
+    """The columns of a data set in a parquet file, whose values :mod:`vse.pipeline.dataset.parquet_checks` has checked.
 
-    Raises UserError, at the creation or later, if the file is damaged.
+    Raises UserError, at the creation or at a later access, if the file is damaged.
     """
 
     def __init__(self, file: InputFile) -> None:
         self.path, self.input_file = file.path, file  # the open file: a later file at the same path is not read
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         with wrap_read_errors(self.path, "a parquet file"):
-            source = arrow.OSFile(str(file.descriptor_path))  # reads at positions, so that a fork may read, too
+            source = arrow.OSFile(str(file.descriptor_path))  # has no shared position, so that forked processes may read, too
             self._file = parquet.ParquetFile(source, page_checksum_verification=True)
         leaves = {self._file.schema.column(index).path for index in range(len(self._file.schema))}
         if f"{_CAPTION_LEAF}sentid" not in leaves:
@@ -93,8 +98,11 @@ class ParquetColumns:
             return head
 
     @property
-    def copied_sha256(self) -> str | None:
-        """The SHA-256 of the ``dataset.json`` whose copy this file is; None for a data set of its own."""
+    def copied_version(self) -> str | None:
+        """The version of the ``dataset.json`` of which this file is a copy, as :meth:`ParquetColumnsWriter.close` wrote it.
+
+        None if the file is not a copy.
+        """
         value = (self._file.schema_arrow.metadata or {}).get(COPIED_KEY)
         return None if value is None else value.decode(errors="replace")
 
@@ -142,7 +150,11 @@ class ParquetColumns:
         return raws
 
     def read_words(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
-        """Return the index of each token's word, the tokens up to and including each caption, and the words of a row group."""
+        """Return the tokens of the captions in a row group: word indices, caption ends, and the list of distinct words.
+
+        Word k of the row group is ``words[indices[k]]``. ``ends`` (n_captions,) is the number of tokens up to and including
+        each caption.
+        """
         return _encode_tokens(self._read_caption_field("tokens", group))
 
     def read_languages(self, group: int) -> list[str | None]:
@@ -160,14 +172,14 @@ class ParquetColumns:
         return self._read(f"{_CAPTION_LEAF}{name}", [group]).combine_chunks().flatten().field(0)
 
     def _read(self, leaf: str, groups: Sequence[int] | None = None) -> Any:
-        """Return a column of some row groups, or of all (pyarrow)."""
+        """Return the column with the path ``leaf`` in the schema (pyarrow), for the row groups ``groups`` or for all."""
         with wrap_read_errors(self.path, "readable: it is damaged, so write it again; a copy of dataset.json may be deleted"):
             chosen = range(self._file.num_row_groups) if groups is None else groups
             return self._file.read_row_groups(chosen, columns=[leaf], use_threads=False).column(0)
 
 
 def decode_captions(sentences: Any) -> CaptionTexts:
-    """Return the texts in the column ``sentences`` (pyarrow array) of :func:`column_schema`."""
+    """Return the texts of the captions in ``sentences``, a pyarrow array of the column of this name."""
     captions = sentences.flatten()
     tokens, ends, words = _encode_tokens(captions.field("tokens"))
     has_languages = any(field.name == "language" for field in captions.type)
@@ -189,7 +201,7 @@ def _to_numpy(array: Any) -> NDArray[Any]:
 
 
 class ParquetColumnsWriter:
-    """A writer of images to a parquet file, a row group for each table. :meth:`close` adds the metadata."""
+    """A writer of images to a parquet file. Each table becomes a row group. :meth:`close` adds the metadata."""
 
     def __init__(self, stream: BinaryIO) -> None:
         parquet = import_module("pyarrow.parquet")
@@ -205,8 +217,12 @@ class ParquetColumnsWriter:
     def write(self, table: Any) -> None:
         self._writer.write_table(table, row_group_size=max(1, len(table)))
 
-    def close(self, head: dict[str, Any], copied_sha256: str | None = None) -> None:
-        """Write the keys of ``dataset.json`` other than ``images``, and the SHA-256 of the file whose copy this is."""
-        copied = {} if copied_sha256 is None else {COPIED_KEY: copied_sha256}
+    def close(self, head: dict[str, Any], copied_version: str | None = None) -> None:
+        """Write the head, and finish the file.
+
+        ``copied_version`` is a text with the version of the ``dataset.json`` of which this file is a copy: the SHA-256, and
+        the version of the checks. None if the file is not a copy.
+        """
+        copied = {} if copied_version is None else {COPIED_KEY: copied_version}
         self._writer.add_key_value_metadata({HEAD_KEY: json.dumps(head, ensure_ascii=False), **copied})
         self._writer.close()

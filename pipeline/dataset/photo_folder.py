@@ -15,14 +15,14 @@ from vse.pipeline.files.writing import sha256_json
 
 log = logging.getLogger(__name__)
 PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-QUERY_PHOTO_SUFFIXES = (*PHOTO_SUFFIXES, ".gif", ".bmp")  # of a photo that is only a query
+QUERY_PHOTO_SUFFIXES = (*PHOTO_SUFFIXES, ".gif", ".bmp")  # suffixes of a photo that is only a query
 PHOTO_SPLIT = "test"  # the split of all photos of a folder
 
 
 def list_photos(folder: Path) -> list[Path]:
-    """Return the JPEG, PNG and WebP files of a folder and its subfolders, sorted, relative to the folder.
+    """Return the JPEG, PNG and WebP files of a folder and its subfolders as sorted paths, relative to the folder.
 
-    Raises UserError if there are none.
+    Raises UserError if the folder is missing or has no such file.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of photos")
@@ -35,7 +35,10 @@ def list_photos(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class PhotoFolder(Dataset):
-    """The photos of a folder, ``path``. Without photos, a placeholder for the data of a model that travels without data."""
+    """A data set of the photos in the folder ``path``, without captions.
+
+    An object without photos stands in for the data set of a model that is used without its training data.
+    """
 
     def image_path(self, image: Image) -> Path:
         return self.path / image.file
@@ -49,7 +52,7 @@ class PhotoFolder(Dataset):
         return [*sorted({file.parent for file in self.input_paths}), *self.input_paths]
 
     def split(self, name: str) -> tuple[Image, ...]:
-        """Return all photos. Raises UserError if there are none, or for another split than ``test``."""
+        """Return all photos. Raises UserError if there are no photos, or if ``name`` is not ``test``."""
         if not self.images:
             raise UserError(
                 f"{self.path}: a model without photos; name a folder of photos with --images, or a feature cache of photos "
@@ -61,9 +64,9 @@ class PhotoFolder(Dataset):
 
 
 def open_photo_folder(folder: Path, tokeniser: str = DEFAULT_TOKENISER) -> PhotoFolder:
-    """Open a folder of photos. A warning states the number of files that are left out because they are no images.
+    """Return a folder of photos as a data set. Files that are not images are left out, with a warning.
 
-    The SHA-256 of the result depends on the names, sizes and times of the files. Raises UserError if no photo remains.
+    The SHA-256 of the data set depends on the names, sizes and times of the files. Raises UserError if no photo is left.
     """
     images: list[Image] = []
     states, bad = [], []
@@ -84,5 +87,5 @@ def open_photo_folder(folder: Path, tokeniser: str = DEFAULT_TOKENISER) -> Photo
 
 
 def without_photos(model: Path, tokeniser: str) -> PhotoFolder:
-    """Return an empty data set for a model that is used without photos."""
+    """Return a data set without photos for a model that is used without its training data. ``model`` is named in errors."""
     return PhotoFolder(model.resolve().name, model, (), tokeniser=tokeniser)

@@ -1,4 +1,4 @@
-"""Phrases of captions, and boxes in the image."""
+"""Phrases of captions, and the boxes of the things in the image that phrases name."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Box = tuple[float, float, float, float]
 class Phrase:
     """Tokens ``start`` to ``stop`` (exclusive) of a caption that name something in the image.
 
-    ``chain`` is the id of the coreference chain: all phrases of an image for the same thing have the same id. An unknown chain
-    is an empty text. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2, y2) in pixels of the
-    original image, with x2 and y2 exclusive; a phrase for the background has no boxes.
+    ``chain`` is the id of the coreference chain: all phrases of an image for the same thing have the same id. It is an empty
+    text if the chain is unknown. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2, y2) in
+    pixels of the original image, with x2 and y2 exclusive; a phrase for the background has no boxes.
     """
 
     start: int
@@ -32,7 +32,7 @@ class Phrase:
 
     @property
     def truth_box(self) -> Box | None:
-        """The ground truth of localisation: the smallest box around all boxes of the phrase; None without boxes.
+        """The correct box in an evaluation of localisation: the smallest box around all boxes. None without boxes.
 
         The published evaluation of Flickr30K Entities takes this union for plurals such as *two dogs*.
         """
@@ -131,9 +131,9 @@ def _compute_areas(boxes: Float[np.ndarray, "n_boxes 4"]) -> Float[np.ndarray, "
 
 
 def clip_boxes(boxes: NDArray[np.float32], size: tuple[int, int], where: str) -> NDArray[np.float32]:
-    """Return boxes, clipped to an image of width and height ``size``.
+    """Return boxes (n, 4), clipped to an image of the width and height ``size`` in pixels.
 
-    Raises UserError if a box lies outside the image; the message begins with ``where``.
+    Raises UserError if a box lies outside the image or has no area; the message begins with ``where``.
     """
     clipped = np.clip(boxes, 0, np.asarray(size * 2, np.float32))
     empty = ~(clipped[:, 2:] > clipped[:, :2]).all(axis=1)  # written so that NaN counts as empty

@@ -35,7 +35,7 @@ from vse.pipeline.progress import progress_bar
 
 _CHUNKER_BATCH_SIZE = 1000  # captions that spaCy parses at once
 _IMAGES_PER_WRITE = 1000
-_MAX_HEAD_BYTES = 2**16  # of dataset.json before its images
+_MAX_HEAD_BYTES = 2**16  # bytes of dataset.json in front of its images
 log = logging.getLogger(__name__)
 
 
@@ -54,12 +54,12 @@ def source_folder_variable(name: str) -> str:
 
 
 def source_folder(name: str) -> Path:
-    """Return the folder of the published files of a data set: :func:`source_folder_variable`, or ``data/<name>``."""
+    """Return the folder of a data set's published files: ``$VSE_<NAME>_DIR``, or else ``data/<name>``."""
     return Path(os.environ.get(source_folder_variable(name)) or Path("data", name))
 
 
 def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]:
-    """Return the paths of the annotations (files and folders) and of the images folder of a data set in ``source``.
+    """Return the paths of the annotations (files and folders) and of the folder of images of a data set in ``source``.
 
     Raises UserError if a path does not exist; the message explains how to get the missing files and where to put them.
     """
@@ -80,7 +80,7 @@ def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], 
 
 
 def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
-    """Return the paths of a data set's annotations: a file of the Karpathy splits, files of Flickr30K Entities, or both."""
+    """Return the paths of a data set's annotations: the file or folder of its layout, files of Flickr30K Entities, or both."""
     paths = [] if config.annotations is None else [source / config.annotations]
     if config.entities is not None:
         lists = [] if config.annotations else [f"{split}.txt" for split in ENTITIES_SPLITS]
@@ -91,7 +91,7 @@ def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
 def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     """Write ``out/dataset.json`` from the published files in ``source``, and link ``out/images``.
 
-    All annotations and image files are checked first. Returns the path of ``dataset.json``.
+    Annotations and image files are checked first. Returns the path of ``dataset.json``.
     """
     annotations, images = find_source_files(config, source)
     check_dataset_output(out, config.name, annotations)
@@ -109,9 +109,10 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
 
 
 def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str, Any]:
-    """Return the content of a checked ``dataset.json`` with the tokens and the name of another tokeniser.
+    """Return the content of a checked ``dataset.json`` with its captions split by another tokeniser.
 
-    Raises UserError if a caption has no token, or has phrases, because phrases are spans of the old tokens.
+    Raises UserError, which begins with ``where``, if a caption has no token. Phrases are spans of the old tokens, so that a
+    caption with phrases is an error, too.
     """
     tokenise, images = find_tokeniser(tokeniser, where), []
     for image in progress_bar(content["images"], desc="tokenise captions", unit="image"):
@@ -143,12 +144,12 @@ def add_phrases(
     min_similarity: float = MIN_CAPTION_SIMILARITY,
     chunker: str | None = None,
 ) -> Path:
-    """Write a copy of a data set, with phrases in the captions, to ``out/dataset.json``, and link ``out/images``.
+    """Write a copy of a data set, with phrases marked in its captions, to ``out/dataset.json``, and link ``out/images``.
 
     The phrases come from the folder ``entities`` of Flickr30K Entities
     (:func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
     (:func:`mark_noun_phrases`). The copy is called ``name``, or like the folder ``out``. It reads the caches of image features
-    of the data set. Returns the path of ``dataset.json``.
+    of the original data set. Returns the path of ``dataset.json``.
     """
     dataset = load_and_check_dataset(dataset_file)
     name = name or out.resolve().name
@@ -213,10 +214,7 @@ def check_dataset_name(name: str) -> None:
 
 
 def check_dataset_output(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
-    """Raise UserError if the data set ``name`` may not be written to the folder ``out``.
-
-    Call this function before any long work.
-    """
+    """Raise UserError if the data set ``name`` may not be written to the folder ``out``. Call this before any long work."""
 
     def is_dataset(path: Path) -> bool:
         head, has_images, _ = read_first_bytes(path, _MAX_HEAD_BYTES).partition(b', "images": [')
@@ -233,8 +231,8 @@ def write_dataset(
 ) -> Path:
     """Write ``out/dataset.json``, link the folder ``images`` to ``out/images``, and return the path of the file.
 
-    A file that already has this content, in whatever layout, is left as it is. Raises UserError if the file has other content,
-    unless ``may_replace``, or if it would replace one of ``inputs``, the files from which the data set was made.
+    A file that already has this content, in whatever JSON layout, is left as it is. Raises UserError if the file has other
+    content, unless ``may_replace``, or if it is one of ``inputs``, the files from which the data set was built.
     """
     folder, path = out / "images", out / "dataset.json"
     check_dataset_output(out, content["dataset"], inputs)
@@ -257,7 +255,7 @@ def write_dataset_file(path: Path, content: dict[str, Any]) -> Path:
 
 
 def _has_content(path: Path, content: dict[str, Any]) -> bool:
-    """Return whether a ``dataset.json`` exists and has this content. It is parsed only if its bytes differ."""
+    """Return whether a ``dataset.json`` exists and has this content. The file is parsed only if its bytes differ."""
     if not path.exists():
         return False
     with path.open("rb") as stream:
@@ -284,7 +282,7 @@ def _encode_dataset(content: dict[str, Any]) -> Iterator[bytes]:
 
 
 def read_content(dataset_file: Path) -> dict[str, Any]:
-    """Return the content of a ``dataset.json``, or of a ``dataset.parquet`` as that of a ``dataset.json``."""
+    """Return the content of a ``dataset.json``, or the content of a ``dataset.parquet`` in the form of a ``dataset.json``."""
     if dataset_file.suffix != ".parquet":
         content: dict[str, Any] = read_json(dataset_file)
         return content
@@ -293,7 +291,7 @@ def read_content(dataset_file: Path) -> dict[str, Any]:
 
 
 def encode_image(image: Image) -> dict[str, Any]:
-    """Return the entry of an image in ``dataset.json``. Its captions have no ``phrases`` there."""
+    """Return the entry of an image for ``dataset.json``. The phrases of its captions are left out."""
     sentences = [
         build_caption_entry(caption.sentid, image.imgid, caption.raw, list(caption.tokens), caption.language)
         for caption in image.captions
@@ -338,7 +336,7 @@ def load_and_check_dataset(path: Path) -> Dataset:
 
 
 def find_missing_image_files(dataset: Dataset) -> list[BadImage]:
-    """Return an error for each image file that is missing, or whose archive is missing or has changed.
+    """Return an error for each image file that is missing, or that lies in a missing or changed archive.
 
     The list is empty for a data set without image files.
     """
@@ -354,7 +352,7 @@ def find_missing_image_files(dataset: Dataset) -> list[BadImage]:
 def link_images(link: Path, target: Path) -> None:
     """Create the symbolic link ``link`` to ``target``, or replace an earlier link.
 
-    Raises UserError if ``link`` is a real folder.
+    Raises UserError if ``link`` is not a link, such as a real folder.
     """
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} is a folder, not a link; move it away to use the images of {target}")

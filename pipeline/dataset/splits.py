@@ -1,9 +1,9 @@
 """Sample splits for an imported data set, or split a data set into folds for a cross-validation.
 
-Each fold is a data set with the same images and other splits.
-The images are divided into n parts. In fold k, part k is the test split, part k + 1 the validation split, and the other parts
-are the training split; after the last part comes the first. A model is trained on each fold, and all n models together are
-tested on all images. The folds read the caches of image features of the original data set, their *parent*.
+Each fold is a data set with the same images and other splits. For n folds, the images are divided into n parts. In fold k,
+part k is the test split, part (k + 1) modulo n the validation split, and the other parts are the training split. A model is
+trained on each fold, so that each image is tested by one of the n models. The folds read the caches of image features of the
+original data set, their *parent*.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vse.pipeline.files.writing import lock_for_writing, remove_temporary_files,
 
 log = logging.getLogger(__name__)
 
-MIN_FOLDS = 3  # a part each for test, validation and training
+MIN_FOLDS = 3  # test, validation and training need a part each
 
 
 def write_folds(
@@ -34,8 +34,8 @@ def write_folds(
     Each file is a ``dataset.json`` with all images of ``dataset_file``; it also has the keys ``fold``, such as ``0 of 5``, and
     ``parent``, the name of the original data set. The parts differ in size by one image at most. The same ``seed`` gives the
     same parts on every machine. The data set of the folds is called ``name``, or like the folder ``out``. With ``only``, only
-    the fold of this number is written. Raises UserError for fewer than 3 folds, for fewer images than folds, for a fold that
-    does not exist, and for a data set that is a fold itself.
+    the fold of this index is written. Raises UserError for fewer than 3 folds, for fewer images than folds, for an index that
+    is too large, and for a data set that is a fold itself.
     """
     dataset = load_and_check_dataset(dataset_file)
     name = name or out.resolve().name
@@ -73,8 +73,8 @@ def write_folds(
 def assign_parts(imgids: list[int], count: int, seed: int) -> dict[int, int]:
     """Return the part of each image, from 0 to ``count`` - 1.
 
-    Images are ordered by the SHA-256 of the seed and their id, and dealt out in turn. So the parts depend neither on the order
-    of the images nor on the version of a random number generator.
+    Images are sorted by the SHA-256 of the seed and their id; image k in this order gets the part k modulo ``count``. So the
+    parts depend neither on the order of the images nor on the version of a random number generator.
     """
     ordered = sorted(imgids, key=lambda imgid: hashlib.sha256(f"{seed} {imgid}".encode()).digest())
     return {imgid: place % count for place, imgid in enumerate(ordered)}
@@ -89,14 +89,14 @@ def _is_fold_of(name: str) -> Any:
 
 
 def sample_splits(files: Sequence[str], val: float, test: float, seed: int, images_folder: Path | None) -> dict[str, str]:
-    """Return a random split for each file, which depends on the file names and the seed, not on their order.
+    """Return a random split for each file: ``train``, ``val`` or ``test``. It does not depend on the order of the files.
 
-    Photos that look alike get the same split, unless there are so many that a split would lack over half of its images.
+    Photos that look similar get the same split, unless a split would then lack over half of its images.
 
     Parameters
     ----------
     files : paths of the photos in ``images_folder``
-    val, test : the share of the photos for this split
+    val, test : the share of the photos for this split; together below 1
     images_folder : the folder of the photos; None if there are no photos to compare
     """
     if val + test >= 1:
@@ -119,7 +119,10 @@ def sample_splits(files: Sequence[str], val: float, test: float, seed: int, imag
 
 
 def _fill_splits(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> list[str]:
-    """Return the split of each index. A group goes to the first split that has room for all of it, or else to train."""
+    """Return the split of each index in ``groups``. ``sizes`` is the number of places of each split except ``train``.
+
+    A group goes to the first split with enough free places for all its members, or else to ``train``.
+    """
     splits = ["train"] * sum(map(len, groups))
     room = dict(sizes)
     for group in groups:

@@ -225,8 +225,8 @@ class RowCollector:
     def build_dataset_content(self, images_folder: Path | None, **record: Any) -> dict[str, Any]:
         """Return the content of ``dataset.json``, with ``record`` under the key ``imported``.
 
-        Images and captions without ids are numbered in order. If the rows name no splits, splits are sampled: photos that look
-        alike get the same split. ``images_folder`` is the folder of the photos; None if the photos are not read.
+        Images and captions without ids are numbered in order. If the rows name no splits, splits are sampled. Photos that look
+        similar get the same split. ``images_folder`` is the folder of the photos; None if the photos are not read.
 
         If ``skip_bad`` is set, ``import.failures.jsonl`` lists the bad rows. Otherwise raises UserError if there are any.
         """
