@@ -26,7 +26,7 @@ ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAErr
 
 
 class MemberPlace(NamedTuple):
-    """The position of the content of a member in a tar archive, and the CRC-32 of the header in front of it."""
+    """The offset in bytes of a member's content in a tar archive, and the CRC-32 of the header in front of the content."""
 
     offset: int
     header_crc32: int
@@ -36,8 +36,10 @@ class MemberPlace(NamedTuple):
 class ArchiveMember:
     """A member of an archive.
 
+    size : the number of bytes of the content
     open : a function that returns a stream of the content, or None for a member without content
-    place : where the content lies in a tar archive, if :func:`open_tar` was called with ``in_place``; None for a sparse file
+    place : the position of the content in a tar archive, if :func:`open_tar` was called with ``in_place``; None otherwise,
+        and for a sparse file, whose bytes do not lie in one place
     """
 
     name: str
@@ -100,9 +102,9 @@ def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
 
 @contextmanager
 def open_tar(stream: BufferedReader, in_place: bool = False) -> Iterator[Iterator[ArchiveMember]]:
-    """Read a tar archive without compression from a stream, and yield an iterator over its members.
+    """Read an uncompressed tar archive from a stream, and yield an iterator over its members.
 
-    With ``in_place``, the members have a ``place``.
+    With ``in_place``, the members have a ``place``; the stream must then be seekable.
     """
     with tarfile.open(fileobj=stream, mode="r:") as tar:
         yield (_build_tar_member(tar, info, _find_place(stream, info) if in_place else None) for info in tar)
@@ -129,7 +131,7 @@ def _build_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Archiv
 def _select_members(
     archive: Path, members: Iterator[ArchiveMember], wanted: PurePosixPath, max_bytes: int
 ) -> dict[PurePosixPath, ArchiveMember]:
-    """Check all members; return the files at or below the path ``wanted``, by the path relative to ``wanted``."""
+    """Check all members. Return the files at or below the path ``wanted``, by their paths relative to ``wanted``."""
     seen: set[PurePosixPath] = set()
     files: dict[PurePosixPath, ArchiveMember] = {}
     total = 0
@@ -152,7 +154,7 @@ def _select_members(
 
 
 def find_member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
-    """Return why a member must not be unpacked, as the end of a message; None if the member is harmless."""
+    """Return the reason not to unpack a member, as the end of a message; None if the member is harmless."""
     if not (member.is_file or member.is_folder):
         return "is neither a plain file nor a folder"
     if path.is_absolute() or ".." in path.parts or re.search(r"^[A-Za-z]:|[\\\0]", member.name):

@@ -1,8 +1,8 @@
 """Read untrusted parquet files, and check that parquet, Arrow and other compressed files do not decode to too many bytes.
 
-Readers of parquet allocate the memory that the headers of the pages state, whatever the footer of the file states. The headers
-of all pages of a row group are therefore checked before the row group is read. A header is a struct of Thrift's compact
-protocol (https://parquet.apache.org/docs/file-format/).
+Readers of parquet allocate as much memory as the headers of the pages state, even if the footer of the file states less. The
+headers of all pages of a row group are therefore checked before the row group is read. A header is a struct of Thrift's
+compact protocol (https://parquet.apache.org/docs/file-format/).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from vse.pipeline.files.inputs import check_decoded_size, check_gzip_xz_bz2, check_input, check_zip, wrap_read_errors
 
-_MAX_FIELDS = 1000  # fields of one header, nested fields included
+_MAX_FIELDS = 1000  # the most fields of a page header, nested fields included
 _INTEGER_TYPES, _DOUBLE_TYPE, _BINARY_TYPE, _LIST_TYPES, _STRUCT_TYPE = (
     (4, 5, 6),
     7,
@@ -33,8 +33,8 @@ _SIZE_FIELD, _COMPRESSED_SIZE_FIELD, _DATA_PAGE_FIELD, _DICTIONARY_PAGE_FIELD, _
 )  # fields of a page header
 _INNER_HEADER_FIELDS = (_DATA_PAGE_FIELD, _DICTIONARY_PAGE_FIELD, _DATA_PAGE_V2_FIELD)  # a page header has one of these fields
 _BATCH_ROWS, _SMALL_BATCH_ROWS = 1024, 16
-_MAX_VALUE_BYTES = 8  # of a number, or of the index of a text in a dictionary
-_TEXT_TYPES = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # it can also hold numbers
+_MAX_VALUE_BYTES = 8  # bytes of a number, or of the index of a text in a dictionary
+_TEXT_TYPES = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # BYTE_ARRAY can also hold numbers
 _MESSAGE_TYPE_FIELD, _MESSAGE_HEADER_FIELD = 1, 2  # fields of a message, as in Arrow's Message.fbs
 _DICTIONARY_MESSAGE_TYPE, _RECORD_MESSAGE_TYPE = 2, 3  # types of messages that hold data
 _DICTIONARY_DATA_FIELD = 1  # field of a dictionary batch that holds a record batch
@@ -64,9 +64,9 @@ def _read_page_sizes(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Pa
 
 
 class _ThriftReader:
-    """A reader of structs in Thrift's compact protocol. It skips texts and floating-point numbers; their values mean nothing.
+    """A reader of structs in Thrift's compact protocol. It skips texts and floating-point numbers without their values.
 
-    Raises ValueError for damaged headers.
+    Raises ValueError for a damaged struct.
     """
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -124,8 +124,9 @@ class _ThriftReader:
 def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
     """Yield record batches (pyarrow) of a parquet file, row group by row group; one empty batch if the file has no rows.
 
-    Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged, or if a
-    row group or all texts together decode to more bytes than :func:`~vse.pipeline.files.inputs.max_decoded_bytes` allows.
+    Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged. Raises
+    UserError if a row group, or all values with repeated texts counted each time, decode to more bytes than
+    :func:`~vse.pipeline.files.inputs.max_decoded_bytes` allows.
 
     path : the name of the file in messages
     stream : the open file
@@ -155,7 +156,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
 def check_parquet(path: Path) -> None:
     """Raise UserError if a parquet file decodes to more bytes than :func:`max_decoded_bytes` allows.
 
-    Every repeated text is counted.
+    A repeated text is counted each time.
     """
     with path.open("rb") as stream:
         for _ in read_parquet_batches(path, stream, lambda names: names):
@@ -182,7 +183,7 @@ def _select_dictionary_columns(metadata: Any, leaves: Mapping[int, Any]) -> list
 def _count_decoded_bytes_and_rows(
     group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO
 ) -> tuple[int, int]:
-    """Return the largest number of bytes that a reader allocates for a row group, and the number of rows of a batch."""
+    """Return the most bytes that a reader may allocate for a row group, and the number of rows to read in one batch."""
     n_decoded, n_rows = 0, _BATCH_ROWS
     for index, leaf in leaves.items():
         chunk = group.column(index)
@@ -198,7 +199,7 @@ def _count_decoded_bytes_and_rows(
 
 
 def _count_expanded_bytes(array: Any) -> int:
-    """Return the size in bytes of an array in which no text is shared between rows."""
+    """Return the size in bytes that an array would have if each row had its own copy of its texts."""
     kind, compute = import_module("pyarrow.types"), import_module("pyarrow.compute")
     if kind.is_dictionary(array.type):
         lengths = compute.binary_length(array.dictionary).cast("int64")
@@ -222,7 +223,7 @@ def check_arrow(path: Path) -> None:
 
 
 def _count_message_bytes(message: Any) -> int:
-    """Return the number of bytes of the decompressed buffers of an Arrow message.
+    """Return the number of bytes of the buffers of an Arrow message after decompression.
 
     A compressed buffer begins with its decompressed size.
     """
@@ -245,7 +246,7 @@ def _count_message_bytes(message: Any) -> int:
 
 
 class _FlatBuffersTable:
-    """A table of a FlatBuffers message. The bytes at ``position`` hold the offset of the table."""
+    """A table of a FlatBuffers message. The bytes at ``position`` hold the offset from there to the table."""
 
     def __init__(self, content: memoryview, position: int) -> None:
         self._content = content
@@ -253,6 +254,7 @@ class _FlatBuffersTable:
         self._vtable = self._start - struct.unpack_from("<i", content, self._start)[0]
 
     def field_position(self, index: int) -> int:
+        """Return the position of a field of the table; 0 if the table lacks this field."""
         (size,) = struct.unpack_from("<H", self._content, self._vtable)
         if 4 + 2 * index >= size:
             return 0

@@ -1,6 +1,6 @@
 """Open untrusted HDF5 files, and read their ids and attributes.
 
-Data outside the file, and impossible or excessive sizes, are errors. Any program may have written the file.
+Any program may have written a file. Datasets that lie in other files, and impossible or excessive sizes, are errors.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ from vse.pipeline.files.writing import sha256_json
 
 log = logging.getLogger(__name__)
 
-_MAX_COMPRESSION_RATIO = 2000  # no filter of HDF5 reaches this ratio
+_MAX_COMPRESSION_RATIO = 2000  # no compression of HDF5 reaches this ratio
 _MAX_DEFLATE_RATIO = 1032
 _ALLOWED_FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 
 
 @contextmanager
 def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
-    """Open an HDF5 file without a lock. Errors in the block become UserErrors: not ``what`` (e.g. ``a readable shard``)."""
+    """Open an HDF5 file without a lock. Errors in the block become UserErrors, such as "not a readable shard".
+
+    ``what`` is the end of this message: ``a readable shard``.
+    """
     check_input(path)
     with wrap_read_errors(path, what), h5py.File(path, "r", locking=False) as file:
         yield file
@@ -75,8 +78,8 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
 def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
     """Raise UserError if a dataset decodes to too many bytes, or has another compression than gzip or lzf.
 
-    HDF5 decompresses a chunk even beyond the stated size. Large chunks are therefore first decompressed here, up to the stated
-    size.
+    HDF5 decompresses a chunk completely, even if it is larger than stated. Large chunks are therefore first decompressed here,
+    up to the stated size.
     """
     n_stored, chunk_bytes = data.id.get_storage_size(), math.prod(data.chunks) * data.dtype.itemsize
     check_decoded_size(f"{path}: {name}", max(data.nbytes, chunk_bytes), n_stored)
@@ -111,11 +114,11 @@ def require_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False) -> h
 
 
 HASH_ATTRIBUTE = "content_sha256"
-_N_ROWS_HASHED_AT_ONCE = 4096  # rows that are hashed at once
+_N_ROWS_HASHED_AT_ONCE = 4096
 
 
 class ArrayHash:
-    """The hash of an array: its type, its shape, and the SHA-256 of all rows. Rows are added in their order."""
+    """The hash of an array, computed while its rows are added in order. The text has type, shape, and SHA-256 of all rows."""
 
     def __init__(self, dtype: Any, shape: Iterable[int]) -> None:
         self._description = f"{np.dtype(dtype).str} {' x '.join(map(str, shape))}"
@@ -144,7 +147,10 @@ def hash_content(array_hashes: Mapping[str, ArrayHash], attributes: Mapping[str,
 
 
 def check_content_hash(path: Path, stored: object, compute: Callable[[], str]) -> None:
-    """Raise UserError if the stored hash of a file's content differs from the computed one; log a line if none is stored."""
+    """Raise UserError if ``stored``, the hash in a file, differs from ``compute()``, the hash of the content of the file.
+
+    If the file has no hash, nothing is computed, and a line is logged.
+    """
     if stored is None:
         log.info("%s: has no %s, so its content is not checked", path, HASH_ATTRIBUTE)
     elif not isinstance(stored, str) or stored != compute():
@@ -156,9 +162,9 @@ def check_content_hash(path: Path, stored: object, compute: Callable[[], str]) -
 class FileMetadata(Protocol):
     """Metadata of a file of embeddings or phrase scores: the data set, the split and the model.
 
-    ``experiment`` and ``seed`` are None if the file has none. ``trained_on`` is the data set of the training, or None if it is
-    ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the file or folder that was
-    read, or None.
+    ``experiment`` and ``seed`` are None if the file does not state them. ``trained_on`` is the data set of the training; None
+    if it is ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the file or folder
+    from which the object was read; None if it was not read.
     """
 
     @property
@@ -180,7 +186,7 @@ class FileMetadata(Protocol):
 def check_same_attributes(
     first_path: Path, first: FileMetadata, path: Path, other: FileMetadata, names: Sequence[str]
 ) -> None:
-    """Raise UserError if two files differ in an attribute in ``names``. An attribute that one file lacks is ignored."""
+    """Raise UserError if two files differ in one of the attributes ``names``. An attribute that a file lacks is ignored."""
     for name in names:
         first_value, value = getattr(first, name), getattr(other, name)
         if None not in (first_value, value) and first_value != value:
@@ -188,7 +194,7 @@ def check_same_attributes(
 
 
 def parse_attribute(path: Path, name: str, value: Any) -> Any:
-    """Return an attribute of an HDF5 file as text, ``seed`` as an integer. Raises UserError if it has another type."""
+    """Return an attribute of an HDF5 file: an integer for ``seed``, otherwise a text. Raises UserError for other types."""
     value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
     try:
         value = value.decode() if isinstance(value, bytes) else value
@@ -211,15 +217,15 @@ def parse_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArr
 
 
 def parse_floats(path: Path, name: str, values: NDArray[Any] | h5py.Empty, kinds: str = "fiu") -> NDArray[Any]:
-    """Return values in float32. Scores in float64 are returned unchanged, since rounding would create ties.
+    """Return values in float32. Float64 values called ``scores...`` are unchanged, since rounding would create ties.
 
-    Raises UserError if the kind of NumPy type is not in ``kinds``.
+    ``kinds`` are the allowed kinds of NumPy types: f, i and u by default. Raises UserError for another kind.
     """
     if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
         raise UserError(f"{path}: {name} holds no numbers")
     if name.startswith("scores") and values.dtype == np.float64:
         return values
-    with np.errstate(over="ignore"):  # the caller refuses values that overflow, with their row
+    with np.errstate(over="ignore"):  # the caller rejects infinite values, and names their row
         return values.astype(np.float32, copy=False)
 
 

@@ -1,7 +1,7 @@
 """Read and decode untrusted image files to upright RGB, and reject files that lack a part of their pixels.
 
-All commands read photographs with :func:`read_image_bytes`. The bytes of an image file may lie in a tar archive
-(:mod:`vse.pipeline.files.photo_archives`); no caller needs to know.
+All commands read photographs with :func:`read_image_bytes`, which also finds photographs in tar archives
+(:mod:`vse.pipeline.files.photo_archives`).
 
 Pillow decodes incomplete files without an error. Missing rows of a PNG file stay black, and Pillow does not check the
 checksums of the pixels (:func:`_is_png_incomplete` does). Missing blocks of a JPEG file become grey if an end marker
@@ -27,7 +27,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.photo_archives import ArchivedPhoto, find_archived_photo
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
-QUERY_IMAGE_FORMATS = (*IMAGE_FORMATS, "GIF", "BMP")  # formats of a photo that is only a query
+QUERY_IMAGE_FORMATS = (*IMAGE_FORMATS, "GIF", "BMP")  # formats of an image that is only a query
 MAX_PIXELS = 80_000_000  # a larger image is rejected as a decompression bomb
 _SIDEWAYS_ORIENTATIONS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -55,7 +55,7 @@ _NOISE_BYTES = bytes(random.Random(0).randrange(255) for _ in range(1024))  # wi
 
 
 def _is_png_incomplete(content: bytes) -> bool:
-    """Return whether a PNG file lacks rows or has a wrong checksum in its pixel data, although Pillow decodes the file."""
+    """Return whether a PNG file lacks rows, or has a wrong checksum in its pixel data. Pillow finds neither fault."""
     stream, size, missing, position = zlib.decompressobj(), 0, 0, len(_PNG_SIGNATURE)
     while position + 8 <= len(content):
         length, kind = int.from_bytes(content[position : position + 4]), content[position + 4 : position + 8]
@@ -92,10 +92,10 @@ def _count_uncompressed_bytes(header: bytes) -> int:
 
 @dataclass
 class _JpegFrame:
-    """The frame header of a JPEG file, and the bits of the coefficients that the scans so far contained.
+    """The frame header of a JPEG file, and a record of the coefficients in its scans.
 
-    ``lowest_bits`` holds, for the id of each colour component, the lowest transmitted bit of each of the 64 coefficients; None
-    if no bit was transmitted. ``sampling_factors`` holds the sampling factors (across, down) of each component.
+    ``sampling_factors`` holds the sampling factors (across, down) by the id of the colour component. ``lowest_bits`` holds, by
+    the same ids, the lowest bit so far of each of the 64 coefficients; None for a coefficient that no scan has contained.
     """
 
     frame_marker: int
@@ -123,7 +123,7 @@ class _JpegFrame:
         return component_ids
 
     def count_expected_restarts(self, component_ids: list[int], interval: int) -> int:
-        """Return the number of restart markers (RST0 to RST7) of a complete scan of these colour components.
+        """Return the number of restart markers (RST0 to RST7) in a complete scan of these colour components.
 
         ``interval`` is the restart interval of the file: the number of blocks of pixels from one marker to the next.
         """
@@ -136,15 +136,15 @@ class _JpegFrame:
 
     @property
     def is_complete(self) -> bool:
-        """True if the scans so far contained every bit of every coefficient of all colour components."""
+        """True if the scans have contained every bit of every coefficient of all colour components."""
         return not any(bit for known in self.lowest_bits.values() for bit in (1 if b is None else b for b in known))
 
 
 def _insert_noise(content: bytes) -> bytes | None:
     """Return the bytes of a JPEG file with noise after each scan; None if restart markers or the end are missing.
 
-    A decoder ignores the noise in a complete file, and reads the noise as the missing data of an incomplete file, so that the
-    image differs. A file without Huffman coding is returned unchanged.
+    A decoder ignores noise after a complete scan. It reads noise after an incomplete scan as the missing data, so that the
+    decoded image changes. A file without Huffman coding is returned unchanged.
     """
     frame, interval, position, parts = None, 0, 0, []
     copied = 0
@@ -188,7 +188,7 @@ class UnreadableArchive(BadImage):
 
 
 def read_image_bytes(path: Path) -> bytes:
-    """Return the bytes of an image file, or of the member of an archive that stands for it.
+    """Return the bytes of an image file, or of the member of a tar archive that the index has for this path.
 
     Raises BadImage if there is neither a plain file nor a member, and UnreadableArchive if the archive cannot be read.
     """
@@ -202,7 +202,7 @@ def read_image_bytes(path: Path) -> bytes:
 
 
 def image_file_size(path: Path) -> int:
-    """Return the number of bytes of an image file or member. Raises BadImage as :func:`read_image_bytes` does."""
+    """Return the number of bytes of an image file, also in an archive. Raises BadImage as :func:`read_image_bytes` does."""
     if path.is_file():
         return path.stat().st_size
     with _wrap_archive_errors(path):
@@ -210,7 +210,7 @@ def image_file_size(path: Path) -> int:
 
 
 def image_exists(path: Path) -> bool:
-    """Return whether there is an image file or a member for it, as :func:`check_image_exists` does."""
+    """Return whether an image file exists, or is a photograph in an archive that exists and is unchanged."""
     try:
         check_image_exists(path)
     except BadImage:
@@ -248,9 +248,9 @@ def decode_image(
     """Decode an image file to 8-bit RGB, upright according to its EXIF data, with transparent pixels blended with white.
 
     A JPEG file is decoded twice to find missing data, which takes 2 ms more for an image of 500 x 375 pixels. ``content``
-    holds the bytes of the file, if known; ``path`` then only serves for messages. An animation is decoded to its first image.
-    Raises BadImage if the file has none of ``formats``, is damaged or incomplete, or if its header states more than
-    ``max_pixels``.
+    holds the bytes of the file; None: they are read. With ``content``, ``path`` is only the name in messages. An animation is
+    decoded to its first image. Raises BadImage if the file has none of ``formats``, is damaged or incomplete, or if its
+    header states more than ``max_pixels``.
     """
     content = read_image_bytes(path) if content is None else content
     with _wrap_decode_errors(path, formats), Image.open(BytesIO(content), formats=formats) as image:
@@ -300,7 +300,7 @@ def _wrap_decode_errors(path: Path, formats: tuple[str, ...] = IMAGE_FORMATS) ->
 
 
 def _lacks_data(image: Image.Image, content: bytes) -> bool:
-    """Return whether ``content`` lacks data of ``image``, so that the decoder filled a part of the image."""
+    """Return whether the file ``content`` is incomplete, so that the decoder has made up a part of ``image``."""
     if content.startswith(_PNG_SIGNATURE):
         return _is_png_incomplete(content)
     if not content.startswith(_JPEG_START):

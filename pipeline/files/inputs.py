@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, NamedTuple, TypeGuard, TypeVar
 
 from vse.pipeline.errors import Interrupted, UserError, to_printable_line
 
-COARSEST_CLOCK_NS = 2 * 10**9  # resolution in ns of the coarsest clock of a file system
-MAX_NAME_BYTES = 100  # bytes; the names of data sets and features become parts of file names
+COARSEST_CLOCK_NS = 2 * 10**9  # the time between two ticks of the coarsest clock of a file system
+MAX_NAME_BYTES = 100  # bytes of the name of a data set or feature, which becomes a part of file names
 _MAX_FILE_NAME_BYTES = 255
 _MAX_REASON_LENGTH = 200
 _FAULT_BY_FILE_TYPE = {
@@ -40,7 +40,7 @@ _FAULT_BY_FILE_TYPE = {
 
 
 class FileState(NamedTuple):
-    """The size, times and identity of a file on disk, which differ after the file was replaced or written to."""
+    """The device, inode, size and times of a file, which change if the file is replaced or written to."""
 
     device: int
     inode: int
@@ -55,7 +55,8 @@ class FileState(NamedTuple):
     def detects_writes_after(self, now: int) -> bool:
         """Return whether any write to the file from the time ``now`` (in ns) on will change its state.
 
-        The answer is false for a file written shortly before ``now``, because the clock of a file system may be coarse.
+        This is false for a file that was written shortly before ``now``: with a coarse clock, the file system may give a
+        second write the same time.
         """
         return max(self.mtime_ns, self.ctime_ns) < now - COARSEST_CLOCK_NS
 
@@ -85,7 +86,7 @@ def read_file_state(path: Path) -> FileState | None:
         return None
 
 
-_input_states: ContextVar[dict[Path, FileState]] = ContextVar("_input_states")  # states of the inputs checked so far
+_input_states: ContextVar[dict[Path, FileState]] = ContextVar("_input_states")  # states of input files at their first check
 
 
 @contextmanager
@@ -116,7 +117,10 @@ def forget_input(path: Path) -> None:
 
 
 def check_input(path: Path) -> Path:
-    """Return ``path``. Raises UserError if the path is not a plain file: missing, a folder or a device."""
+    """Return ``path``, and record the state of the file for :func:`report_changed_inputs`.
+
+    Raises UserError if the path is not a plain file: missing, a folder or a device.
+    """
     try:
         status = path.stat()
         mode = status.st_mode
@@ -132,7 +136,7 @@ def check_input(path: Path) -> Path:
 
 @contextmanager
 def wrap_read_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn any error in the block into a UserError: the file is not ``what`` (e.g. ``valid JSON``), or has changed."""
+    """Turn any error in the block into a UserError: the file is not ``what`` (e.g. ``valid JSON``), or it has changed."""
     before = read_file_state(path)
     try:
         yield
@@ -157,7 +161,7 @@ def error_reason(error: Exception) -> str:
 
 
 def is_valid_name(value: object) -> TypeGuard[str]:
-    """Return whether ``value`` can be the name of a data set, feature or experiment, which file names contain."""
+    """Return whether ``value`` can be the name of a data set, feature or experiment, and so a part of file names."""
     return (
         isinstance(value, str)
         and value.isprintable()
@@ -179,7 +183,7 @@ _Content = TypeVar("_Content")
 
 
 class InputFile:
-    """A plain file that is opened only once, so that a later file at the same path is not read.
+    """A plain file that is opened once and kept open, so that a new file at the same path is not read instead.
 
     Raises UserError if the path is not a plain file.
     """
@@ -237,8 +241,7 @@ class InputFile:
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
     """Return the bytes and SHA-256 of a file in the folder of a training run.
 
-    ``record`` is the content of the ``run.json`` in this folder. Raises UserError if ``record`` lists a
-    different SHA-256 for this file.
+    ``record`` is the content of ``run.json`` in this folder. Raises UserError if ``record`` has another SHA-256 for the file.
     """
     source = InputFile(file)
     content = source.read()
@@ -253,7 +256,7 @@ def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
 
 
 class InputFolder:
-    """A selection of plain files of a folder, each opened once."""
+    """Some plain files of a folder, each opened once."""
 
     def __init__(self, path: Path, files: Sequence[InputFile]) -> None:
         self.path = path
@@ -267,7 +270,7 @@ class InputFolder:
 
 
 def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
-    """Return ``read(path)`` and the SHA-256 of the file. Raises UserError if the file is missing or changed meanwhile."""
+    """Return ``read(path)`` and the SHA-256 of the file. Raises UserError if the file is missing or changes meanwhile."""
     watched = WatchedFile(path) if path.is_file() else None
     content = read(path)
     if watched is None:
@@ -298,12 +301,12 @@ class WatchedFile:
 
     def _current_state(self) -> FileState | None:
         state = read_file_state(self.path)
-        return state and state._replace(ctime_ns=0)  # another name or mode does not change the content
+        return state and state._replace(ctime_ns=0)  # a rename or another mode changes this time, but not the content
 
 
 _DECODED_GB_VARIABLE = "VSE_MAX_DECODED_GB"
 _DEFAULT_DECODED_GB = 1.0
-_MAX_DECODED_RATIO = 100  # real data hardly compress better
+_MAX_DECODED_RATIO = 100  # decoded bytes per compressed byte; real data hardly compress better
 _CHUNK_BYTES = 1 << 20
 _OPENER_BY_MAGIC: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 
@@ -356,12 +359,14 @@ def check_gzip_xz_bz2(path: Path) -> None:
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the sizes that a zip file states exceed :func:`max_decoded_bytes`. Readers stop at these sizes."""
+    """Raise UserError if the stated sizes in a zip file exceed :func:`max_decoded_bytes`. Readers decode no more."""
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded_size(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 
 
 class _LimitedStream(io.RawIOBase):
+    """A stream of decoded bytes. A read beyond the limit on decoded bytes raises UserError."""
+
     def __init__(self, path: Path, stream: io.BufferedIOBase) -> None:
         self._path, self._stream = path, stream
         self._n_stored = path.stat().st_size

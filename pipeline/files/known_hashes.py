@@ -21,7 +21,8 @@ _RECORD_NAME = ".known_files.json"
 def recall_sha256(file: InputFile, version: int = 0) -> bool:
     """Set ``file.sha256`` to the remembered hash; return False if the file is unknown or may have changed.
 
-    ``version`` is that of the checks that the content has passed.
+    A caller that also checks the content passes the ``version`` of its checks. A hash that was remembered with another version
+    is ignored, so that the content is checked again.
     """
     entry = _read_record(file.path.parent).get(file.path.name)
     if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
@@ -33,7 +34,7 @@ def recall_sha256(file: InputFile, version: int = 0) -> bool:
 
 
 def remember_sha256(file: InputFile, version: int = 0) -> None:
-    """Remember the SHA-256 of an open file. A file that was written only just now, or may not be recorded, is skipped."""
+    """Remember the SHA-256 of an open file, unless the file was written just now or its folder is not writable."""
     entry = {**_describe_state(file.state), "version": version, "sha256": file.sha256}
     if file.state.detects_writes_after(time.time_ns()) and not file.has_changed:
         with suppress(UserError):

@@ -23,8 +23,8 @@ _may_replace_other_kinds: ContextVar[bool] = ContextVar("_may_replace_other_kind
 class OutputKind:
     """A kind of output file, such as a report.
 
-    name : the name of the kind in messages
-    recognises : a function that returns whether the file at a path is of this kind; an error stands for false
+    name : the name of the kind in messages, such as ``a report``
+    recognises : a function that returns whether the file at a path is of this kind; an exception stands for False
     """
 
     name: str
@@ -39,7 +39,7 @@ class OutputKind:
 
 @contextmanager
 def allow_replacing_other_kinds(allowed: bool = True) -> Iterator[None]:
-    """Allow outputs in the block to replace files of other kinds (``--force``)."""
+    """Allow outputs in the block to replace files of other kinds, as ``--force`` does; change nothing if not ``allowed``."""
     token = _may_replace_other_kinds.set(allowed or _may_replace_other_kinds.get())
     try:
         yield
@@ -55,9 +55,9 @@ def may_replace_other_kinds() -> bool:
 def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
     """Check whether a command may write the file ``out``, before the command starts to work.
 
-    An existing file of the same ``kind`` may be replaced; with ``--force``, any plain file. Raises UserError for any other
-    existing file. Even with ``--force``, raises UserError if ``out`` is one of the ``inputs``, also through a link, or lies in
-    an input folder.
+    A new file may be written. An existing file may be replaced if it is of the same ``kind`` or, with ``--force``, if it is a
+    plain file. Raises UserError for any other existing file. Even with ``--force``, raises UserError if the existing file is
+    one of the ``inputs``, also through a link, or lies in an input folder.
     """
     target = resolve_target(out)
     if not target.exists():
@@ -79,7 +79,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def json_kind(name: str, *keys: str) -> OutputKind:
-    """Return the kind of JSON files that hold an object with these keys."""
+    """Return the kind of JSON files that hold an object with these ``keys``, called ``name`` in messages."""
     return OutputKind(name, lambda path: set(keys) <= read_json_object(path).keys())
 
 

@@ -1,6 +1,6 @@
-"""Read photographs from the tar archives that hold them, without unpacking.
+"""Read photographs directly from tar archives, without unpacking.
 
-The index ``images/archives.sqlite`` states, for the file of an image such as ``train-0001/a.jpg``, the archive (a path or URL)
+The index ``images/archives.sqlite`` maps the file of an image, such as ``train-0001/a.jpg``, to the archive (a path or URL)
 and the member with its offset and size. The file itself does not exist: :func:`vse.pipeline.files.images.read_image_bytes`
 reads the bytes from the archive instead.
 """
@@ -31,7 +31,7 @@ MAX_PHOTO_BYTES = 100_000_000
 _IMAGES_FOLDER = "/images/"
 _INDEX_VERSION = 1
 _MAX_OPEN_ARCHIVES = 16
-_MAX_GAP_BYTES = 2**20  # between two reads of a remote archive that follow each other
+_MAX_GAP_BYTES = 2**20  # skipped bytes between two reads of a remote archive that count as consecutive
 _SCHEMA = f"""
 CREATE TABLE archives (id INTEGER PRIMARY KEY, location TEXT NOT NULL, size INTEGER NOT NULL, version TEXT NOT NULL);
 CREATE TABLE photos (
@@ -48,9 +48,9 @@ FROM photos JOIN archives ON archives.id = photos.archive WHERE file = ?
 
 @dataclass(frozen=True, slots=True)
 class PhotoArchive:
-    """A tar archive with photographs: its path or URL, and its size and version when it was imported.
+    """A tar archive with photographs: its path or URL, and its size and version at the time of the import.
 
-    ``version`` is that of :class:`~vse.pipeline.files.remote.RemoteFile`; it is blank for a local file.
+    ``version`` is the attribute of :class:`~vse.pipeline.files.remote.RemoteFile`; it is empty for a local file.
     """
 
     location: str
@@ -88,7 +88,7 @@ class PhotoArchive:
         return _open_local_reader(self.location, found).read(start, stop)
 
     def changed_error(self, how: str) -> UserError:
-        """Return the error for an archive whose content is not that of the import; ``how`` describes the change."""
+        """Return the error for an archive whose content has changed since the import; ``how`` describes the change."""
         return UserError(f"{self.location}: has changed since the import ({how}); import the archives again")
 
 
@@ -99,7 +99,7 @@ def _find_path(location: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPhoto:
-    """A photograph in an archive. ``offset`` is the position of the photograph, after the header of the member."""
+    """A photograph in an archive: ``size`` bytes from ``offset``, after the header of the member."""
 
     archive: PhotoArchive
     member: str
@@ -110,7 +110,7 @@ class ArchivedPhoto:
     def read(self) -> bytes:
         """Return the bytes of the photograph.
 
-        Raises UserError if the archive is missing or has changed, or if the member is not at its place.
+        Raises UserError if the archive is missing or has changed, or if ``offset`` does not follow the member's header.
         """
         start = self.offset - tarfile.BLOCKSIZE
         if not (start >= 0 and 0 <= self.size <= MAX_PHOTO_BYTES and self.offset + self.size <= self.archive.size):
@@ -122,11 +122,11 @@ class ArchivedPhoto:
 
 
 def find_archived_photo(path: Path) -> ArchivedPhoto | None:
-    """Return the place of an image file, such as ``data/pairs/images/train-0001/a.jpg``, in its archive.
+    """Return the archived photograph of an image file, such as ``data/pairs/images/train-0001/a.jpg``.
 
-    Returns None if no folder ``images`` of the path has an index with this file. Raises UserError if an index is damaged.
+    Returns None if no folder ``images`` in the path has an index with this file. Raises UserError if an index is damaged.
     """
-    # Texts, because paths would take longer than the read
+    # Paths are handled as texts, because Path objects would take longer than the read.
     folder, separator, file = path.as_posix().rpartition(_IMAGES_FOLDER)
     while separator:
         index_file = Path(folder + separator + INDEX_NAME)
@@ -140,7 +140,7 @@ def find_archived_photo(path: Path) -> ArchivedPhoto | None:
 
 
 class _PhotoIndex:
-    """An index, opened for reading. Its content is checked, because the file may come from someone else."""
+    """A reader of an index file. The content is checked, because the file may come from someone else."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, Lock()
@@ -181,7 +181,7 @@ def _open_index(path: Path, state: FileState, process: int) -> _PhotoIndex:
 
 
 class PhotoIndexWriter:
-    """A new index in memory."""
+    """A writer of an index, which collects the entries in memory."""
 
     def __init__(self) -> None:
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)  # may be closed by any thread
@@ -206,7 +206,7 @@ class PhotoIndexWriter:
 
 
 class _LocalReader:
-    """A reader of ranges of a local file, which several threads may use."""
+    """A reader of byte ranges of a local file, which several threads may use."""
 
     def __init__(self, path: Path) -> None:
         self._file, self._lock = InputFile(path), Lock()
@@ -218,9 +218,10 @@ class _LocalReader:
 
 
 class _RemoteReader:
-    """A reader of ranges of a remote file. If a range follows the last one, 8 MiB are requested from its start.
+    """A reader of byte ranges of a remote file, which several threads may use.
 
-    The photographs of a data set follow each other in an archive; a request for each of them would wait for the network.
+    The photographs of a data set are consecutive in an archive, and a request for each of them would be slow. If a range
+    follows the range before it, 8 MiB are therefore requested, and further ranges are taken from these bytes.
     """
 
     def __init__(self, file: RemoteFile) -> None:

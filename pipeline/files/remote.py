@@ -16,10 +16,10 @@ from urllib.parse import unquote, urlsplit
 from vse.pipeline.errors import UserError, extra_install_command, import_extra
 from vse.pipeline.files.inputs import error_reason
 
-BLOCK_BYTES = 2**23  # bytes of a request that reads ahead
-_PROTOCOLS = ("https", "http", "s3", "gs", "az", "memory")  # no protocol that fsspec chains or that needs a password
+BLOCK_BYTES = 2**23  # bytes of a request that reads more than the caller needs now
+_PROTOCOLS = ("https", "http", "s3", "gs", "az", "memory")  # without protocols that contain another URL or need a password
 _URL_PATTERN = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]*)://")
-_VERSION_KEYS = ("ETag", "etag", "Last-Modified", "LastModified", "updated", "mtime", "created")  # of several file systems
+_VERSION_KEYS = ("ETag", "etag", "Last-Modified", "LastModified", "updated", "mtime", "created")  # names in fsspec's metadata
 _MAX_OPEN_FILES = 4096
 _EXTRA = "remote"
 
@@ -51,7 +51,7 @@ def to_path_or_url(text: str) -> Path | str:
 class RemoteFile:
     """A file at a URL, which several threads may read. Raises UserError if the server cannot state the size of the file.
 
-    version : the entity tag of the file, or the time of its last change; blank if the server states neither
+    version : the entity tag of the file, or the time of its last change; an empty text if the server states neither
     """
 
     def __init__(self, url: str) -> None:
@@ -82,7 +82,7 @@ class RemoteFile:
 
 
 def open_remote_file(url: str) -> RemoteFile:
-    """Return the file at a URL. A process asks the server once for its size and version. Raises UserError if it is missing."""
+    """Return the file at a URL. The size and version are requested once in a process. Raises UserError if it is missing."""
     return _open_remote_file(url, os.getpid())  # the connections of fsspec do not survive a fork
 
 
@@ -92,7 +92,7 @@ def _open_remote_file(url: str, process: int) -> RemoteFile:
 
 
 def list_remote_files(url: str) -> list[str]:
-    """Return the paths of all files in the folder ``url``, relative to the folder, sorted. Raises UserError on any failure."""
+    """Return the sorted paths of all files in the folder ``url``, relative to the folder. Raises UserError on any failure."""
     with _wrap_errors(url):
         system, path = _open_file_system(url)
         root = f"{path.rstrip('/')}/"
@@ -110,7 +110,7 @@ def _open_file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _wrap_errors(url: str) -> Iterator[None]:
-    """Turn any error of a file system into a UserError, because each file system has errors of its own."""
+    """Turn any error in the block into a UserError, because each file system of fsspec has its own errors."""
     try:
         yield
     except (UserError, MemoryError):

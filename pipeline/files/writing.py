@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _NO_LOCKS_ERRNOS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _READ_ONLY_ERRNOS = {errno.EACCES, errno.EPERM, errno.EROFS}
 _LOCKED_ERRNOS = {errno.EAGAIN, errno.EACCES}
-_MAX_INTEGER = 2**63 - 1  # in JSON files
+_MAX_INTEGER = 2**63 - 1  # the largest integer in JSON files
 _SURROGATE_PATTERN = re.compile(r"\\u[dD][89a-fA-F]")
 _ABANDONED_AFTER_SECONDS = 24 * 3600  # seconds without a change, for the temporary files of other machines
 _FILE_KIND_BY_TEST = {
@@ -48,11 +48,11 @@ _FILE_KIND_BY_TEST = {
     stat.S_ISLNK: "a symbolic link that leads in a circle",
 }
 _ITEMS_PER_HASH_UPDATE = 10_000
-_lock_count_by_file: dict[Path, int] = {}  # how often this process has taken each lock file
+_lock_count_by_file: dict[Path, int] = {}  # the number of nested locks that this process holds on each lock file
 
 
 def _machine_id() -> str:
-    """Return a name that identifies the machine, the boot and the container, in which process ids are unique."""
+    """Return a name of this machine, boot and container. Process ids are unique among processes with the same name."""
     facts = [socket.gethostname()]
     with suppress(OSError):
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -89,7 +89,7 @@ def _is_locked(path: Path) -> bool:
 
 @contextmanager
 def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
-    """Lock the file ``path``, or the folder ``path`` if ``folder``, against other writers during the block.
+    """Lock the file ``path`` against other writers during the block; with ``folder``, ``path`` is a folder.
 
     The lock file, ``.<name>.lock`` next to ``path`` or ``.lock`` in the folder, is removed at the end. A process may lock the
     same path several times. On a file system without locks a warning is logged. Raises UserError, which names the machine and
@@ -164,7 +164,10 @@ def _acquire_lock(path: Path, lock_file: Path) -> int | None:
 
 
 def _remove_foreign_lock(path: Path, lock_file: Path) -> bool:
-    """Remove the lock file of another user's killed process; return False if the removal fails."""
+    """Remove the lock file of another user's killed process; return False if the removal fails.
+
+    Raises UserError if the process still holds the lock.
+    """
     try:
         handle = os.open(lock_file, os.O_RDONLY)
     except OSError:
@@ -210,7 +213,7 @@ def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.{MACHINE_ID}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(handle, "w+b") as stream:
-            with suppress(OSError):  # without locks, the name of the file names its writer
+            with suppress(OSError):  # on a file system without locks, the file name has the process id of the writer
                 try_lock(handle)
             mask = os.umask(0)
             os.umask(mask)
@@ -313,7 +316,7 @@ def sha256_json(content: object) -> str:
 
 
 def sha256_json_list(items: Sequence[object]) -> str:
-    """Return :func:`sha256_json` of a long list, without the JSON of all items in memory at once."""
+    """Return the same hash as :func:`sha256_json`, for a long list whose JSON might not fit into memory."""
     digest = hashlib.sha256(b"[")
     for start in range(0, len(items), _ITEMS_PER_HASH_UPDATE):
         some = json.dumps(items[start : start + _ITEMS_PER_HASH_UPDATE], sort_keys=True, separators=(",", ":"))
@@ -348,9 +351,9 @@ def _remove_abandoned_files(folder: Path, pattern: str) -> None:
 
 
 def _is_abandoned(temporary: Path) -> bool:
-    """Return whether the writer of the file ``temporary`` has ended.
+    """Return whether the process that writes the file ``temporary`` has ended.
 
-    The writer on another machine counts as ended if the file has not changed for a day and is not locked.
+    A process on another machine counts as ended if the file has not changed for a day and is not locked.
     """
     name, separator, rest = temporary.name.partition(f".{MACHINE_ID}-")
     if name and separator:
