@@ -1,1 +1,1 @@
-"""Presets: their schema, their YAML files, and the parts and users' code that settings name."""
+"""Presets: their YAML files, their schema, and the parts (such as losses) that settings name, also in users' own code."""

@@ -1,6 +1,6 @@
-"""Run a user's own code, such as ``my_loss.py:MyLoss`` or ``package.module:MyLoss`` in settings, if the code is allowed.
+"""Run a user's own code, which settings name as ``my_loss.py:MyLoss`` or ``package.module:MyLoss``, if the user allows it.
 
-Code may run if ``--set`` on the command line names the code, or if all code is allowed (``--allow-code``). Other code is
+Code is allowed if ``--set`` on the command line names it, or if all code is allowed (``--allow-code``). Other code is
 rejected, even if a preset or a run names it, so that another person's run cannot execute code. The folder of a run has copies
 of the code, and the settings of the run have the SHA-256 of each copy.
 """
@@ -56,11 +56,12 @@ class UserCode:
 
 @dataclass(frozen=True)
 class _CodeRules:
-    """The code that may run.
+    """The rules about which code may run.
 
-    allows_all_code, forbids_all_code : whether all or no code may run
-    allowed_names : the names of code on the command line
-    copies_folder : the folder with the code of the run to open; None if no run is opened
+    allows_all_code : whether any code may run
+    forbids_all_code : whether no code may run, even if other rules allow it
+    allowed_names : the names of code on the command line, which may run
+    copies_folder : the folder with the copies of the code of the run to open; None if no run is opened
     """
 
     allows_all_code: bool = False
@@ -114,10 +115,10 @@ def code_copy_name(name: str, sha256: str) -> str:
 
 @contextmanager
 def explain_own_errors(name: str, expected: str) -> Iterator[None]:
-    """Turn an exception in the block, which tries the user's own part ``name``, into a UserError.
+    """Turn an exception in the block, which calls the user's own part ``name``, into a UserError.
 
-    The message has the line of the user's file that failed, and ends with ``expected``: what the part should be, with an
-    example.
+    The message has the line of the user's file that failed. It ends with ``expected``, a text that describes a correct part
+    with an example.
     """
     try:
         yield
@@ -133,7 +134,8 @@ def explain_own_errors(name: str, expected: str) -> Iterator[None]:
 def describe_own_error(error: Exception) -> str | None:
     """Return one line about an exception in a user's own code: the user's calls, the line that failed and the reason.
 
-    Returns None if no file of own code is in the traceback. Calls inside the package or other libraries are left out.
+    Returns None if no file of a user's own code is in the traceback. Calls inside the package or other libraries are left
+    out.
     """
     sources = {str(code.file): code.source for code in _LOADED_CODE.values()}
     calls = [call for call in traceback.extract_tb(error.__traceback__) if call.filename in sources]
@@ -149,7 +151,7 @@ def describe_own_error(error: Exception) -> str | None:
 
 
 def hash_code_files(settings: object) -> dict[str, str]:
-    """Return a dictionary from the names of code in settings to the SHA-256 of existing ``.py`` files. No code is run."""
+    """Return the SHA-256 of the ``.py`` files that settings name and that exist, by the names of code. No code is run."""
     locations = {name: Path(name.rpartition(":")[0]) for name in _find_code_names(settings)}
     files = {name: location for name, location in locations.items() if location.suffix == ".py" and location.is_file()}
     return {name: InputFile(file).sha256 for name, file in files.items()}
@@ -158,8 +160,8 @@ def hash_code_files(settings: object) -> dict[str, str]:
 def load_code(name: str, sha256: str | None = None) -> UserCode:
     """Run the file or module in ``name``, once in a process, and return the class or function in ``name``.
 
-    The path of a file is relative to the working folder. A module is found on Python's search path. In
-    :func:`use_code_of_run` the copy in the run folder is run instead; ``sha256`` must then be given. Raises CodeNotAllowed if
+    The path of a file is relative to the working folder. A module is found on Python's search path. In a block of
+    :func:`use_code_of_run`, the copy in the run folder is run instead; ``sha256`` must then be given. Raises CodeNotAllowed if
     the code may not run or has another SHA-256 than ``sha256``. Raises UserError if the file is missing, fails, or lacks the
     class or function.
     """

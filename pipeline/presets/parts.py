@@ -1,8 +1,9 @@
-"""Registries of parts. Experiments and features are composed of parts, such as losses or extractors.
+"""Registries of the parts of experiments and features, such as losses or extractors.
 
-A part is a class with settings and the code that uses the settings. Each part has a file and one line in a registry. Settings
-name a part: ``similarity: { name: order, form: norm }``, or just ``similarity: order``. The name of a user's own part contains
-a file: ``loss: my_loss.py:MyLoss`` (:mod:`vse.pipeline.presets.own_code`).
+A part is a class with settings and the code that uses the settings. Each part has a file and one line in a registry. The
+settings of an experiment choose a part by its name, as in ``similarity: { name: order, form: norm }`` or, without other
+settings, ``similarity: order``. The name of a user's own part contains its file: ``loss: my_loss.py:MyLoss``
+(:mod:`vse.pipeline.presets.own_code`).
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ _Part = TypeVar("_Part", bound=Settings)
 
 
 def import_object(name: str) -> Any:
-    """Return the object ``module:object``."""
+    """Import and return the object with a name such as ``module:object``."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
 class Registry(Generic[_Part]):
-    """The parts of one kind by name. A lazy part is imported on first use.
+    """The parts of one kind, such as all losses, by name.
 
     kind : the kind of the parts in messages, such as ``similarity``
-    key : the field that holds the name of a part, such as ``name``
+    key : the field of a part that holds its name, such as ``name``
     parts : the classes of parts; the default of the field ``key`` is the name of the part
-    lazy : ``module:Class`` of further parts by name
+    lazy : further parts, by name, as texts ``module:Class``; they are imported on first use
     base : the base class of users' own parts; None if users cannot add parts
-    from_function : a function from a user's own function to a class; None if only classes are accepted
+    from_function : a function that converts a user's own function to a class; None if only classes are accepted
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Registry(Generic[_Part]):
     def __getitem__(self, name: str) -> type[_Part]:
         """Return the class of the part ``name``. Raises ValueError, with the nearest name, for an unknown part.
 
-        Raises UserError if a user's own part is of another kind or may not run.
+        Raises UserError if a user's own part is of another kind or may not run, or if the import of a lazy part fails.
         """
         if self._base_class is not None and is_code_name(name):
             return self._build_own_part(self._base_class, load_code(name))
@@ -143,13 +144,14 @@ class Registry(Generic[_Part]):
 def part_field(registry: Registry[Any]) -> BeforeValidator:
     """Return the annotation for a field of settings that holds a part of a registry.
 
-    For example ``loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = Max()``, or with ``SerializeAsAny[Loss] | None``.
+    An example is ``loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = Max()``. ``SerializeAsAny[Loss] | None`` makes
+    the part optional.
     """
     return BeforeValidator(registry.parse)
 
 
 def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
-    """Return the registry of the part in a field of a schema; None if the field holds no part."""
+    """Return the registry for the field ``field`` of a schema; None if the field holds no part."""
     info = schema.model_fields[field]
     for item in (*info.metadata, *_annotation_metadata(info.annotation)):
         owner = getattr(getattr(item, "func", None), "__self__", None)
@@ -159,7 +161,7 @@ def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
 
 
 def find_settings_class(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
-    """Return the class of the settings in a field of a schema; None if the field holds no settings."""
+    """Return the class of the nested settings in the field ``field`` of a schema; None if the field holds another type."""
     annotation = schema.model_fields[field].annotation
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -1,8 +1,8 @@
 """Read the YAML files of presets.
 
-A file holds one preset of the same name, or a family of presets under the key ``presets``. Presets ship with the package. The
-environment variable ``VSE_PRESETS`` names a folder, with the layout of ``config/``, that is searched first. Commands also
-accept the path of a file with one preset.
+A file holds one preset with the name of the file, or several presets under the key ``presets``. The package contains presets.
+The environment variable ``VSE_PRESETS`` names a folder that is searched first; it has the layout of ``config/``. Commands
+also accept the path of a file with one preset.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ try:
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
-_MAX_NODES = 100_000  # nodes of a YAML text, counted again for each alias
-_MAX_INTEGER = 2**63 - 1  # in YAML files
-_MAX_DEPTH = 50  # nested lists and mappings
-_MAX_LAYERS = 50  # presets that extend one another
-NOT_INHERITED_KEYS = ("about", "title", "rows")  # settings that describe only the base preset
+_MAX_NODES = 100_000  # the most nodes of a YAML text; nodes behind an alias are counted for each alias
+_MAX_INTEGER = 2**63 - 1  # the largest integer in YAML files
+_MAX_DEPTH = 50  # the most nested lists and mappings
+_MAX_LAYERS = 50  # the longest chain of presets of which each extends the next
+NOT_INHERITED_KEYS = ("about", "title", "rows")  # settings that a preset does not take over from the preset that it extends
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def list_preset_descriptions(kind: str, without_key: str = "") -> list[tuple[str
 
 
 def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
-    """Return the settings of a preset in layers. The presets that it ``extends`` come first, the preset itself is last.
+    """Return the settings of a preset as layers: first the layers of the preset that it ``extends``, then its own settings.
 
-    ``extended_by`` are the presets that extend this preset, to detect a circle. Raises UserError if the preset is unknown, or
-    extends itself.
+    ``extended_by`` are the presets that extend this preset; they serve to detect a circle. Raises UserError if the preset is
+    unknown, or extends itself.
     """
     preset = _load_preset(kind, name)
     if len(extended_by) > _MAX_LAYERS:
@@ -89,9 +89,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the content of a YAML text. Raises an exception, of any class, if the text is not valid or repeats a key.
+    """Return the content of a YAML text. Raises an exception of any class if the text is not valid or repeats a key.
 
-    Size and depth are limited before anything is built, because aliases of aliases can stand for billions of nodes.
+    The size and the depth are checked first, because aliases of aliases can stand for billions of nodes.
     """
     _check_yaml_size(text)
     return yaml.load(text, _StrictSafeLoader)
@@ -187,7 +187,10 @@ def _read_preset_folder(folder: Path) -> Mapping[str, Preset]:
 
 @lru_cache(maxsize=100)
 def _read_preset_folder_cached(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mapping[str, Preset]:
-    """Return the presets in a folder by name. ``states`` has the name, mtime and size of each file to detect changes."""
+    """Return the presets in a folder by name.
+
+    ``states`` has the name, mtime and size of each file, so that a result from before a change is not reused.
+    """
     presets: dict[str, Preset] = {}
     for path, *state in ((folder / name, *state) for name, *state in states):
         for name, preset in _read_preset_file(path, *state).items():
@@ -199,7 +202,7 @@ def _read_preset_folder_cached(folder: Path, states: tuple[tuple[str, int, int],
 
 @lru_cache(maxsize=1000)
 def _read_preset_file(path: Path, mtime_ns: int, size: int) -> Mapping[str, Preset]:
-    """Return the presets of a file by name. A changed file has another mtime or size, and is read again."""
+    """Return the presets of a file by name. With ``mtime_ns`` and ``size``, a result from before a change is not reused."""
     content = read_yaml(path) or {}
     if not isinstance(content, dict):
         raise UserError(f"{path}: a preset is a YAML mapping")

@@ -1,7 +1,7 @@
 """Load presets: merge their layers of settings and validate the result against a schema.
 
-The layers of an experiment are the presets that it extends, its own preset, the changes that the preset of the data set lists
-for it, and the option ``--set``. Later layers replace settings of earlier layers.
+The layers of an experiment are the presets that it extends, its own preset, the changes in the preset of the data set, and the
+option ``--set``. Later layers replace settings of earlier layers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vse.pipeline.presets.schema import (
 )
 
 _Schema = TypeVar("_Schema", bound=Settings)
-# Settings that refer to a cache or run of certain features. An experiment with one of these cannot use other features.
+# Settings that only fit the features of the preset. An experiment with one of them cannot use other features.
 _KEYS_BINDING_FEATURES = ("ensemble_of", "backbone", "start_from", "truth_feature")
 _UNCHANGEABLE_KEYS = ("name", "extractor", "ensemble_of")  # keys of presets that --set does not change
 
@@ -40,10 +40,10 @@ def load_dataset_preset(name: str) -> DatasetConfig:
 
 
 def load_experiment_outline(name: str, dataset: str | None = None, overrides: Sequence[str] = ()) -> ExperimentOutline:
-    """Load the experiment ``name``, and check the settings that the workflow needs.
+    """Load the experiment ``name``, and check only the settings that the workflow needs.
 
-    The data set ``dataset`` and ``overrides`` (``key=value``) change the settings. Raises UserError if a setting is not valid,
-    if a member of an ensemble is unknown or is an ensemble, or if ``start_from`` or ``backbone`` is an ensemble.
+    The preset of the data set ``dataset`` and ``overrides`` (``key=value``) may change settings. Raises UserError if a setting
+    is not valid, if a member of an ensemble is unknown or is an ensemble, or if ``start_from`` or ``backbone`` is an ensemble.
     """
     outline = validate_settings(
         ExperimentOutline, "experiment", name, read_experiment_settings(name, dataset, overrides, ExperimentOutline)
@@ -112,9 +112,9 @@ def read_experiment_settings(
 ) -> dict[str, Any]:
     """Return the merged settings of an experiment.
 
-    The layers are the presets of the experiment, the data set's changes to all experiments, the data set's changes to this
-    experiment, and ``overrides`` (``key=value``). A change to all experiments is ignored if a part, such as a loss, lacks the
-    changed setting. An ensemble takes only changes of the settings in :data:`ENSEMBLE_KEYS`.
+    The layers are the presets of the experiment, two groups of changes in the preset of the data set ``dataset`` (for all
+    experiments, then for this experiment), and ``overrides`` (``key=value``). A change for all experiments is ignored if a
+    part, such as a loss, lacks the changed setting. In an ensemble, only settings in :data:`ENSEMBLE_KEYS` are changed.
     """
     content = read_preset_settings("experiments", name, schema)
     if dataset in list_preset_names("datasets"):
@@ -132,10 +132,10 @@ def read_experiment_settings(
 
 
 def _compose_settings(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
-    """Return the settings ``base`` of an experiment, changed to use the features in a composed name.
+    """Return ``base``, the settings of an experiment, changed to read the features in a composed name.
 
-    If the name contains a ladder, the changes of this ladder are applied. Raises UserError if the experiment cannot read other
-    features, or if the ladder lacks the experiment.
+    If the name contains a ladder, the settings of this ladder for the experiment are applied, too. Raises UserError if the
+    experiment cannot read other features, or if the ladder lacks the experiment.
     """
     for key in _KEYS_BINDING_FEATURES:
         if base.get(key):
@@ -157,15 +157,15 @@ def merge_settings(
     lenient: bool = False,
     replace: bool = False,
 ) -> dict[str, Any]:
-    """Return ``base`` with the values of ``over`` on top, merged group by group.
+    """Return the settings ``base`` with the changes ``over``. Nested groups of settings are merged by key.
 
-    With a schema, a value in ``over`` may be a part (such as a loss, see :mod:`vse.pipeline.presets.parts`): the name of the
-    part, or settings. Settings without a name change the part in ``base``. If ``over`` names another part than ``base``,
+    With a schema, a value may be a part (such as a loss, see :mod:`vse.pipeline.presets.parts`): the name of the part, or
+    settings. Settings without a name in ``over`` change the part in ``base``. If ``over`` names another part than ``base``,
     settings of ``base`` that the new part lacks are dropped.
 
-    lenient : whether settings of ``over`` that a part does not have are ignored
-    replace : whether a plain dictionary, such as ``train.frozen``, replaces the dictionary in ``base``; by default the two are
-        merged key by key. An empty dictionary always replaces
+    lenient : whether a setting in ``over`` without the name of a part is ignored if the part in ``base`` lacks the setting
+    replace : whether a plain dictionary, such as ``train.frozen``, replaces the dictionary in ``base``; otherwise the two are
+        merged by key. An empty dictionary always replaces the other one
     """
     result = dict(base)
     for key, value in over.items():
@@ -186,10 +186,10 @@ def merge_settings(
 
 
 def apply_overrides(schema: type[Settings], content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return ``content`` with the settings ``overrides`` on top, each given as ``key=value``.
+    """Return the settings ``content`` with the changes ``overrides``, each in the form ``key=value``.
 
-    Keys such as ``loss.margin`` must be settings of the part in the result. A dictionary, such as ``train.frozen``, is
-    replaced as a unit. Raises UserError, which suggests the nearest key, if a key is unknown.
+    A key such as ``loss.margin`` must be a setting of the part in the result. The value of a dictionary, such as
+    ``train.frozen``, replaces the complete dictionary. Raises UserError, which suggests the nearest key, if a key is unknown.
     """
     result, keys = dict(content), []
     for item in overrides:
@@ -248,7 +248,7 @@ def _merge_part(registry: Registry[Any], base: Any, over: Any, lenient: bool, re
         return over
     settings, unnamed = registry.as_settings(base) or {}, registry.key not in new
     name = settings.get(registry.key) if unnamed else new[registry.key]
-    if not isinstance(name, str) or name not in registry:  # the schema reports this, unless a further layer changes it
+    if not isinstance(name, str) or name not in registry:  # the validation reports this, unless a later layer changes the name
         return base if lenient and unnamed else {**settings, **new}
     part = registry[name]
     if lenient and unnamed:

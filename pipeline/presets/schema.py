@@ -1,4 +1,4 @@
-"""The schemas of data sets, ladders, the workflow, and the part of an experiment that the workflow needs.
+"""The schemas of the presets of data sets and ladders, of the workflow's settings, and of the outline of an experiment.
 
 An experiment can be composed by its name: ``vsepp+tfidf+effnet`` is the experiment ``vsepp`` with the caption feature
 ``tfidf`` and the image feature ``effnet``. In ``vsepp+words+effnet`` it reads the words of captions and no caption feature.
@@ -230,12 +230,12 @@ CORRECTIONS: tuple[str, ...] = get_args(Correction)
 
 
 class LadderExperiment(Settings):
-    """An entry of a ladder: the title of an experiment, and the settings that the ladder changes."""
+    """An experiment in a ladder: its title, the settings that the ladder changes, and the features that it reads."""
 
     title: str = Field("", description="name in the ladder, e.g. VSE++; default: the experiment's name")
     settings: dict[str, Any] = Field(default_factory=dict, description="settings that differ in this ladder")
     seeds: list[Seed] | None = Field(
-        None, min_length=1, description="own seeds, e.g. [0] if the result does not depend on the seed"
+        None, min_length=1, description="seeds of this experiment, e.g. [0] if the result does not depend on the seed"
     )
     features: _Names | None = Field(None, description="features of the ladder that the experiment reads; default: all")
     caption_features: _Names | None = Field(
@@ -252,7 +252,7 @@ class LadderConfig(Settings):
     caption_features: _Names = Field(default=[WORDS_NAME], description="caption features, or words")
     experiments: dict[str, LadderExperiment | None] = Field(min_length=1, description="experiments by name")
     corrections: list[Correction] = Field(
-        default=[], description="corrections of hubs; each adds a row beside the plain row of a combination"
+        default=[], description="corrections of hubs; each adds a row next to the plain row of a combination"
     )
     seeds: list[Seed] = Field(default=[0], min_length=1, description="seeds to train and average over")
 
@@ -276,7 +276,7 @@ class LadderConfig(Settings):
         return experiments
 
     def experiment_entry(self, experiment: str) -> LadderExperiment:
-        """Return the entry of an experiment; an empty entry if the ladder gives no settings."""
+        """Return the entry of an experiment in this ladder; an entry of defaults if the ladder only names the experiment."""
         return self.experiments[experiment] or LadderExperiment()
 
     def experiment_overrides(self, experiment: str) -> dict[str, Any]:
