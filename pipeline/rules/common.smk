@@ -25,15 +25,15 @@ except UserError as error:  # print one line; Snakemake prints a WorkflowError w
     sys.exit(1)
 
 
-# The rules pass the output of their commands through tee, to a log and to the terminal. If the logger plugin of the profile
-# prints a line for each step (pipeline/step_logger.py), the output goes to the log alone.
+# The rules send the output of their commands to a log and to the terminal, with tee. If the logger plugin of the profile
+# (pipeline/step_logger.py) prints a line for each step, the output goes only to the log.
 QUIET = "vse" in workflow.output_settings.log_handler_settings and not workflow.output_settings.verbose
 if QUIET or STORAGE:
     shell.prefix(f"set -euo pipefail; {ENTER_LOCAL_COPIES}{'exec >/dev/null; ' if QUIET else ''}")
 
 
 def gpu_resources(rule):
-    """Return the GPU resources of the jobs of a rule: one GPU unless the settings differ, none on the device cpu."""
+    """Return the GPU resources of a job: one GPU, unless the settings have another number for the rule; none on a CPU."""
     count = SETTINGS.gpus.get(rule, 1) if SETTINGS.device != "cpu" else 0
     model = SETTINGS.gpu_models.get(rule)
     return {"gpu": count, **({"gpu_model": model} if model and count else {})}
@@ -73,31 +73,31 @@ def load_or_stop(load, *names):
         raise WorkflowError(str(error))
 
 
-@functools.cache  # of a large workflow, each preset is asked for hundreds of times
+@functools.cache  # a large workflow needs each preset hundreds of times
 def load_cached_preset(load, *names):
-    """Return the preset ``load(*names)`` as ``load_or_stop`` does."""
+    """Return the preset ``load(*names)``, as ``load_or_stop`` does, from the second call on without loading it again."""
     return load_or_stop(load, *names)
 
 
 def dataset_preset(wildcards):
-    """Return the preset of a data set."""
+    """Return the preset of the data set in the wildcards."""
     return load_cached_preset(presets.load_dataset_preset, wildcards.dataset)
 
 
 def dataset_file(wildcards):
-    """Return the file of the data set that a run is trained on: the data set or, with folds, the fold of its seed."""
+    """Return the file of a run's training data: the data set or, if it is divided into folds, the fold of the run's seed."""
     preset = dataset_preset(wildcards)
     fold = f"data/{wildcards.dataset}/fold-{int(wildcards.seed) % preset.folds}.json" if preset.folds_of else None
     return fold or whole_dataset_file(wildcards)
 
 
 def whole_dataset_file(wildcards):
-    """Return dataset.json, or dataset.parquet if the data set has only this form."""
+    """Return the file of the complete data set: dataset.json, or dataset.parquet if only this file exists."""
     return find_dataset_file(Path("data", wildcards.dataset)).as_posix()
 
 
 def cache_stem(wildcards):
-    """Return the beginning of the names of caches; folds read the caches of their data set."""
+    """Return the beginning of the names of a data set's caches. Folds read the caches of the data set that was divided."""
     return f"features/{dataset_preset(wildcards).folds_of or wildcards.dataset}"
 
 
@@ -112,7 +112,7 @@ def feature_settings(wildcards):
 
 
 def changed_photos(wildcards):
-    """Return a checksum of the photographs of a shard that changed, so that its job runs again; empty for captions."""
+    """Return a text that changes with the photographs of a shard, so that its job runs again; empty for captions."""
     feature = feature_preset(wildcards)
     if feature.kind != "image" or STORAGE:  # in a storage, the folder of photographs is an input of its own
         return ""
@@ -130,7 +130,7 @@ def word_file(wildcards):
 
 
 def input_files(wildcards):
-    """Return the files of this machine that the extraction of a feature reads, such as weights."""
+    """Return the local files that the extraction of a feature reads, such as weights. They are never in a storage."""
     return [local(str(file)) for file in feature_preset(wildcards).list_input_files()]
 
 
@@ -146,7 +146,7 @@ def experiment_preset(wildcards):
 
 
 def experiment_settings(wildcards):
-    """Return the settings of an experiment and the checksums of its own code, as JSON.
+    """Return the settings of an experiment and the checksums of the user's own code in them, as JSON.
 
     If one of them changes, Snakemake runs the jobs again.
     """
@@ -176,14 +176,14 @@ def require_imported_cache(wildcards):
 
 
 def feature_shards(wildcards):
-    """Return all shards of a feature. The preset of the data set has their number."""
+    """Return the files of all shards of a feature. The preset of the data set has the number of shards."""
     n = load_cached_preset(presets.load_dataset_preset, wildcards.dataset).shards
     stem = f"features/{wildcards.dataset}_{wildcards.feature}.shards/shard"
     return [f"{stem}-{k:05d}-of-{n:05d}.{suffix}" for k in range(n) for suffix in ("h5", "json")]
 
 
 def training_caches(wildcards):
-    """Return the image caches for the training and the validation of an experiment, which are often the same."""
+    """Return the image caches of an experiment: for training, then for validation if this is another cache."""
     config = experiment_preset(wildcards)
     if config.backbone:
         return [f"features/{wildcards.dataset}_{config.backbone}-{wildcards.seed}_images.h5"]
@@ -203,7 +203,7 @@ def truth_cache(wildcards):
 
 
 def caption_cache(wildcards):
-    """Return the caption cache of an experiment; none if it reads words."""
+    """Return the caption cache of an experiment; an empty list if the experiment reads words."""
     config = experiment_preset(wildcards)
     if config.backbone:
         return [f"features/{wildcards.dataset}_{config.backbone}-{wildcards.seed}_captions.h5"]
@@ -219,19 +219,19 @@ def evaluation_options(wildcards):
 
 
 def base_run(wildcards):
-    """Return the run with the same seed that an experiment starts from, if any."""
+    """Return the files of the run whose weights a training starts from (it has the same seed), if any."""
     base = experiment_preset(wildcards).start_from
     folder = f"runs/{wildcards.dataset}_{base}/seed-{wildcards.seed}"
     return [*run_files(folder), *transformer_files(folder)] if base else []
 
 
 def test_embeddings(wildcards):
-    """Return the embeddings of all seeds of an experiment; for an ensemble, those of its members."""
+    """Return the test embeddings of all seeds of an experiment; for an ensemble, of all its members."""
     return _list_split_embeddings(wildcards, "test")
 
 
 def validation_embeddings(wildcards):
-    """Return the validation embeddings that choose the weight of a phrase model in an ensemble; none without such a model."""
+    """Return the validation embeddings of an ensemble with a phrase model, whose weight is chosen by them; otherwise none."""
     return _list_split_embeddings(wildcards, "val") if _phrase_models(wildcards) else []
 
 
@@ -258,7 +258,7 @@ def _phrase_models(wildcards):
 
 @functools.cache
 def ladder_experiments(dataset):
-    """Return the experiments of a ladder whose parts fit together; print once why the others do not."""
+    """Return the experiments of a ladder whose parts fit together. Print a reason for each other experiment, but only once."""
     from vse.training.experiment import trainable_combinations  # lazy: imports torch
 
     fits, misfits = load_or_stop(trainable_combinations, SETTINGS.ladder or dataset, dataset)
@@ -268,7 +268,7 @@ def ladder_experiments(dataset):
 
 
 def ladder_results(wildcards):
-    """Return the results of all rows of a ladder, and the corrected results of its corrections."""
+    """Return the result files of all rows of a ladder, and of the same rows with each correction of hubs in the ladder."""
     from vse.training.experiment import correctable_combinations  # lazy: imports torch
 
     dataset = wildcards.dataset
@@ -283,11 +283,11 @@ def ladder_results(wildcards):
 
 
 def bank_embeddings(wildcards):
-    """Return the embeddings by which a correction is fitted and selected: the training and validation splits of all seeds."""
+    """Return the embeddings to fit and select a correction of hubs: the training and validation splits of all seeds."""
     return [path for split in ("train", "val") for path in _list_split_embeddings(wildcards, split)]
 
 
 def published_table_results(wildcards):
-    """Return the results of a published table's experiments, on the data sets of the rows or on the requested one."""
+    """Return the result files for a published table, on the data set of each row or on the data set in the settings."""
     pairs = load_or_stop(published_rows.table_experiments, wildcards.table, SETTINGS.dataset)
     return [f"results/{dataset}_{experiment}.json" for dataset, experiment in pairs]

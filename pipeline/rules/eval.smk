@@ -26,7 +26,7 @@ rule evaluate:
         "vse-eval {input.embeddings} {params.options} --device cpu --out {output} 2>&1 | tee {log}"
 
 
-# The same metrics with a correction of hubs, whose bank is the training split.
+# Evaluate with a correction of hubs. The queries of the training split are the bank that the correction is fitted on.
 rule evaluate_corrected:
     input:
         embeddings=test_embeddings,

@@ -1,5 +1,5 @@
-# The files of jobs in a storage, such as S3 (docs/storage.md). Snakemake copies the declared inputs of a job from the storage to
-# a local folder, and the declared outputs back. This folder has the layout of the working folder, and commands run in it.
+# The files of jobs in a storage, such as S3 (docs/storage.md). Snakemake copies the declared inputs of a job from the storage
+# to a local folder, and the declared outputs back. This folder has the layout of the working folder, and commands run in it.
 import os
 import re
 import shlex
@@ -20,7 +20,7 @@ if STORAGE:
 
 
 def stored(*files):
-    """Return inputs or outputs that only a storage has to know; without a storage, jobs find them next to other files."""
+    """Return files to declare as inputs or outputs only with a storage. Otherwise jobs find them in the working folder."""
     return list(files) if STORAGE else []
 
 
@@ -30,20 +30,21 @@ def is_available(path):
 
 
 def run_files(folder):
-    """Return the files of a run that other jobs read."""
+    """Return the files that other jobs read in the folder of a run."""
     names = ("config.yaml", "vocab.json", "metrics.csv", "best.safetensors")
     return [f"{folder}/{name}" for name in ("run.json", *stored(*names))]
 
 
 def transformer_files(folder):
-    """Return the files of a run with a transformer. Other runs have empty ones in the storage."""
+    """Return the further files of a run with a transformer. For other runs, the storage has empty files."""
     return stored(f"{folder}/tokenizer.json", f"{folder}/transformer.json")
 
 
 def photo_folder(wildcards):
     """Return the folder of photographs that the extraction of a feature reads from the storage, if any.
 
-    Because each photograph is read once, a storage that is a mounted folder links this folder for a single job.
+    Each photograph is read only once (access.sequential). A storage in a mounted folder therefore links the folder instead of
+    copying it, if a single job reads it.
     """
     return (
         [access.sequential(folder) for folder in stored(f"data/{wildcards.dataset}/images")]
@@ -67,7 +68,7 @@ def fit_duration(wildcards):
 
 
 def cache_parts(*list_caches):
-    """Return an input function for the files that belong to the caches of other input functions."""
+    """Return an input function for the data set and the shards of caches, from the input functions for the caches."""
 
     def list_parts(wildcards):
         named = (list_paths(wildcards) for list_paths in list_caches)
