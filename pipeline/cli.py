@@ -1,4 +1,4 @@
-"""The command ``vse-data``. Each subcommand imports its own modules, so that ``--help`` is quick."""
+"""The command ``vse-data``. Each subcommand imports the modules that it needs when it runs, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class FetchRequest(Options):
 
 @command("fetch", group=data_group)
 def fetch_command(request: FetchRequest) -> None:
-    """Download the public files of f8k, f30k, f30k_entities or coco, and create data/NAME/dataset.json.
+    """Download the published files of f8k, f30k, f30k_entities or coco, and create data/NAME/dataset.json.
 
     Files are checked by their SHA-256. An interrupted download resumes when the command is run again. If images must be
     requested from their owners, the command prints where to get them.
@@ -194,8 +194,8 @@ class NoiseRequest(Options):
     rate: Share | None = None
     """Share of the captions, images or words to change, from 0 to 1."""
     kind: Literal["caption", "image", "word"] = "caption"
-    """caption: give single captions the image of another. image: give images all captions of another. word: replace single
-    words."""
+    """caption: pair single captions with another image. image: pair all captions of an image with another image. word: replace
+    single words."""
     seed: Seed = 0
     """Seed of the random changes."""
     from_index: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
@@ -207,7 +207,7 @@ class NoiseRequest(Options):
 
 @command("noise", group=data_group)
 def noise_command(request: NoiseRequest) -> None:
-    """Write a noise file: changes that make a share of the training pairs of a dataset.json wrong, for vse-train --noise.
+    """Write a noise file for vse-train --noise. It lists changes that make a share of the training pairs wrong.
 
     The dataset.json is not changed. Validation and test keep the correct pairs.
     """
@@ -230,7 +230,7 @@ class SwapRequest(Options):
     split: Text = "test"
     """The split whose captions are changed."""
     seed: Seed = 0
-    """Seed. If several pairs of phrases can be exchanged, one is drawn at random."""
+    """Seed of the choice, if several pairs of phrases in a caption can be exchanged."""
     out: FileOrFolderPath | None = None
     """Folder to write, whose name becomes that of the copy.  [default: next to the data set, such as data/f8k_swapped]"""
     force: Force = False
@@ -255,8 +255,8 @@ class ChoicesRequest(Options):
     images: FileOrFolderPath
     """Folder of the images."""
     corpus: Annotated[FileOrFolderPath | None, CliOption(metavar="DATASET")] = None
-    """A dataset.json. A model of text, fitted to the captions of its split train, then chooses without the image, as a
-    baseline.  [default: no such baseline]"""
+    """A dataset.json whose captions of the split train fit a text model. As a baseline, this model chooses without the image.
+    [default: no such baseline]"""
     out: FileOrFolderPath
     """Folder to write, whose name becomes that of the data set."""
     force: Force = False
@@ -278,7 +278,7 @@ class AlbumRequest(Options):
     """Folder to write, e.g. data/album."""
     name: DatasetName = None
     tokeniser: Annotated[Text | None, CliOption(metavar="NAME")] = None
-    """Splits the texts of queries into words: unicode_words or nltk.  [default: that of the run that searches the album]"""
+    """Tokeniser for queries: unicode_words or nltk.  [default: the tokeniser of the run that searches the album]"""
     force: Force = False
 
 
@@ -336,7 +336,7 @@ def audit_command(request: AuditRequest) -> None:
     """Count leaks between splits: equal captions, photos that look the same, and images of known test sets.
 
     The known test sets are those of published data sets with a file data/NAME/dataset.json. An image belongs to a test set
-    if its number on Flickr or in MS-COCO is in that set, or if its file has the same bytes as an image of the set.
+    if its number on Flickr or in MS-COCO is in that set. With --against, images with the same bytes are also reported.
     """
     from vse.pipeline.dataset.duplicates import audit_dataset
 

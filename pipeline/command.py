@@ -1,4 +1,4 @@
-"""Entry points of the commands, options that several commands share, and the provenance of output files.
+"""Build the entry points of the commands, and describe the provenance of output files.
 
 A user's mistake ends a command with one line on stderr and exit code 2. The log goes to stderr, too.
 """
@@ -43,9 +43,9 @@ def record_command(command: str) -> Iterator[None]:
 
 
 def current_provenance() -> dict[str, Any]:
-    """Return the provenance of a file that is written now: ``date`` (UTC), ``command`` and ``code``.
+    """Return the provenance of a file that is written now: ``date`` (UTC), ``command`` and ``code`` (:func:`code_version`).
 
-    ``command`` is the shell command or the call of the Python interface, and None outside both. Provenance differs between
+    ``command`` is the shell command or the call of the Python interface; None outside of both. Provenance differs between
     runs, so it must not be a part of a cache key.
     """
     return {
@@ -57,9 +57,9 @@ def current_provenance() -> dict[str, Any]:
 
 @cache
 def code_version(root: Path | None = None) -> dict[str, Any]:
-    """Return the ``version`` of this package and, in a checkout, the ``commit`` and whether files have ``changed`` since.
+    """Return the ``version`` of this package and, in a git checkout, the ``commit`` and whether files have ``changed`` since.
 
-    ``root`` is the folder that contains the code of this package, by default the installed code.
+    ``root`` is the folder that contains the code; None stands for the running code.
     """
     root = Path(__file__).resolve().parents[1] if root is None else root
     version = {"version": __version__}
@@ -95,8 +95,8 @@ def entry_point(command: click.Command) -> Callable[..., None]:
     """Return the function that the console script of a click command calls, and add ``--version`` to the command.
 
     The exit code is 0 for success, 2 for bad input or usage, and 1 (with a traceback) for an error in this program. An error
-    in a user's own code has the exit code 2, too. After Ctrl-C, the code is 130. After SIGTERM, it is 143 if the command
-    handles SIGTERM.
+    in a user's own code has the exit code 2, too. After Ctrl-C, the exit code is 130. After SIGTERM, it is 143 if the command
+    handles this signal.
     """
     if not any(parameter.name == "version" for parameter in command.params):
         click.version_option(__version__, message="%(prog)s %(version)s")(command)
@@ -156,7 +156,7 @@ class _StderrHandler(logging.Handler):
 
 
 def _suggest_nearest_path(message: str) -> str:
-    """Return a hint for a message that begins with a missing path: the most similar path. Empty if there is none."""
+    """Return a hint with the most similar path for a message that begins with a missing path; otherwise an empty text."""
     text, colon, _ = message.partition(": ")
     text = re.sub(r":\d+$", "", text)  # the number of a line
     if not colon or len(text) > _MAX_PATH_LENGTH or not is_path_text(text) or "did you mean" in message:

@@ -24,7 +24,7 @@ def set_up_openmp(
     pause: Callable[[], None] = _sleep_two_ticks,
     threads_may_spin: bool = True,
 ) -> None:
-    """Set OpenMP's variables in ``environment``: the number of threads, and whether waiting threads sleep.
+    """Set OpenMP's variables in ``environment``: the number of threads, and whether waiting threads sleep or spin.
 
     A variable that is already set is kept. ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux)
     allows fewer cores than the affinity mask. The load has no influence on ``OMP_NUM_THREADS``, because the number of threads

@@ -86,7 +86,7 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption. It names the objects with the indices ``object_indices``, or the background without indices."""
+    """A piece of a caption about the objects with the indices ``object_indices``, or without indices about the background."""
 
     text: str
     object_indices: tuple[int, ...]
@@ -105,6 +105,8 @@ def compose_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaptio
 
 
 class _CaptionWriter:
+    """A writer of the captions of a scene. Every method that describes something returns one caption."""
+
     def __init__(self, scene: Scene, rng: np.random.Generator) -> None:
         self.scene = scene
         self.rng = rng
@@ -226,7 +228,7 @@ class _CaptionWriter:
         return DemoCaption(text[0].upper() + text[1:] + ".", tuple(phrases), frozenset(facts))
 
 
-DEFAULT_N_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
+DEFAULT_N_IMAGES = 5500  # 4,000 images for training, 500 for validation and 1,000 for testing
 
 
 def create_demo(out: Path, n_images: int = DEFAULT_N_IMAGES, seed: int = 0, name: str = "demo") -> Path:

@@ -43,7 +43,7 @@ RGB_BY_BACKGROUND = {
     "wood": (176, 132, 84),
     "sky": (158, 206, 240),
 }
-# Colours that would be hardly visible on a background; no object on this background has them.
+# Colours that would be hardly visible on a background. Objects on this background have other colours.
 _SIMILAR_COLOURS_BY_BACKGROUND = {
     "grass": {"green"},
     "sand": {"white", "yellow"},
@@ -107,7 +107,7 @@ def compose_scene(rng: np.random.Generator) -> Scene:
 
 
 def choose(rng: np.random.Generator, choices: Sequence[str]) -> str:
-    """Return a random choice. ``rng.choice`` returns the same one, but converts the choices to an array each time."""
+    """Return a random choice. ``rng.choice`` would return the same, but first converts the choices to an array."""
     return choices[int(rng.integers(len(choices)))]
 
 
@@ -124,7 +124,7 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
 def _draw_background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
     n = IMAGE_SIZE
     dx, dy = rng.uniform(0, 32, 2)
-    x, y = np.arange(n) + dx, np.arange(n)[:, None] + dy  # a row and a column, so that sines of one of them are cheap
+    x, y = np.arange(n) + dx, np.arange(n)[:, None] + dy  # a row and a column, so that a sine of only x or only y is cheap
     grain = rng.normal(0, 1, (n, n)).astype(np.float32)
     light: NDArray[np.floating[Any]]
     match name:

@@ -1,4 +1,4 @@
-"""Errors for the user, and safe text for terminals and spreadsheets from untrusted names and captions."""
+"""Errors for the user, and functions that make untrusted names and captions safe for terminals and spreadsheets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_MAX_LIST_LENGTH = 1000  # characters of a list of names
+_MAX_LIST_LENGTH = 1000  # characters; a longer list of names is cut to the nearest names
 _MAX_NEAREST_NAMES = 5
 _ESCAPE_SEQUENCE_PATTERN = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x9b[0-?]*[ -/]*[@-~]", re.DOTALL
@@ -32,7 +32,10 @@ class Interrupted(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a hint for the end of an error message: the nearest name, and all ``known`` names or the five nearest."""
+    """Return a hint for the end of an error message about an unknown name: the nearest ``known`` name, and a list.
+
+    The list has all known names or, if there are too many, the five nearest.
+    """
     names = sorted(known)
     name = name[:_MAX_LIST_LENGTH]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
@@ -57,7 +60,7 @@ def import_extra(module: str, what: str, extra: str) -> Any:
 
 
 def extra_install_command(extra: str) -> str:
-    """Return the command that installs an extra of this package: into the clone that this code runs from, or by name."""
+    """Return the shell command that installs an extra of this package, from the checkout if the code runs from one."""
     root = Path(__file__).resolve().parents[1]
     return f"pip install -e '{root}[{extra}]'" if (root / "setup.cfg").is_file() else f"pip install 'vse-pipeline[{extra}]'"
 

@@ -1,4 +1,4 @@
-"""The types of options and arguments: each combines a Python type with its allowed values and its form on the command line."""
+"""The types of options and arguments. A type is a Python type, the allowed values, and the form on the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AllowedValues(NamedTuple):
     ----------
     description : the allowed values in words, for errors
     accepts : a function that returns whether a value is allowed
-    convert : a function from an allowed value to a plain Python value
+    convert : a function that converts an allowed value to a plain Python value, such as a numpy integer to an int
     may_be_path : whether the value may be a path
     click_type : the type that parses the value on the command line
     """
@@ -47,7 +47,7 @@ class AllowedValues(NamedTuple):
 
 
 class NearestChoice(click.Choice[Any]):
-    """A choice whose error for another word names the nearest choice."""
+    """A type for options with fixed choices. The error for any other word names the nearest choice."""
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
         if Path(str(value)).is_file():
@@ -112,14 +112,14 @@ def is_flag(value: object) -> bool:
 
 
 def whole_number_from(low: int) -> AllowedValues:
-    """Allow the whole numbers from ``low`` on."""
+    """Return the allowed values of an option that takes integers from ``low`` on."""
     return AllowedValues(
         f"a whole number from {low} on", lambda value: is_integer_from(value, low), int, click_type=click.IntRange(low)
     )
 
 
 def number_between(low: float, high: float, low_excluded: bool = False) -> AllowedValues:
-    """Allow the numbers from ``low`` to ``high``, or above ``low`` if ``low_excluded``."""
+    """Return the allowed values of an option that takes numbers from ``low`` (or above ``low``) to ``high``."""
     description = f"a number above {low:g}, at most {high:g}" if low_excluded else f"a number from {low:g} to {high:g}"
     return AllowedValues(
         description,

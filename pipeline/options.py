@@ -41,9 +41,9 @@ class Options(BaseModel):
             raise UserError(_explain_invalid_option(type(self), values, error)) from None
 
     def with_environment(self, *names: str) -> Self:
-        """Return a copy of these options in which environment variables replace defaults.
+        """Return a copy of these options in which environment variables replace the defaults of options that were not given.
 
-        ``names`` lists the options to replace; empty stands for all options.
+        ``names`` are the options that may change; all options without ``names``. Boolean options never change.
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
         for name in names or type(self).model_fields:
@@ -59,7 +59,7 @@ class Options(BaseModel):
 
 
 def format_value(value: object) -> str:
-    """Return a value as one line of text: the shape of an array, or the start of the repr of another value."""
+    """Return a value as one line of text: the type and shape of an array, or the start of ``repr(value)`` for other values."""
     if isinstance(value, os.PathLike) and getattr(value, "path", value) is not None:
         text = repr(str(getattr(value, "path", value)))
     elif hasattr(value, "shape"):
@@ -81,8 +81,9 @@ def command(
     """Return a decorator that turns a function of one :class:`Options` object into a click command.
 
     The docstring of the function, or ``text``, is the help of the command. The command has no options for the fields
-    ``leave_out``. ``defaults`` replaces some defaults of the model; the value ``...`` makes an option required. While the
-    function runs, ``force`` allows outputs to replace files of other kinds, and ``allow_code`` allows users' own code.
+    ``leave_out``. ``defaults`` replaces some defaults of the model; the value ``...`` makes an option required. If the user
+    gives ``--force``, outputs may replace files of other kinds while the function runs; with ``--allow-code``, users' own code
+    may run.
     """
 
     def decorate(function: Callable[[Any], None]) -> click.Command:
@@ -160,7 +161,7 @@ def _find_option_marks(hint: Any) -> Iterator[Any]:
 
 
 def _type_and_is_tuple(hint: Any) -> tuple[Any, bool]:
-    """Return the type of a value that an annotation describes, and whether the annotation is a tuple of this type."""
+    """Return the type in an annotation, without None, and whether the annotation is a tuple of values of this type."""
     if get_origin(hint) is Annotated:
         return _type_and_is_tuple(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):

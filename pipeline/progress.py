@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-LOG_INTERVAL_SECONDS = 30.0  # seconds between lines; a shorter job logs none
+LOG_INTERVAL_SECONDS = 30.0  # seconds between two log lines; a shorter job logs no line
 LOG_FORMAT = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {elapsed} so far, {remaining} left{postfix}"
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def progress_bar(
     unit_scale: bool = False,
     hidden: bool = False,
 ) -> Any:
-    """Return a tqdm bar that iterates over ``items``, or that the caller updates. A ``hidden`` bar displays nothing.
+    """Return a tqdm bar that iterates over ``items``; without ``items``, the caller updates it. A ``hidden`` bar is silent.
 
     Without a terminal or a notebook, progress, rate and remaining time are logged every ``LOG_INTERVAL_SECONDS`` seconds.
     """

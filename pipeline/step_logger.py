@@ -24,8 +24,8 @@ from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.writing import read_json
 
 _N_LOG_LINES = 10  # lines of the log of a failed step
-_MAX_TABLES = 6  # results whose metrics are printed at the end
-_MAX_REASON_LENGTH = 100  # characters
+_MAX_TABLES = 6  # the metrics of at most this number of results are printed at the end
+_MAX_REASON_LENGTH = 100  # characters of the reason why a step runs
 _REFRESH_SECONDS = 1.0
 _CTRL_C_EXIT_CODE = "130"
 _BAR_FORMAT = "{n_fmt} of {total_fmt} steps |{bar:16}| {elapsed}  {desc}"
@@ -38,7 +38,7 @@ _HIDDEN_EVENTS = (
     LogEvent.GROUP_INFO,
     LogEvent.RULEGRAPH,
 )
-# The beginnings of messages of Snakemake that are not needed. Unknown messages are printed, so that none is lost.
+# The beginnings of Snakemake's messages that are not printed. Unknown messages are printed, so that no error is lost.
 _HIDDEN_MESSAGES = (
     "Assuming unrestricted shared filesystem",
     "At least one job did not complete successfully",
@@ -89,15 +89,15 @@ class LogHandler(LogHandlerBase):
         self._environment = dict(os.environ)  # before the workflow sets variables for its steps
         self._running: dict[int, _Step] = {}
         self._finished: list[_Step] = []
-        self._failed: dict[int, str] = {}  # names of steps
-        self._has_error = False  # outside of a step
-        self._rule_error = ""  # Snakemake's text of the last error of a step
+        self._failed: dict[int, str] = {}  # the names of failed steps by the number of the job
+        self._has_error = False  # whether an error outside of a step occurred
+        self._rule_error = ""  # Snakemake's message about the last error of a step
         self._bar: Any = None
         self._ended = Event()
 
     @property
     def writes_to_stream(self) -> bool:
-        """Return False with --verbose, so that Snakemake prints its own output."""
+        """True unless --verbose is given: then Snakemake prints its own output."""
         return not self.common_settings.verbose
 
     def emit(self, record: LogRecord) -> None:
@@ -181,7 +181,7 @@ class LogHandler(LogHandlerBase):
             if last_lines := read_last_lines(log, _N_LOG_LINES):
                 lines += [f"The last lines of {log}:", *(f"    {line}" for line in last_lines)]
         if command:
-            lines += ["This command repeats the step:", f"    {repeat_command(command, self._added_variables())}"]
+            lines += ["This command repeats the step:", f"    {build_repeat_command(command, self._added_variables())}"]
         self._print("\n".join(lines))
 
     def _added_variables(self) -> dict[str, str]:
@@ -209,7 +209,7 @@ class LogHandler(LogHandlerBase):
             self._print(f"report: {path}")
 
     def _refresh_bar(self) -> None:
-        """Display the last line of the log of the step that started last, until the end."""
+        """Display the last log line of the most recently started step behind the bar, until the workflow ends."""
         while not self._ended.wait(_REFRESH_SECONDS):
             if running := list(self._running.values()):
                 lines = [line for log in running[-1].logs for line in read_last_lines(log, 1)]
@@ -254,7 +254,7 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_result(rule: str, output: Path) -> str:
-    """Return the result of a finished step: the metric of a training or an evaluation, and otherwise the file it wrote."""
+    """Return the result of a finished step as text: the metric of a training or an evaluation, or else the written file."""
     try:
         if rule == "train":
             return f"val rsum {read_json(output)['best_rsum']:.1f}"
@@ -262,12 +262,12 @@ def describe_result(rule: str, output: Path) -> str:
             *_, protocol = _distinct_protocols(output).values()
             return _describe_rsum(protocol) or f"R@1 {_mean(protocol['phrase']['r1']):.1f}"
     except (UserError, KeyError, TypeError, ValueError):
-        pass  # a metric that the file does not have, such as the rsum of a run without validation
+        pass  # the file lacks the metric: a run without validation has no rsum
     return re.sub("^s3:/", "s3://", str(output))  # a path has single slashes
 
 
 def format_metrics(result: Path) -> Iterator[str]:
-    """Yield the lines of a table of a result file: R@K and the median rank of each direction, and rsum, of each protocol."""
+    """Yield the lines of a table for a result file: R@K and median rank for each protocol and direction, rsum per protocol."""
     for name, protocol in _distinct_protocols(result).items():
         columns = [key for key in _COLUMNS if any(key in protocol.get(direction, {}) for direction in _DIRECTIONS)]
         if not columns:
@@ -284,7 +284,7 @@ def format_metrics(result: Path) -> Iterator[str]:
 
 
 def read_last_lines(log: Path, count: int) -> list[str]:
-    """Return the last lines of a log that are not blank, safe for a terminal; none if there is no such file."""
+    """Return the last ``count`` lines of a log that are not blank, safe for a terminal; an empty list without a file."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
@@ -294,14 +294,14 @@ def read_last_lines(log: Path, count: int) -> list[str]:
     return [to_printable_line(line) for line in re.split(r"[\r\n]+", text) if line.strip()][-count:]
 
 
-def repeat_command(shell_command: str, variables: Mapping[str, str]) -> str:
-    """Return the command that repeats a step in a terminal: with its environment variables, and without writing a log."""
+def build_repeat_command(shell_command: str, variables: Mapping[str, str]) -> str:
+    """Return the command that repeats a step in a terminal, with its environment ``variables`` and without its log."""
     assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*assignments, _LOG_SUFFIX_PATTERN.sub("", shell_command)])
 
 
 def _distinct_protocols(result: Path) -> dict[str, dict[str, Any]]:
-    """Return the protocols of a result file. Return only the last of several with the same metrics."""
+    """Return the protocols of a result file by name. If several protocols have the same metrics, return only the last one."""
     protocols = read_json(result)["protocols"]
     names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
     return {name: protocols[name] for name in names.values()}

@@ -30,7 +30,7 @@ class PlannedFile:
 
 
 def plan_files(targets: Sequence[str], settings: Sequence[str] = (), snakefile: Path = Path("Snakefile")) -> list[PlannedFile]:
-    """Return the files that the workflow would write for ``targets``, without files that are up to date.
+    """Return the files that the workflow would write for ``targets``. Files that are up to date are left out.
 
     ``settings`` are the arguments of ``snakemake --config``. Raises UserError with Snakemake's message if Snakemake fails.
     """
@@ -59,12 +59,12 @@ def _find_error_message(text: str) -> str:
 
 
 _TARGET_FOLDERS = ("data", "features", "results", "runs")
-# Options without a value.
+# Options of Snakemake without a value, after which an argument is a target.
 _OPTIONS_WITHOUT_VALUE = ("--", "-n", "--dry-run", "-p", "-np", "-k", "--keep-going", "-F", "--forceall", "--rerun-incomplete")
-_OPTION_WITH_VALUE_PATTERN = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # -c4
+_OPTION_WITH_VALUE_PATTERN = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # options that contain their value, such as -c4
 _TARGET_SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
-# Pairs of a pattern and a kind of presets. Groups other than ``dataset`` hold names of this kind. {dataset} stands for
-# dataset_pattern().
+# Pairs of a pattern for targets and a kind of presets. In the pattern, {dataset} stands for dataset_pattern(); every group but
+# ``dataset`` matches the name of a preset of this kind.
 _TARGET_PATTERNS = (
     (r"features/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)-\d+_(images|captions)\.h5", "experiments"),
     (r"features/(?P<dataset>{dataset})_(?P<feature>(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+)\.h5", "features"),
@@ -86,8 +86,8 @@ def dataset_pattern() -> str:
 def check_targets(arguments: Sequence[str]) -> None:
     """Raise UserError, with the nearest name, if a target has an unknown preset or a misspelt folder.
 
-    ``arguments`` is the command line of Snakemake, including the name of the program. Arguments that may be values of options,
-    and other paths, are not checked.
+    ``arguments`` is the command line of Snakemake, including the name of the program. Existing files, paths that no rule
+    writes, and arguments that may be values of options are not checked.
     """
     for before, argument in pairwise(arguments):
         is_target = (

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from vse.pipeline.step_logger import (
+    build_repeat_command,
     describe_result,
     format_duration,
     format_metrics,
     name_step,
     read_last_lines,
-    repeat_command,
 )
 
 
@@ -75,4 +75,4 @@ def test_the_last_lines_of_a_log_are_safe_for_a_terminal(tmp_path: Path) -> None
 
 def test_a_step_is_repeated_with_its_variables_and_without_its_log() -> None:
     command = "vse-train --seed 0 2>&1 | tee logs/train.log"
-    assert repeat_command(command, {"VSE_WORDS": "my words"}) == "VSE_WORDS='my words' vse-train --seed 0"
+    assert build_repeat_command(command, {"VSE_WORDS": "my words"}) == "VSE_WORDS='my words' vse-train --seed 0"
