@@ -41,7 +41,7 @@ from vse.training.solvers.encode import compute_ranks, encode
 
 log = logging.getLogger(__name__)
 
-NegativeRow = list[Any]  # a row with the columns COLUMNS; plain values, because checkpoints store it
+NegativeRow = list[Any]  # values of NEGATIVE_COLUMNS; numbers and texts only, because checkpoints store the rows
 
 NEGATIVE_COLUMNS = (
     "epoch",
@@ -57,10 +57,13 @@ NEGATIVE_COLUMNS = (
 
 
 class HardNegatives:
-    """A list of the ``n_per_epoch`` negatives with the highest costs in each epoch, for images and for captions as queries.
+    """The ``n`` negatives with the highest costs of each epoch and of each kind of query (image or caption).
 
     For an image as the query, the negative is the caption ``negative_sentid``. For a caption, the negative is the image
     ``negative_imgid``, and ``negative_sentid`` is a caption of this image.
+
+    ``n`` : number of negatives to list for each epoch and kind of query.
+    ``captions`` : captions of all training pairs, in the order of the pairs.
     """
 
     def __init__(self, n: int, captions: Sequence[Caption]) -> None:
@@ -72,14 +75,16 @@ class HardNegatives:
     def add_batch(
         self, epoch: int, pairs: Sequence[int], query_scores: tuple[QueryScores, QueryScores], margin: float
     ) -> None:
-        """Add the hardest negatives of a batch.
+        """Add the hardest negatives of a batch, and drop all but the hardest negatives of the epoch.
 
-        ``pairs`` : indices of the pairs of the batch.
-        ``query_scores`` : scores, with images and with captions as queries; columns after those of the batch are ignored.
+        ``epoch`` : number of the epoch, from 1.
+        ``pairs`` : index of each pair of the batch among all training pairs.
+        ``query_scores`` : scores with images and with captions as queries. Columns of candidates that an adversary added after
+            the pairs of the batch are ignored.
+        ``margin`` : margin of the hinge costs.
         """
         for query, (scores, positives, negatives) in zip(("image", "caption"), query_scores, strict=True):
-            own = slice(len(pairs))
-            hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)
+            hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, : len(pairs)].max(1)
             best = torch.topk(hardest.values, min(self.n_per_epoch, len(pairs)))
             rows = best.indices.cpu()
             columns = hardest.indices.cpu()[rows]
@@ -108,9 +113,9 @@ class HardNegatives:
         write_text(path, text.getvalue())
 
 
-_MAX_MEASURED_PAIRS = 1000  # validation captions, each with its image, for measures of a similarity
-_NEAR_CHANCE = 3.0  # times the R@10 of a random order
-_MIN_DIAGNOSED_IMAGES = 100  # with fewer validation images, one candidate may be first by chance
+_MAX_MEASURED_PAIRS = 1000  # number of validation pairs on which a similarity computes its own metrics
+_NEAR_CHANCE = 3.0  # R@10 counts as near chance up to this multiple of the R@10 of a random order
+_MIN_DIAGNOSED_IMAGES = 100  # among fewer validation images, one candidate may rank first for many queries by chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +130,10 @@ class TrainingTask:
     processes: ProcessGroup
 
     def select_loss(self, epoch: int) -> Loss:
-        """Return the loss of an epoch (0-based). The warm-up loss copies the settings that all losses have."""
+        """Return the loss of an epoch (0-based): the warm-up loss in the first epochs, then the experiment's loss.
+
+        The warm-up loss has the values of the experiment's loss for all settings that every loss has, such as the margin.
+        """
         if epoch >= self.warmup.epochs:
             return self.loss
         common = self.loss.model_dump(include=set(Loss.model_fields))
@@ -164,7 +172,7 @@ class Progress:
 
     @property
     def best_row(self) -> dict[str, float]:
-        """The row of the epoch with the highest validation ``rsum`` (sum of recalls); of several, that of the first epoch."""
+        """The row with the highest validation ``rsum`` (sum of recalls). The earliest epoch wins a tie."""
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def is_finished(self, epochs: int, patience: int | None) -> bool:
@@ -224,7 +232,10 @@ class Solver(ABC):
 
     @contextmanager
     def stop_on_signal(self, save: Callable[[], None]) -> Iterator[None]:
-        """Let a signal end the run at once in a ``with`` block, such as a validation. A resume repeats the block."""
+        """Let a signal end the run at once in this block, such as a validation, with the :meth:`validation_weights`.
+
+        Then ``save`` writes a checkpoint, and Interrupted is raised. A resume repeats the block.
+        """
         try:
             with self.use_validation_weights(), self.interruption.raise_on_signal():
                 yield
@@ -278,7 +289,7 @@ class RetrievalSolver(Solver):
         return {**recalls, "rsum": float(measured["rsum"]), **self._measure_pairs(images, captions)}
 
     def _measure_pairs(self, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, float]:
-        """Return the similarity's own measures of the first captions, each with its image; empty if it has none."""
+        """Return the metrics that the similarity itself defines, on the first validation pairs; empty if it defines none."""
         if not self.model.config.similarity.measures_pairs:
             return {}
         rows = torch.arange(min(len(captions), _MAX_MEASURED_PAIRS))
@@ -291,7 +302,11 @@ class RetrievalSolver(Solver):
     def _warn_if_one_direction_failed(
         self, images: PackedEmbeddings, captions: PackedEmbeddings, recalls: Mapping[str, float]
     ) -> None:
-        """Log a warning, once in a run, if R@10 of one direction alone is near chance, or if a hub dominates a direction."""
+        """Log a warning with the likely cause, once in a run, if only one direction fails.
+
+        A direction fails if R@10 is near chance and, in addition, a hub dominates the direction or R@10 is at chance. Hubs are
+        counted only for models that compare vectors, on enough images.
+        """
         n_images, n_captions = len(images), len(captions)
         chance = {name: chance_recall(name, 10, n_images, n_captions) for name in recalls}
         near_chance = [name for name in recalls if recalls[name] <= _NEAR_CHANCE * chance[name]]
@@ -309,9 +324,10 @@ class RetrievalSolver(Solver):
 def split_into_folds(
     images: PackedEmbeddings, captions: PackedEmbeddings, image_indices: Int[Tensor, " n_captions"], size: int | None
 ) -> Iterator[tuple[PackedEmbeddings, PackedEmbeddings, Tensor]]:
-    """Yield folds of ``size`` images, without an incomplete last fold.
+    """Yield the images and captions in folds of ``size`` images, without an incomplete last fold.
 
-    A fold has the images, their captions, and the index of each caption's image in the fold.
+    Each result has the images of the fold, the captions of these images, and the index in the fold of each caption's image.
+    If ``size`` is None or at least the number of images, the only fold has all images.
     """
     if size is None or size >= len(images):
         yield images, captions, image_indices

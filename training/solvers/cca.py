@@ -28,7 +28,7 @@ from vse.training.solvers.base import Progress, RetrievalSolver, RetrievalTask, 
 log = logging.getLogger(__name__)
 
 _IMAGES_PER_BLOCK = 1024
-_MIN_CORRELATION = 1e-6  # of a canonical direction; other directions are dropped
+_MIN_CORRELATION = 1e-6  # canonical directions with a lower correlation are dropped
 
 FloatArray = NDArray[np.float64]
 GridPoint = Mapping[str, float]
@@ -51,7 +51,8 @@ def compute_covariances(
 ) -> Covariances:
     """Compute means and covariances over all pairs of an image and a caption.
 
-    Each block holds image vectors, caption vectors, and the index in the block of each caption's image.
+    Each block holds the vectors of n images, the vectors of all m captions of these images, and for each caption the position
+    of its image in the block.
     """
     n, shift_x, shift_y = 0, None, None
     sums: list[Tensor] = []
@@ -85,7 +86,8 @@ def compute_canonical_directions(
 
     Shapes are (dim_x, dim), (dim_y, dim) and (dim,), highest correlation first, padded with zeros if there are fewer
     directions. Along each direction, images and captions have unit variance. Different directions are uncorrelated.
-    ``regularization`` times the mean of the diagonal is first added to the diagonals of ``xx`` and ``yy``.
+    First, ``regularization`` times the mean of its diagonal is added to the diagonal of each of ``xx`` and ``yy``. Raises
+    UserError if a covariance is then still singular.
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
     whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
@@ -153,7 +155,7 @@ class GridSearchSolver(Solver):
 
     @abstractmethod
     def pair_blocks(self) -> Iterator[PairBlock]:
-        """Yield all training pairs in blocks, see :func:`compute_covariances`."""
+        """Yield all training pairs in the blocks that :func:`compute_covariances` takes."""
 
     @cached_property
     def covariances(self) -> Covariances:
@@ -207,7 +209,7 @@ class CcaSolver(GridSearchSolver):
 
 
 class CaptionCcaSolver(CcaSolver, RetrievalSolver):
-    """CCA of images and captions."""
+    """CCA of the cached vectors of images and captions."""
 
     def __init__(self, task: RetrievalTask, settings: CommonCcaSettings) -> None:
         self._cached_images = require_cached_images("cca", task)
@@ -218,7 +220,7 @@ class CaptionCcaSolver(CcaSolver, RetrievalSolver):
 
 
 def require_cached_images(solver: str, task: RetrievalTask) -> CachedImageFeatures:
-    """Return the cached features of the training images.
+    """Return the cached features of the training images. ``solver`` is the name of the solver in error messages.
 
     Raises UserError if there are several processes, or if images are not read from a cache.
     """
@@ -230,7 +232,7 @@ def require_cached_images(solver: str, task: RetrievalTask) -> CachedImageFeatur
 
 
 def read_pair_blocks(task: RetrievalTask, cached: CachedImageFeatures) -> Iterator[PairBlock]:
-    """Yield all training pairs in blocks, see :func:`compute_covariances`."""
+    """Yield all training pairs of images and captions in the blocks that :func:`compute_covariances` takes."""
     pairs = task.pairs
     ends = np.searchsorted(pairs.image_indices, np.arange(len(pairs.images)), side="right")
     with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:

@@ -56,15 +56,15 @@ class ClosedFormSolver(GridSearchSolver, RetrievalSolver):
 
 
 class RidgeSettings(SolverSettings):
-    """Ridge regression (Hoerl and Kennard, 1970) from one side's vectors to the other's. The cosine then scores a pair.
+    """Ridge regression (Hoerl and Kennard, 1970) from the vectors of captions to those of images, or the reverse.
 
     For n pairs of centred image vectors x and caption vectors y, the matrix A minimises sum |x - A y|^2 / n + r |A|^2. The
     solution is A = C_xy (C_yy + r I)^-1, where C_xy is the covariance of x with y, and C_yy that of y. r is a value of
-    ``regularization`` times the mean variance of the dimensions of y. An image x and a caption A y are compared in the space
-    of images. ``maps: images`` swaps the roles of the sides: B maps images into the space of captions. With ``maps: both`` an
-    image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the sum of the variances of a side's
-    dimensions. If the common space has more than ``model.dim`` dimensions, it is projected on its first ``model.dim``
-    principal directions, computed from images and captions together. If it has fewer, zeros are added.
+    ``regularization`` times the mean variance of the dimensions of y. The score of an image x and a caption y is the cosine of
+    x and A y. ``maps: images`` swaps the roles of the sides: a matrix B maps images into the space of captions. With
+    ``maps: both``, an image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the sum of the
+    variances of a side's dimensions. If this common space has more than ``model.dim`` dimensions, it is projected on its first
+    ``model.dim`` principal directions, computed from images and captions together. If it has fewer, zeros are added.
     """
 
     name: Literal["ridge"] = "ridge"
@@ -107,17 +107,18 @@ class RidgeSolver(ClosedFormSolver):
 def fit_ridge_maps(statistics: Covariances, maps: MappedSide, regularization: float) -> tuple[FloatArray, FloatArray]:
     """Return two matrices, (dim, dim_x) and (dim, dim_y), that map centred image and caption vectors into a common space.
 
-    ``maps`` is the side that regression maps into the other side's space, or ``both``, see :class:`RidgeSettings`.
+    ``maps`` names the side whose vectors the regression maps into the space of the other side, or ``both`` (see
+    :class:`RidgeSettings`). Raises UserError if a covariance is singular.
     """
     dim_x, dim_y = statistics.xy.shape
     if maps == "captions":
         return np.eye(dim_x), _solve_ridge_regression(statistics.xy, statistics.yy, regularization)
     if maps == "images":
         return _solve_ridge_regression(statistics.xy.T, statistics.xx, regularization), np.eye(dim_y)
-    of_captions = _solve_ridge_regression(statistics.xy, statistics.yy, regularization)
-    of_images = _solve_ridge_regression(statistics.xy.T, statistics.xx, regularization)
-    s_x, s_y = (max(np.sqrt(np.trace(one)), np.finfo(np.float64).tiny) for one in (statistics.xx, statistics.yy))
-    return (np.concatenate([np.eye(dim_x) / s_x, of_images / s_y]), np.concatenate([of_captions / s_x, np.eye(dim_y) / s_y]))
+    caption_map = _solve_ridge_regression(statistics.xy, statistics.yy, regularization)
+    image_map = _solve_ridge_regression(statistics.xy.T, statistics.xx, regularization)
+    s_x, s_y = (max(np.sqrt(np.trace(c)), np.finfo(np.float64).tiny) for c in (statistics.xx, statistics.yy))
+    return (np.concatenate([np.eye(dim_x) / s_x, image_map / s_y]), np.concatenate([caption_map / s_x, np.eye(dim_y) / s_y]))
 
 
 def reduce_maps(x_map: FloatArray, y_map: FloatArray, statistics: Covariances, dim: int) -> tuple[FloatArray, FloatArray]:
@@ -258,7 +259,7 @@ class AsifSolver(ClosedFormSolver):
 
 
 def sample_anchor_pairs(image_indices: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """Return the sorted indices of ``n`` random pairs. An image occurs twice only if all images occur."""
+    """Return the sorted indices of ``n`` random pairs. No image has a second pair before every image has one."""
     order = np.random.default_rng(seed).permutation(len(image_indices))
     by_image = order[np.argsort(image_indices[order], kind="stable")]
     _, firsts, counts = np.unique(image_indices[by_image], return_index=True, return_counts=True)
@@ -276,7 +277,7 @@ class NoTrainingSettings(SolverSettings):
     accepts_words: ClassVar = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
-        """Raise :class:`UserError` if the vectors have different lengths. Warn if different models computed the vectors."""
+        """Raise UserError if image and caption vectors differ in length. Warn if different models computed them."""
         assert captions is not None, "words are refused before"
         if images.dim != captions.dim:
             raise UserError(
@@ -322,7 +323,6 @@ class NoTrainingSolver(RetrievalSolver):
 
 
 def _model_and_weight_names(cache: FeatureCache) -> tuple[str, str] | None:
-    """Return the names of the model that computed a cache and of the weights, or None for a cache of imported features."""
-    made = cache.provenance
-    model = made.get("config", {}).get("model")
-    return None if model is None else (str(model), str(made.get("weights")))
+    """Return the names of the model and the weights that computed a cache, or None if the cache was imported."""
+    model = cache.provenance.get("config", {}).get("model")
+    return None if model is None else (str(model), str(cache.provenance.get("weights")))

@@ -27,7 +27,7 @@ _PHOTOS_PER_BLOCK = 64  # photos that a CNN embeds at once
 MAX_TILE_IMAGES, MAX_TILE_CAPTIONS = 64, 256  # largest numbers of images and captions whose pairs are scored at once
 _MIN_TILE_CAPTIONS = 8  # kernels compute the rows of smaller tiles differently
 _MAX_TILE_PAIRS = 2**23  # pairs of vectors in a tile; tiles of large sets have fewer captions
-_WIDTH_MULTIPLE = 4  # the vectors of a caption are padded to a multiple of this number
+_WIDTH_MULTIPLE = 4  # the number of vectors of a caption is padded to a multiple of this number
 
 
 def encode(model: Model, split: RetrievalSplit, device: torch.device) -> tuple[PackedEmbeddings, PackedEmbeddings]:
@@ -38,27 +38,27 @@ def encode(model: Model, split: RetrievalSplit, device: torch.device) -> tuple[P
 def encode_images(
     model: Model, split: RetrievalSplit, device: torch.device, rows: NDArray[np.int64] | None = None
 ) -> PackedEmbeddings:
-    """Return the embeddings of all images of a split, or of the images at ``rows``."""
-    block = _ROWS_PER_BLOCK if model.cnn is None else _PHOTOS_PER_BLOCK
-    every = np.arange(len(split.pairs.images)) if rows is None else rows
-    parts = (
-        tuple(move_tensor(part, device) for part in split.image_inputs.read_images(some))
-        for some in _split_into_blocks(every, block)
+    """Return the embeddings of the images of a split at ``rows``, on the CPU. None embeds all images."""
+    block_size = _ROWS_PER_BLOCK if model.cnn is None else _PHOTOS_PER_BLOCK
+    rows = np.arange(len(split.pairs.images)) if rows is None else rows
+    batches = (
+        tuple(move_tensor(tensor, device) for tensor in split.image_inputs.read_images(block))
+        for block in _split_into_blocks(rows, block_size)
     )
-    return _embed_batches(model, model.embed_images, parts)
+    return _embed_batches(model, model.embed_images, batches)
 
 
 def encode_captions(model: Model, split: RetrievalSplit, rows: NDArray[np.int64] | None = None) -> PackedEmbeddings:
-    """Return the embeddings of all captions of a split, or of the captions at ``rows``."""
-    every = np.arange(len(split.pairs)) if rows is None else rows
-    parts = (split.caption_inputs.read(some) for some in _split_into_blocks(every, _ROWS_PER_BLOCK))
-    return _embed_batches(model, model.embed_captions, parts)
+    """Return the embeddings of the captions of a split at ``rows``, on the CPU. None embeds all captions."""
+    rows = np.arange(len(split.pairs)) if rows is None else rows
+    batches = (split.caption_inputs.read(block) for block in _split_into_blocks(rows, _ROWS_PER_BLOCK))
+    return _embed_batches(model, model.embed_captions, batches)
 
 
 def pool_embeddings(side: PackedEmbeddings) -> NDArray[np.float32]:
-    """Return a single vector for each embedding, (n, dim). The vector of a set is the mean of its unit vectors, normalised.
+    """Return a single vector for each image or caption, (n, dim): for a set, the normalised mean of its unit vectors.
 
-    A search with a model that scores pairs chooses candidates by these vectors, because the model is slow.
+    A model that scores every pair is slow. A search can choose candidates by these vectors first.
     """
     if side.lengths is None:
         return side.vectors.numpy()
@@ -70,7 +70,7 @@ def pool_embeddings(side: PackedEmbeddings) -> NDArray[np.float32]:
 
 
 def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
-    """Replace the n vectors of each set by at most ceil(n / ``factor``) means of similar vectors, of unit length.
+    """Replace the n vectors of each set by at most ceil(n / ``factor``) unit vectors, the means of similar vectors.
 
     Similar vectors are found by hierarchical clustering with Ward's criterion (Clavié et al., 2024, "Reducing the Footprint of
     Multi-Vector Retrieval with Minimal Performance Impact via Token Pooling").
@@ -94,7 +94,8 @@ def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
 def build_vector_fields(model: Model, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, Any]:
     """Return the vectors of images and captions, and their similarity, as fields of :class:`vse.eval.files.split.Embeddings`.
 
-    For a model that scores every pair, these are pooled vectors. Captions that are single vectors are given as well.
+    For a model that scores every pair, the fields are pooled vectors of both sides, and the captions themselves if the model
+    embeds a caption as a single vector.
     """
     similarity, pairwise = model.config.similarity, model.scores_every_pair
     return {
@@ -110,17 +111,22 @@ def _split_into_blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[n
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def _embed_batches(model: Model, embed: Callable[..., BatchVectors], parts: Iterable[tuple[Tensor, ...]]) -> PackedEmbeddings:
+def _embed_batches(
+    model: Model, embed: Callable[..., BatchVectors], batches: Iterable[tuple[Tensor, ...]]
+) -> PackedEmbeddings:
     model.eval()
     with torch.inference_mode():
-        return pack_embeddings(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
+        return pack_embeddings(tuple(tensor.cpu() for tensor in embed(*batch)) for batch in batches)
 
 
 class PairScores:
     """The model's scores of images with captions, computed in tiles so that memory never holds the full matrix.
 
-    The width of a caption is its number of vectors, rounded up. All tiles of captions of one width have the same shape. The
-    arithmetic of a pair then does not depend on the other pairs of its tile, as :func:`ranks_from_blocks` requires.
+    A tile holds the scores of a few images with a few captions. The width of a caption is its number of vectors, rounded up to
+    a multiple of 4. All tiles of captions of one width have the same shape. The arithmetic of a pair then does not depend on
+    the other pairs of its tile, as :func:`ranks_from_blocks` requires.
+
+    ``has_directions`` : True if the score of a pair depends on the direction of the search.
     """
 
     def __init__(self, model: Model, images: PackedEmbeddings, captions: PackedEmbeddings, precision: str = "fp32") -> None:
@@ -141,7 +147,10 @@ class PairScores:
         self.has_directions = isinstance(scores, tuple)
 
     def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the scores i2t and t2i of the images ``rows`` with the captions ``columns`` (None: all), on the CPU."""
+        """Return the scores i2t and t2i of the images ``rows`` with the captions ``columns`` (None: all), on the CPU.
+
+        Both results are the same matrix if scores do not depend on the direction.
+        """
         if self._last_scores is None or self._last_scores[0] != rows or self._last_scores[1] is not columns:
             self._last_scores = rows, columns, self._score(rows, columns)
         return self._last_scores[2]
@@ -160,23 +169,23 @@ class PairScores:
         images = self._build_tile(self._images, torch.arange(rows.start, rows.stop), self._images_per_tile, self._image_width)
         i2t, t2i = torch.empty(2, n_rows, len(indices), device=self._device)
         with torch.inference_mode(), autocast(self._precision, self._device):
-            for places, size, width in self._iterate_tiles(indices):
-                scores = self._model.similarity(images, self._build_tile(self._captions, indices[places], size, width))
-                both = scores if isinstance(scores, tuple) else (scores, scores)
-                i2t[:, places], t2i[:, places] = (one[:n_rows, : len(places)].float() for one in both)
+            for positions, size, width in self._iterate_tiles(indices):
+                scores = self._model.similarity(images, self._build_tile(self._captions, indices[positions], size, width))
+                directions = scores if isinstance(scores, tuple) else (scores, scores)
+                i2t[:, positions], t2i[:, positions] = (tile[:n_rows, : len(positions)].float() for tile in directions)
         return i2t.cpu(), t2i.cpu()
 
     def _iterate_tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
         """Yield tiles of the captions ``indices``.
 
-        A tile is the positions of its captions in ``indices``, and two padded sizes: the number of captions, and the number of
-        vectors of each caption.
+        Each result has the positions of the captions of a tile in ``indices``, and the padded shape of the tile: the number of
+        captions, and the number of vectors of each caption.
         """
         widths = self._caption_widths[indices]
         for width in sorted(set(widths.tolist())):
             size = self._captions_per_tile_by_width[width]
-            for places in torch.split((widths == width).nonzero()[:, 0], size):
-                yield places, size, width
+            for positions in torch.split((widths == width).nonzero()[:, 0], size):
+                yield positions, size, width
 
     def _count_captions_per_tile(self, width: int, n: int) -> int:
         """Return the number of captions in a tile, a power of 2, because kernels compute other sizes differently."""
@@ -199,9 +208,10 @@ def compute_ranks(
     image_of_caption: Int[Tensor, " n_captions"],
     precision: str = "fp32",
 ) -> Ranks:
-    """Return the exact rank of the right answer for each image and each caption as the query, by the model's scores.
+    """Rank all captions for each image and all images for each caption, and return the exact ranks of the right answers.
 
-    ``precision`` applies to a model that scores every pair.
+    ``image_of_caption`` : index of each caption's image.
+    ``precision`` : ``fp32`` or ``bf16``; used only by a model that scores every pair.
     """
     ranking_similarity = model.config.similarity.ranking_similarity
     if ranking_similarity is not None:
@@ -226,28 +236,30 @@ def score_bank(
     captions: PackedEmbeddings,
     pool_regions: int | None = None,
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the scores of ``images`` and ``captions`` with a bank: ``n_images`` random images of a split and their captions.
+    """Return the scores of ``images`` and ``captions`` with a bank, for a later correction of hubs.
 
-    The result has the fields ``bank_scores_images`` (images, captions of the bank) and ``bank_scores_captions`` (captions,
-    images of the bank) of :class:`vse.eval.files.split.Embeddings`. The images are drawn with the seed 0. ``pool_regions``
-    pools the regions of the bank (:func:`pool_sets`); those of ``images`` must be pooled already.
+    The bank has ``n_images`` random images of the split ``bank``, drawn with the seed 0, and all captions of these images. The
+    result has two fields of :class:`vse.eval.files.split.Embeddings`: ``bank_scores_images`` (n_images, n_bank_captions) and
+    ``bank_scores_captions`` (n_captions, n_bank_images). ``pool_regions`` is the factor by which :func:`pool_sets` pools the
+    regions of the bank; ``images`` must be pooled already. None pools nothing.
     """
     rows = np.sort(np.random.default_rng(0).permutation(len(bank.pairs.images))[:n_images])
-    of_rows = np.flatnonzero(np.isin(bank.pairs.image_indices, rows))
+    caption_rows = np.flatnonzero(np.isin(bank.pairs.image_indices, rows))
     bank_images = encode_images(model, bank, device, rows)
     if pool_regions is not None:
         bank_images = pool_sets(bank_images, pool_regions)
     with_images = PairScores(model, bank_images, captions)
-    with_captions = PairScores(model, images, encode_captions(model, bank, of_rows))
-    slices = split_into_slices(len(images), MAX_TILE_IMAGES), split_into_slices(len(rows), MAX_TILE_IMAGES)
+    with_captions = PairScores(model, images, encode_captions(model, bank, caption_rows))
+    slices = split_into_slices(len(images), MAX_TILE_IMAGES)
+    bank_slices = split_into_slices(len(rows), MAX_TILE_IMAGES)
     return {
-        "bank_scores_images": torch.cat([with_captions(some, None)[1] for some in slices[0]]).numpy(),
-        "bank_scores_captions": torch.cat([with_images(some, None)[0] for some in slices[1]]).T.contiguous().numpy(),
+        "bank_scores_images": torch.cat([with_captions(part, None)[1] for part in slices]).numpy(),
+        "bank_scores_captions": torch.cat([with_images(part, None)[0] for part in bank_slices]).T.contiguous().numpy(),
     }
 
 
 class BothEncoders(nn.Module):
-    """Both encoders of a model, as one module for the exchange of gradients."""
+    """Both encoders of a model as one module, so that several processes can exchange their gradients."""
 
     def __init__(self, model: Model, precision: str, device: torch.device) -> None:
         super().__init__()
@@ -282,13 +294,14 @@ class BothEncoders(nn.Module):
 
 
 class BatchEmbedder:
-    """Embeds a batch, and back-propagates the gradients of its embeddings to the encoders.
+    """A forward and a backward pass of both encoders for a batch, which can be split into chunks to save memory.
 
     If there are several chunks, only their embeddings are kept, and each chunk is embedded again for its gradients (gradient
     cache: Gao et al., 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup").
 
     ``encoders`` : the encoders.
-    ``summing_encoders`` : the same, as :meth:`ProcessGroup.wrap_encoders` returns them.
+    ``summing_encoders`` : the encoders in the wrapper of :meth:`ProcessGroup.wrap_encoders`, which sums gradients over the
+        processes.
     ``seed`` : seed of random numbers in the encoders, such as dropout.
     """
 
@@ -298,8 +311,9 @@ class BatchEmbedder:
     def embed(self, chunks: list[tuple[BatchVectors, BatchVectors]], ends_update: bool) -> tuple[BatchVectors, BatchVectors]:
         """Return the embeddings of the images and of the captions of all chunks.
 
-        ``ends_update`` : whether this batch is the last one of its update. Then :meth:`backward` sums the gradients over the
-            processes.
+        ``chunks`` : model inputs for the images and for the captions of each chunk.
+        ``ends_update`` : whether this batch is the last one before an update. Then :meth:`backward` sums the gradients over
+            the processes.
         """
         self._chunks, self._ends_update = chunks, ends_update
         if len(chunks) == 1:
@@ -315,6 +329,7 @@ class BatchEmbedder:
         return self._joined
 
     def backward(self, cost: Tensor) -> None:
+        """Add the gradients of a cost of the last embedded batch to the gradients of the encoders."""
         with postpone_sum(self._summing_encoders, not self._ends_update):
             cost.backward()  # type: ignore[no-untyped-call]
         if len(self._chunks) == 1:
@@ -324,10 +339,10 @@ class BatchEmbedder:
             rows = slice(start, start + len(images[0]))
             with postpone_sum(self._summing_encoders, not self._ends_update or k < len(self._chunks) - 1):
                 sides = self._embed_chunk(self._summing_encoders, k)
-                pairs = [(side[0], joined[0].grad) for side, joined in zip(sides, self._joined, strict=True)]
-                learned = [(new, gradient) for new, gradient in pairs if new.requires_grad and gradient is not None]
-                gradients = [gradient[rows][:, : new.shape[1]] for new, gradient in learned]
-                torch.autograd.backward([new for new, _ in learned], gradients)
+                vectors = [(side[0], joined[0].grad) for side, joined in zip(sides, self._joined, strict=True)]
+                learned = [(side, gradient) for side, gradient in vectors if side.requires_grad and gradient is not None]
+                gradients = [gradient[rows][:, : side.shape[1]] for side, gradient in learned]
+                torch.autograd.backward([side for side, _ in learned], gradients)
             start = rows.stop
 
     def _embed_chunk(self, encoders: nn.Module, k: int) -> tuple[BatchVectors, BatchVectors]:

@@ -24,9 +24,9 @@ from vse.training.solvers.optimisation import OPTIMIZERS, AveragedWeights, Sched
 
 log = logging.getLogger(__name__)
 
-_MIN_STEPS_TO_COLLAPSE = 100  # a collapse is not reported in an earlier step
-_FIRST_SAVE_MINUTES = 1.0  # until the first checkpoint
-_STEPS_PER_LOSS_READ = 20  # a read of the loss waits for the GPU
+_MIN_STEPS_TO_COLLAPSE = 100  # a collapse is reported only after this number of steps
+_FIRST_SAVE_MINUTES = 1.0  # minutes from the start of a training to its first checkpoint
+_STEPS_PER_LOSS_READ = 20  # the loss is read only every 20 steps, because a read waits for the GPU
 Indices = NDArray[np.int64]
 
 
@@ -72,11 +72,14 @@ class GradientSolver(Solver):
         return {}
 
     def watched_losses(self) -> list[tuple[float, str, str]]:
-        """Return the losses that must be finite, each with a name and advice. The first is the epoch's mean loss so far."""
+        """Return the losses that must be finite, each with its name and advice to the user if it is not.
+
+        The first one is the mean loss per pair of the current epoch so far.
+        """
         return [(float(self._loss_totals[0]) / max(1, self.progress.pairs), "the loss", "a lower learning rate")]
 
     def end_epoch(self) -> None:
-        """Finish an epoch, before the row of the epoch is added to ``progress``."""
+        """Finish an epoch. The row of the epoch is added to ``progress`` afterwards."""
 
     def state(self) -> dict[str, Any]:
         state = {**super().state(), "totals": self._loss_totals.tolist(), "optimizer": self.optimizer.state_dict()}
@@ -152,7 +155,10 @@ class GradientSolver(Solver):
         return done % self.settings.accumulate == 0 or done == len(self._batch_sizes)
 
     def scale_cost(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Scale the cost of the current batch by the batch's share of the pairs of the update, if the loss is a mean."""
+        """Return the cost of the current batch, with its weight in the sum over the batches of the update.
+
+        If the loss is a mean, the weight is the share of the batch in the pairs of the update. Otherwise the weight is 1.
+        """
         if self.settings.accumulate == 1 or not loss.is_mean_over_queries:
             return cost
         first = self.progress.step - self.progress.step % self.settings.accumulate
@@ -186,9 +192,9 @@ class GradientSolver(Solver):
         self._batch_sizes = [len(batch) for batch in batches]
         if progress.epoch == progress.step == 0:
             self.schedule.warn_if_all_warmup(self.n_updates)
-        left = batches[progress.step :]
+        remaining = batches[progress.step :]
         self.model.train()
-        before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
+        seconds_before, saved_at, started = progress.seconds, time.monotonic(), time.perf_counter()
         save_minutes = self.settings.save_minutes
         if progress.epoch == 0:  # a run may have no checkpoint yet
             save_minutes = min(save_minutes, _FIRST_SAVE_MINUTES)
@@ -200,28 +206,28 @@ class GradientSolver(Solver):
             unit="batch",
             hidden=not self.processes.is_first,
         ) as bar:
-            for batch, losses in zip(left, self.train_batches(left), strict=True):
+            for batch, losses in zip(remaining, self.train_batches(remaining), strict=True):
                 self._loss_totals += torch.stack(losses)
                 updated = self.ends_update()
                 progress.step += 1
                 progress.pairs += len(batch)
-                progress.seconds = before + time.perf_counter() - started
+                progress.seconds = seconds_before + time.perf_counter() - started
                 bar.update()
                 if progress.step % _STEPS_PER_LOSS_READ == 0:
                     rate = f"{progress.pairs / progress.seconds:.0f}"
                     bar.set_postfix(loss=f"{self._read_finite_mean_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
-                if not updated:  # a checkpoint holds no gradients, so none is written within an update
+                if not updated:  # a checkpoint has no gradients, so it can only be written after an update
                     continue
                 if self.processes.any(self.interruption.signal is not None):
                     self._read_finite_mean_loss()
-                    self.interruption.pass_signal(signal.SIGTERM)  # to another process
+                    self.interruption.pass_signal(signal.SIGTERM)  # the signal may have reached another process only
                     save()
-                    self.processes.any(False)  # wait until the first has saved
+                    self.processes.any(False)  # a barrier: wait until the first process has saved
                     raise self.stop_error()
-                if time.monotonic() - saved > 60 * save_minutes:
+                if time.monotonic() - saved_at > 60 * save_minutes:
                     self._read_finite_mean_loss()
                     save()
-                    saved, save_minutes = time.monotonic(), self.settings.save_minutes
+                    saved_at, save_minutes = time.monotonic(), self.settings.save_minutes
         self._read_finite_mean_loss()
 
     def _read_finite_mean_loss(self) -> float:
@@ -237,7 +243,10 @@ class GradientSolver(Solver):
         return watched[0][0]
 
     def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
-        """Return whether the loss is that of equal embeddings, and the validation is no better than chance."""
+        """Return whether the mean loss is within 2% of ``collapsed_loss``, and the validation is no better than chance.
+
+        ``collapsed_loss`` is the mean loss that the epoch would have if all embeddings were equal.
+        """
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
         return steps >= _MIN_STEPS_TO_COLLAPSE and near and row.get("rsum", 0.0) <= self.chance_rsum

@@ -17,9 +17,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.training.models.build import Model
 from vse.training.settings import TrainConfig
 
-_EMA_DECAY_OFFSET = (
-    10  # the decay of the average is at most (1 + t) / (_EMA_DECAY_OFFSET + t) after t updates: low at the start
-)
+_EMA_DECAY_OFFSET = 10  # update t of an average has a decay of at most (1 + t) / (_EMA_DECAY_OFFSET + t)
 log = logging.getLogger(__name__)
 _NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -38,9 +36,9 @@ OPTIMIZERS = {"adam": _remove_compile_hooks(torch.optim.Adam), "adamw": _remove_
 class AveragedWeights:
     """An exponential moving average of a model's weights (Polyak and Juditsky, 1992; Tarvainen and Valpola, NIPS 2017).
 
-    After each update m <- d m + (1 - d) w, with d = min(decay, (1 + t) / (10 + t)) after t updates, so that the random initial
-    weights are soon forgotten. Statistics of batch normalisations are averaged in the same way. Integers, such as a count of
-    batches, are copied from the model. The average starts with the model's current weights.
+    The average m starts as the model's current weights w. Update t (from 1) sets m to d m + (1 - d) w, where
+    d = min(decay, (1 + t) / (10 + t)) is low at first, so that the average soon forgets the random initial weights. Statistics
+    of batch normalisations are averaged in the same way. Integers, such as a count of batches, are copied from the model.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -51,11 +49,11 @@ class AveragedWeights:
     @torch.no_grad()
     def update(self) -> None:
         self._n_updates += 1
-        left = min(self._decay, (1 + self._n_updates) / (_EMA_DECAY_OFFSET + self._n_updates))
+        decay = min(self._decay, (1 + self._n_updates) / (_EMA_DECAY_OFFSET + self._n_updates))
         for name, weight in self._model.state_dict().items():
             mean = self.weights[name]
             if mean.is_floating_point():
-                mean.lerp_(weight, 1 - left)
+                mean.lerp_(weight, 1 - decay)
             else:
                 mean.copy_(weight)
 
@@ -87,8 +85,8 @@ class Schedule:
     def __init__(self, settings: TrainConfig, model: Model) -> None:
         self.settings, self.model = settings, model
         modules = {name: module for name, module in model.named_modules() if name}
-        waiting = [name for name, epochs in settings.frozen.items() if epochs]
-        for key, names in (("frozen", waiting), ("learning_rates", settings.learning_rates)):
+        frozen_names = [name for name, epochs in settings.frozen.items() if epochs]
+        for key, names in (("frozen", frozen_names), ("learning_rates", settings.learning_rates)):
             for name in names:
                 if name not in modules:
                     raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
@@ -108,12 +106,18 @@ class Schedule:
         without_decay = self._ids_of_weights_without_decay()
         weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
         rates = dict.fromkeys(weights, self.settings.learning_rate)
-        own = self.settings.learning_rates
-        for name in sorted(own, key=len):  # the longer name is the narrower part
-            rates |= {id(weight): own[name] for weight in self.model.get_submodule(name).parameters() if id(weight) in weights}
+        rate_by_part = self.settings.learning_rates
+        for name in sorted(
+            rate_by_part, key=len
+        ):  # a longer name is a smaller part, whose rate replaces that of the larger one
+            rates |= {
+                id(weight): rate_by_part[name]
+                for weight in self.model.get_submodule(name).parameters()
+                if id(weight) in weights
+            }
         groups = []
         self._group_learning_rates = []
-        for rate in dict.fromkeys([self.settings.learning_rate, *own.values()]):
+        for rate in dict.fromkeys([self.settings.learning_rate, *rate_by_part.values()]):
             for decays in (True, False):
                 chosen = [w for key, w in weights.items() if rates[key] == rate and (key not in without_decay) == decays]
                 groups.append({"params": chosen, "lr": rate, "weight_decay": self.settings.weight_decay if decays else 0.0})
@@ -129,16 +133,17 @@ class Schedule:
         return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
 
     def step_decay_factor(self, epoch: int) -> float:
-        """Return the factor of the step schedule on learning rates in an epoch (0-based)."""
+        """Return the factor that the decays of the step schedule apply to learning rates in an epoch (0-based)."""
         settings = self.settings
         if settings.decay_at:
             return settings.decay ** sum(epoch >= after for after in settings.decay_at)
         return settings.decay ** (epoch // settings.decay_after)
 
     def learning_rate_factor(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
-        """Return the factor on learning rates, from warm-up and decay, in update ``update`` of ``n_updates`` of an epoch.
+        """Return the factor that warm-up and decay apply to the learning rates of an update.
 
-        Epochs and updates are 0-based.
+        ``epoch``, ``update`` : index of the epoch, and of the update in the epoch, from 0.
+        ``n_updates`` : number of updates in each epoch.
         """
         settings = self.settings
         before = epoch * n_updates + update

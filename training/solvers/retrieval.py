@@ -25,7 +25,7 @@ from vse.training.solvers.optimisation import OPTIMIZERS
 
 log = logging.getLogger(__name__)
 
-_MIN_ENTROPY = 0.05  # of an adversary's samples, mean over an epoch, in nats; a warning is logged below it
+_MIN_ENTROPY = 0.05  # nats; if the mean entropy of an adversary's samples in an epoch is lower, a warning is logged
 _OUT_OF_MEMORY_ADVICE = (
     "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 needs less memory, and so does "
     "images.gradient_checkpointing=true for a CNN that is trained, or model.caption_encoder.gradient_checkpointing=true for a "
@@ -55,9 +55,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             self._check_batch_norms(self.batches(0))
         self._summing_encoders: nn.Module = self._encoders
         self.adversary = None if task.adversary is None else task.adversary.build(self.build_opponent(task)).to(self.device)
-        self._adversary_metric_sums: dict[
-            str, Tensor
-        ] = {}  # the adversary's measures, each summed over the pairs of the epoch
+        self._adversary_metric_sums: dict[str, Tensor] = {}  # sums of the adversary's metrics over the pairs of the epoch
         if self.adversary is not None and task.adversary is not None:
             # Adam refuses an empty list; an adversary without weights gets an optimiser with nothing to update.
             weights = [*self.adversary.parameters()] or [nn.Parameter(torch.empty(0, device=self.device))]
@@ -121,7 +119,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         if loss.nested:
             objective = build_nested_objective(objective, loss.nested)
         self._check_batch_norms(batches)
-        self._summing_encoders = self._encoders  # frees the buckets of the last epoch
+        self._summing_encoders = self._encoders  # frees the gradient buffers of the last epoch before new ones are allocated
         self._summing_encoders = self.processes.wrap_encoders(self._encoders)
         shares = [self.processes.own_share(batch) for batch in batches]
         stream = self.task.image_inputs.read_batches(shares, self.pairs.image_indices, self.task.seed, epoch)
@@ -146,8 +144,10 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
     def step(self, batch: Indices, image_inputs: BatchVectors, objective: Objective) -> tuple[Tensor, Tensor]:
         """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal.
 
-        ``batch`` : indices of the pairs of the complete batch.
-        ``image_inputs`` : model inputs for the images of this process's share of the batch.
+        With several processes, each embeds its share of the pairs of the batch.
+
+        ``batch`` : indices of all pairs of the batch.
+        ``image_inputs`` : model inputs for the images of the pairs in this process's share.
         ``objective`` : function that computes the loss of the epoch.
         """
         loss = self.task.select_loss(self.progress.epoch)
@@ -171,8 +171,8 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             self._set_both_gradients(cost.value, adversary_loss, list(self.adversary.parameters()))
             self._add_adversary_metrics({**measures, "loss": adversary_loss.detach()}, len(batch))
         if self.ends_update():
-            beside_encoders = self.model.similarity, self.learned_scale or nn.Module()
-            weights = (weight for module in beside_encoders for weight in module.parameters())
+            other_modules = self.model.similarity, self.learned_scale or nn.Module()
+            weights = (weight for module in other_modules for weight in module.parameters())
             self.processes.sum_gradients(weights, complete=not is_split)
             self.take_step()
         if self.adversary is not None:
@@ -225,7 +225,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
     def _read_chunks(self, image_inputs: BatchVectors, share: Indices) -> list[tuple[BatchVectors, BatchVectors]]:
         """Return the inputs of this process's share of a batch, in chunks of ``train.chunk`` pairs.
 
-        With more processes than pairs, the share can be empty. Then there is one chunk, without captions.
+        With more processes than pairs, the share can be empty. Then there is one chunk, without images and captions.
         """
         size = self.settings.chunk or max(1, len(share))
         rows = [slice(start, start + size) for start in range(0, max(1, len(share)), size)]

@@ -1,9 +1,10 @@
-"""Score only the pairs that are likely to change a rank, chosen by the scores of the backbone.
+"""Score with TOD-Net only the pairs that are likely to change a rank.
 
-The right pairs of each query are scored first. The best of their scores is the query's threshold: another candidate changes
-the rank only if it reaches this threshold. TOD-Net starts as its backbone and moves most scores little. Pairs are therefore
-scored in rounds, first those whose backbone score is highest above, or least below, the threshold. The last round is the
-first one in which no pair reaches its threshold. This is a check and no proof: a later pair could still reach its threshold.
+The backbone score of a pair is its score without the deformation of TOD-Net. TOD-Net moves most scores only a little from
+there. First, TOD-Net scores the right pairs of each query. The best of these scores is the query's threshold: another
+candidate changes the rank of the right answer only if it reaches the threshold. The other pairs are scored in rounds, in
+descending order of backbone score minus threshold. The rounds end when no pair of a round reaches its threshold. This is a
+check and no proof: a pair that was not scored could still reach its threshold.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from vse.training.models.similarities.todnet import PairScorer, TodNetSimilarity
 
 ROUND_SHARE = 0.05  # share of all pairs in a round
 MIN_ROUND = 2**16  # smallest number of pairs in a round; a smaller round would be a weak check
-_SAMPLE = 2**20  # number of pairs from which the size of a round is estimated
+_SAMPLE = 2**20  # number of random pairs by which the lowest scores of a round are chosen
 _ROWS_PER_BLOCK = 512
 
 log = logging.getLogger(__name__)
 
 
 def require_shortlist_similarity(run: Path, similarity: nn.Module) -> TodNetSimilarity:
-    """Return ``similarity``. Raises UserError, naming ``run``, unless ``similarity`` is a TOD-Net with a condition."""
+    """Return ``similarity``. Raises UserError, with the path of the run, if it is not a TOD-Net with a condition."""
     if isinstance(similarity, TodNetSimilarity) and similarity.has_condition:
         return similarity
     raise UserError(f"{run}: --shortlist is for a TOD-Net with a condition, whose pairs take long; leave it out")
@@ -42,12 +43,13 @@ def score_shortlist(
     image_of_caption: Int[Tensor, " n_captions"],
     min_round: int = MIN_ROUND,
 ) -> tuple[tuple[ScoreBlocks, ScoreBlocks | None], dict[str, float]]:
-    """Return scores i2t and t2i, and the share of the pairs that the model scored. The ranks should be those of all scores.
+    """Return the scores i2t and t2i for ranking, and the share of all pairs that the model scored, by direction.
 
-    All other pairs are ranked behind these, in the order of the backbone's scores. The second scores are None if both
-    directions have the same. The first round has all pairs whose backbone score is above the threshold, and a twentieth of all
-    pairs. Each later round has a twentieth of all pairs, and at least ``min_round`` pairs, so small sets are scored
-    completely. The similarity must have a condition.
+    The ranks of the right answers should be the same as if the model scored all pairs. Pairs that it did not score rank behind
+    the others, in the order of their backbone scores. The scores t2i are None, and the only direction is ``both``, if scores
+    do not depend on the direction. Each round has a twentieth of all pairs, and at least ``min_round`` pairs, so small sets
+    are scored completely. The first round also has all pairs whose backbone score is above the threshold. The similarity must
+    have a condition.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))
@@ -57,7 +59,7 @@ def score_shortlist(
             scorer = similarity.build_pair_scorer(direction, (images,), (captions,))
             scores = similarity.score_undeformed(images, captions)
             own = scorer(image_of_caption, torch.arange(len(captions), device=device))
-            # An image without captions is no query: no candidate reaches its threshold.
+            # An image without captions is not a query, so its threshold is infinite.
             best = own.new_full((len(images),), torch.inf).scatter_reduce(0, image_of_caption, own, "amax", include_self=False)
             thresholds = {
                 "i2t": best[:, None].expand_as(scores),
@@ -77,11 +79,13 @@ def _score_rounds(
     own_pairs: tuple[Tensor, Tensor],
     min_round: int,
 ) -> float:
-    """Replace the backbone's ``scores`` that may reach ``thresholds`` by the model's, and return the share of scored pairs.
+    """Replace the scores of the pairs that may reach their threshold by the model's scores. Return the share of these pairs.
 
-    All other scores are shifted by one constant, to below the lowest score of the model.
+    All other scores are shifted by one constant, so that they are below the lowest score of the model.
 
-    ``own_pairs`` has the image of each caption, and the model's score of this pair.
+    ``name`` : direction, for the log.
+    ``scores`` : backbone scores of all pairs, changed in place.
+    ``own_pairs`` : index of each caption's image, and the model's score of this image and caption.
     """
     n_images, n_captions = scores.shape
     share = max(ROUND_SHARE, min_round / scores.numel())
