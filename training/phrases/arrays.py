@@ -1,4 +1,4 @@
-"""The phrases of a split as arrays, operations on ragged lists, and the regions of images as inputs of a model."""
+"""The phrases of a split as arrays, the regions of images as inputs of a model, and operations on lists of unequal lengths."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ N_COORDINATES = 5
 class BoxFeatures(CachedFeatures):
     """The regions of some images in a cache, image after image, with their boxes.
 
-    For the parameters see :class:`vse.training.data.images.CachedFeatures`. Raises UserError if the cache does not hold
-    regions with boxes.
+    ``image_ids`` selects the images; for the other parameters see :class:`vse.training.data.images.CachedFeatures`. Raises
+    UserError if the cache does not hold regions with boxes, or if a box is not finite.
 
     ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
     ``image_indices`` : (n_regions,) index of each region's image.
@@ -57,17 +57,17 @@ class BoxFeatures(CachedFeatures):
         return len(self.image_indices)
 
     def read_region_vectors(self, regions: Indices) -> Float[Tensor, "n dim"]:
-        """Return the vectors of some regions. A read from the cache reads each image once."""
+        """Return the vectors of the regions with these indices. Vectors that are not in memory are read image by image."""
         if self._in_memory:
             return self._take_vectors(torch.from_numpy(regions))
-        images, which = np.unique(self.image_indices[regions], return_inverse=True)
+        images, positions = np.unique(self.image_indices[regions], return_inverse=True)
         rows = self._cache_rows[images]
         sets = self._reader.read_padded_regions(rows).features
-        vectors = sets[which, regions - self.region_starts[images][which]].reshape(-1, self.dim)
+        vectors = sets[positions, regions - self.region_starts[images][positions]].reshape(-1, self.dim)
         return move_tensor(self._check_finite(torch.from_numpy(vectors).float(), rows), self._device)
 
     def compute_coordinates(self, regions: Indices) -> Float[np.ndarray, "n 5"]:
-        """Return x1, y1, x2, y2 and the area of some regions, relative to the size of the image."""
+        """Return x1, y1, x2, y2 and the area of the boxes with these indices, as fractions of the image's size."""
         sides = np.tile(self.image_sizes[self.image_indices[regions]], 2).clip(min=1)
         relative = self.boxes[regions].astype(np.float64) / sides
         area = (relative[:, 2:] - relative[:, :2]).prod(1, keepdims=True)
@@ -75,9 +75,13 @@ class BoxFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """Regions as inputs of a model. Indices count all candidates first, then all ground-truth regions (``truths``).
+    """Regions as inputs of a model, addressed by one index: first all candidates, then all ground-truth regions.
 
-    ``coordinates`` of boxes are ``appended`` to the vectors of regions, replace the vectors (``alone``), or are not used.
+    ``candidates`` : candidate regions.
+    ``truths`` : ground-truth regions of phrases; None if only candidates are read.
+    ``coordinates`` : whether the coordinates of boxes are ``appended`` to the vectors of regions, replace the vectors
+        (``alone``), or are not used (``none``).
+    ``device`` : device of the inputs.
     """
 
     def __init__(
@@ -131,33 +135,39 @@ def flatten_ranges(
 
 
 def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """Return the position of a random element of each row, or -1 for an empty row. ``rows`` is the row of each element."""
+    """Return the position in ``rows`` of a random element of each row, or -1 for a row without elements.
+
+    ``rows`` holds the row of each element.
+    """
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
     drawn = np.cumsum(counts) - counts + rng.integers(0, np.maximum(counts, 1))
-    places = np.full(n_rows, -1, np.int64)
-    there = counts > 0
-    places[there] = order[drawn[there]]
-    return places
+    positions = np.full(n_rows, -1, np.int64)
+    has_elements = counts > 0
+    positions[has_elements] = order[drawn[has_elements]]
+    return positions
 
 
 def sample_mask_per_row(
-    rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator
+    rows: Int[np.ndarray, " total"], max_per_row: int | None, rng: np.random.Generator
 ) -> Bool[np.ndarray, " total"]:
-    """Return a mask of random positions in ``rows``, at most ``most`` for each row; None selects all positions."""
-    if most is None:
+    """Return a mask of random elements, at most ``max_per_row`` of each row; None selects all elements.
+
+    ``rows`` holds the row of each element.
+    """
+    if max_per_row is None:
         return np.ones(len(rows), bool)
     order = np.lexsort((rng.random(len(rows)), rows))
     counts = np.bincount(rows)
     rank = np.empty(len(rows), np.int64)
     rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return rank < most
+    return rank < max_per_row
 
 
 def pad_lists(
     rows: Int[np.ndarray, " total"], values: Int[np.ndarray, " total"], n_rows: int
 ) -> tuple[Int[np.ndarray, "n_rows longest"], Bool[np.ndarray, "n_rows longest"]]:
-    """Return a matrix with the ``values`` of each row, padded with 0, and its mask.
+    """Return a matrix whose rows hold the ``values`` of each list, padded with 0, and a mask that is False for the padding.
 
     ``rows`` holds the row of each value, in ascending order.
     """
@@ -171,7 +181,7 @@ def pad_lists(
 class KeyedSets:
     """A set of values for each key, with look-ups of many keys at once.
 
-    Keys and values are not negative. A pair of a key and a value may be given several times.
+    ``keys``, ``values`` : the pairs of a key and a value, which may repeat. Keys and values are integers from 0.
     """
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
@@ -181,16 +191,16 @@ class KeyedSets:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def contain(self, keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each key has the value. Keys and values are broadcast against each other."""
-        wanted = keys * self._value_bound + values
-        places = np.searchsorted(self._pair_codes, wanted).clip(max=len(self._pair_codes) - 1)
-        is_there: NDArray[np.bool_] = (self._pair_codes[places] == wanted) & (values < self._value_bound)
-        return is_there
+        """Return whether the set of each key contains the value. Keys and values are broadcast against each other."""
+        codes = keys * self._value_bound + values
+        positions = np.searchsorted(self._pair_codes, codes).clip(max=len(self._pair_codes) - 1)
+        is_contained: NDArray[np.bool_] = (self._pair_codes[positions] == codes) & (values < self._value_bound)
+        return is_contained
 
     def sample_other_values(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
-        """Return a random value of each key, except the one in ``values``; -1 if the key has no other value."""
+        """Return for each key a random value other than the one in ``values``, or -1 if the key has no other value."""
         counts, starts = self._counts[keys], self._starts[keys]
         own = np.searchsorted(self._pair_codes, keys * self._value_bound + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
@@ -208,7 +218,7 @@ class PhraseArrays:
     ``text_indices`` : index of each phrase's text among the ``n_texts`` different texts of the data set.
     ``chain_indices`` : index of each phrase's coreference chain (the phrases of an image that mention one object).
     ``truth_boxes`` : ground-truth box of each phrase in float32, or NaN for a phrase without a box.
-    ``phrase_types`` : types of each phrase, joined by ``/``.
+    ``phrase_types`` : types of each phrase, joined by ``/``, such as ``people/clothing``.
     """
 
     image_ids: Indices
@@ -232,13 +242,13 @@ class PhraseArrays:
 
 
 def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhraseArrays:
-    """Return the phrases of some images, or with ``located`` only phrases with a box. Raises UserError if there are none."""
-    number_of = {image.imgid: number for number, image in enumerate(images)}
-    text_ids = {text: number for number, text in enumerate(list_phrase_texts(dataset))}
+    """Return the phrases of some images, or with ``located`` only those with a box. Raises UserError if there are none."""
+    index_of_image = {image.imgid: index for index, image in enumerate(images)}
+    text_ids = {text: index for index, text in enumerate(list_phrase_texts(dataset))}
     chains: dict[tuple[int, str | int], int] = {}
     rows = []
     for mention in list_mentions(dataset):
-        phrase, image = mention.phrase, number_of.get(mention.image.imgid)
+        phrase, image = mention.phrase, index_of_image.get(mention.image.imgid)
         if image is None or (located and phrase.truth_box is None):
             continue
         chain = chains.setdefault((image, phrase.chain or mention.phrase_id), len(chains))
@@ -263,12 +273,12 @@ def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool
 def find_truth_regions(phrases: PhraseArrays, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
     """Return the index in ``truths`` of each phrase's ground-truth region.
 
-    Raises UserError if the cache ``name`` lacks the box of a phrase.
+    Raises UserError if a phrase's box is not in ``truths``. ``name`` names the cache of ``truths`` in this message.
     """
     keys = zip(truths.image_indices.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
-    number_of = {key: number for number, key in enumerate(keys)}
+    index_of_box = {key: index for index, key in enumerate(keys)}
     wanted = zip(phrases.image_indices.tolist(), map(bytes, phrases.truth_boxes + np.float32(0)), strict=True)
-    indices = [number_of.get(key, -1) for key in wanted]
+    indices = [index_of_box.get(key, -1) for key in wanted]
     if -1 in indices:
         first = indices.index(-1)
         box = ", ".join(f"{side:g}" for side in phrases.truth_boxes[first].tolist())

@@ -1,4 +1,4 @@
-"""Batches for Algorithm 1 of the two-branch paper, and the losses of triplets (Eq. 6) and of labelled pairs (Eq. 7)."""
+"""Batches of region-phrase pairs with sampled negatives, and their losses (two-branch paper, Algorithm 1, Eqs. 6 and 7)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class SamplingSettings(PositiveRegionSettings):
     negative_iou: float = Field(0.3, gt=0, le=1, description="IoU with the truth below which candidates are negatives")
     neighbours: bool = Field(
         False,
-        description="neighbourhood sampling, for losses of triplets: add a second phrase for a region that has one in the "
-        "batch, and a second region for a phrase that has one",
+        description="neighbourhood sampling, for losses of triplets: if a region has a single phrase in the batch, add a "
+        "second one, and if a phrase has a single region, add a second region",
     )
     negatives: Literal["balanced", "all"] = Field(
         "balanced", description="negatives for losses of pairs: one for each positive pair, or every negative candidate"
@@ -60,8 +60,8 @@ class SamplingSettings(PositiveRegionSettings):
 class BatchCandidates:
     """Candidate regions for the pairs of a batch, either all positive or all negative.
 
-    ``pair_rows`` : (n,) rows of pairs in the batch, in ascending order.
-    ``region_indices`` : (n,) indices of the candidates of these pairs.
+    ``pair_rows`` : (n,) position in the batch of each candidate's pair, in ascending order.
+    ``region_indices`` : (n,) index of each candidate among all regions.
     """
 
     pair_rows: Int[np.ndarray, " n"]
@@ -89,9 +89,10 @@ class CandidateSampler:
     def find_positives_and_negatives(
         self, batch: Indices, rng: np.random.Generator
     ) -> tuple[BatchCandidates, BatchCandidates]:
-        """Return all positive candidates of a batch of pairs, and sampled negative candidates.
+        """Return all positive candidates of a batch of pairs, and negative candidates.
 
-        A candidate is positive or negative by its IoU with the true box of the pair.
+        The IoU with the ground-truth box of the pair decides whether a candidate is positive, negative or neither. If
+        ``settings.candidates`` is set, negatives come from a random sample of the candidates of each image.
         """
         images = self.pairs.image_indices[batch]
         rows, regions = flatten_ranges(self.candidates.region_starts[images], self.candidates.region_counts[images])
@@ -105,29 +106,32 @@ class CandidateSampler:
     ) -> Bool[np.ndarray, " n"]:
         """Return a mask of randomly sampled candidates. All pairs of an image share one sample.
 
-        ``rows`` and ``regions`` hold the pair and the candidate of each element of the mask.
+        ``images`` : index of each pair's image.
+        ``rows``, ``regions`` : pair and candidate of each element of the mask.
         """
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
-        visited = np.unique(images)
-        visits, every = flatten_ranges(self.candidates.region_starts[visited], self.candidates.region_counts[visited])
-        return np.isin(regions, every[sample_mask_per_row(visits, self.settings.candidates, rng)])
+        different = np.unique(images)
+        image_rows, all_regions = flatten_ranges(
+            self.candidates.region_starts[different], self.candidates.region_counts[different]
+        )
+        return np.isin(regions, all_regions[sample_mask_per_row(image_rows, self.settings.candidates, rng)])
 
 
 @dataclass(frozen=True)
 class TripletBatch:
-    """Regions and texts to embed, and the triplets among them.
+    """Regions and texts to embed, and the triplets (query, positive, negative) among them.
 
-    ``region_indices`` and ``text_indices`` hold indices in the data set, each once. Triplets and pairs hold positions in these
-    two arrays.
+    ``region_indices`` and ``text_indices`` hold the index of each region and text in the data set, without repetition. The
+    other arrays except ``pair_truths`` hold masks, or positions in these two arrays.
 
-    ``query_regions``, ``positive_texts`` : positive pairs (x, y) with the region as the query.
-    ``negative_text_mask`` : mask of the texts y' that are negatives for each query region.
-    ``query_texts``, ``positive_regions`` : positive pairs with the text as the query.
-    ``negative_regions`` : negatives x' for each query text, from the same image, padded to one length.
+    ``query_regions``, ``positive_texts`` : region and text of each positive pair whose query is the region.
+    ``negative_text_mask`` : mask of the texts that are negatives for each query region.
+    ``query_texts``, ``positive_regions`` : text and region of each positive pair whose query is the text.
+    ``negative_regions`` : negative regions for each query text, from the image of the pair, padded to one length.
     ``negative_region_mask`` : mask of ``negative_regions``, False at the padding.
-    ``pair_regions``, ``pair_texts`` : all positive pairs.
-    ``pair_truths`` : index in the data set of each pair's ground-truth region.
+    ``pair_regions``, ``pair_texts`` : region and text of each positive pair of the batch.
+    ``pair_truths`` : index in the data set of each of these pairs' ground-truth region.
     """
 
     region_indices: Int[np.ndarray, " n_regions"]
@@ -145,7 +149,7 @@ class TripletBatch:
 
     @property
     def n_triplets(self) -> int:
-        """The number of triplets, before the highest costs are selected."""
+        """The number of triplets. The loss may use only those with the highest costs."""
         return int(self.negative_text_mask.sum() + self.negative_region_mask.sum())
 
 
@@ -171,36 +175,44 @@ class TripletSampler(CandidateSampler):
     def sample(self, batch: Indices, rng: np.random.Generator) -> TripletBatch:
         positive, negative = self.find_positives_and_negatives(batch, rng)
         text_indices, truth_indices = self.pairs.text_indices[batch], self.truth_indices[batch]
-        every = np.arange(len(batch))
+        all_rows = np.arange(len(batch))
         regions = self._choose_positive_regions(truth_indices, positive, rng)
         nothing = np.empty(0, np.int64)
-        (of_region, second_texts), (of_phrase, second_regions) = (nothing, nothing), (nothing, nothing)
+        # Rows of the batch whose region gets a second text, or whose text gets a second region.
+        (rows_with_second_text, second_texts), (rows_with_second_region, second_regions) = [(nothing, nothing)] * 2
         if self.settings.neighbours:
-            of_region, second_texts = self._sample_second_texts(batch, regions, rng)
-            of_phrase, second_regions = self._sample_second_regions(text_indices, regions, truth_indices, positive, rng)
-        as_region, as_phrase = np.concatenate([every, of_region]), np.concatenate([every, of_phrase])
-        asked_regions, their_texts = regions[as_region], np.concatenate([text_indices, second_texts])
-        asked_texts, their_regions = text_indices[as_phrase], np.concatenate([regions, second_regions])
-        texts, embedded = np.unique(their_texts), np.unique(np.concatenate([their_regions, negative.region_indices]))
+            rows_with_second_text, second_texts = self._sample_second_texts(batch, regions, rng)
+            rows_with_second_region, second_regions = self._sample_second_regions(
+                text_indices, regions, truth_indices, positive, rng
+            )
+        region_rows = np.concatenate([all_rows, rows_with_second_text])
+        text_rows = np.concatenate([all_rows, rows_with_second_region])
+        query_regions, positive_texts = regions[region_rows], np.concatenate([text_indices, second_texts])
+        query_texts, positive_regions = text_indices[text_rows], np.concatenate([regions, second_regions])
+        texts, embedded = np.unique(positive_texts), np.unique(np.concatenate([positive_regions, negative.region_indices]))
         negatives = np.searchsorted(embedded, negative.region_indices)
         negative_regions, negative_region_mask = pad_lists(negative.pair_rows, negatives, len(batch))
         return TripletBatch(
             region_indices=embedded,
             text_indices=texts,
-            query_regions=np.searchsorted(embedded, asked_regions),
-            positive_texts=np.searchsorted(texts, their_texts),
-            negative_text_mask=self._mask_negative_texts(batch[as_region], texts),
-            query_texts=np.searchsorted(texts, asked_texts),
-            positive_regions=np.searchsorted(embedded, their_regions),
-            negative_regions=negative_regions[as_phrase],
-            negative_region_mask=negative_region_mask[as_phrase],
-            pair_regions=np.searchsorted(embedded, np.concatenate([asked_regions, second_regions])),
-            pair_texts=np.searchsorted(texts, np.concatenate([their_texts, text_indices[of_phrase]])),
-            pair_truths=truth_indices[np.concatenate([as_region, of_phrase])],
+            query_regions=np.searchsorted(embedded, query_regions),
+            positive_texts=np.searchsorted(texts, positive_texts),
+            negative_text_mask=self._mask_negative_texts(batch[region_rows], texts),
+            query_texts=np.searchsorted(texts, query_texts),
+            positive_regions=np.searchsorted(embedded, positive_regions),
+            negative_regions=negative_regions[text_rows],
+            negative_region_mask=negative_region_mask[text_rows],
+            pair_regions=np.searchsorted(embedded, np.concatenate([query_regions, second_regions])),
+            pair_texts=np.searchsorted(texts, np.concatenate([positive_texts, text_indices[rows_with_second_region]])),
+            pair_truths=truth_indices[np.concatenate([region_rows, rows_with_second_region])],
         )
 
     def _choose_positive_regions(self, truth_indices: Indices, positive: BatchCandidates, rng: np.random.Generator) -> Indices:
-        """Return a positive region for each pair (Algorithm 1, step 2): the ground truth or, if augmented, a random one."""
+        """Return a positive region for each pair (Algorithm 1, step 2).
+
+        The region is the ground truth or, with ``positives: augmented``, a random one of the ground truth and the positive
+        candidates.
+        """
         if self.settings.positives == "truth":
             return truth_indices
         rows = np.concatenate([np.arange(len(truth_indices)), positive.pair_rows])
@@ -212,14 +224,14 @@ class TripletSampler(CandidateSampler):
     def _sample_second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
         """Sample a second text for each region of the batch that has a single text (Algorithm 1, step 3c i).
 
-        The text is another one of the same coreference chain. Returns for each such region the row of its first pair in the
-        batch, and the second text. Regions without another text are left out.
+        The second text is another one of the phrase's coreference chain. Returns the row of the first pair of each such region
+        in the batch, and the second texts. Regions whose chain has no other text are left out.
         """
-        alone = _first_rows_with_one_partner(regions, self.pairs.text_indices[batch])
+        rows = _first_rows_with_one_partner(regions, self.pairs.text_indices[batch])
         others = self._texts_by_chain.sample_other_values(
-            self.pairs.chain_indices[batch[alone]], self.pairs.text_indices[batch[alone]], rng
+            self.pairs.chain_indices[batch[rows]], self.pairs.text_indices[batch[rows]], rng
         )
-        return alone[others >= 0], others[others >= 0]
+        return rows[others >= 0], others[others >= 0]
 
     def _sample_second_regions(
         self,
@@ -231,24 +243,24 @@ class TripletSampler(CandidateSampler):
     ) -> tuple[Indices, Indices]:
         """Sample a second positive region for each text of the batch that has a single region (Algorithm 1, step 3c ii).
 
-        Returns for each such text the row of its first pair in the batch, and the second region.
+        Returns the row of the first pair of each such text in the batch, and the second regions. Texts without another
+        positive region are left out, and so are all texts with ``positives: truth``.
         """
-        alone = _first_rows_with_one_partner(text_indices, regions)
+        single_rows = _first_rows_with_one_partner(text_indices, regions)
         if self.settings.positives == "truth":
-            return alone[:0], alone[:0]
+            return single_rows[:0], single_rows[:0]
         rows = np.concatenate([np.arange(len(truth_indices)), positive.pair_rows])
-        every = np.concatenate([truth_indices, positive.region_indices])
-        other = every != regions[rows]
-        rows, every = rows[other], every[other]
-        chosen = sample_one_per_row(rows, len(truth_indices), rng)[alone]
-        return alone[chosen >= 0], every[chosen[chosen >= 0]]
+        positives = np.concatenate([truth_indices, positive.region_indices])
+        is_other = positives != regions[rows]
+        rows, positives = rows[is_other], positives[is_other]
+        chosen = sample_one_per_row(rows, len(truth_indices), rng)[single_rows]
+        return single_rows[chosen >= 0], positives[chosen[chosen >= 0]]
 
     def _mask_negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:
         """Return a mask of the texts that are negatives for the region of each pair (Algorithm 1, step 3a)."""
-        own = self._texts_by_chain.contain(self.pairs.chain_indices[pairs][:, None], texts[None])
-        negatives: Bool[np.ndarray, "n m"] = ~(
-            own | self._texts_by_truth.contain(self._truth_numbers[pairs][:, None], texts[None])
-        )
+        in_chain = self._texts_by_chain.contain(self.pairs.chain_indices[pairs][:, None], texts[None])
+        of_same_box = self._texts_by_truth.contain(self._truth_numbers[pairs][:, None], texts[None])
+        negatives: Bool[np.ndarray, "n m"] = ~(in_chain | of_same_box)
         return negatives
 
 
@@ -261,8 +273,8 @@ def triplet_cost(
 ) -> Cost:
     """Return the loss of a batch of triplets (two-branch paper, Eq. 6), and its loss if all embeddings were equal.
 
-    ``lambda1`` weights the triplets whose query is a region, ``lambda2`` those whose query is a phrase, ``lambda3`` and
-    ``lambda4`` the neighbourhood constraints among regions and among phrases.
+    ``lambda1`` is the weight of triplets whose query is a region, and ``lambda2`` of those whose query is a phrase.
+    ``lambda3`` and ``lambda4`` are the weights of the neighbourhood constraints among regions and among phrases.
     """
     device = regions.device
     query_scores = _select_query_scores(batch, similarity((regions,), (phrases,)), device)
@@ -274,7 +286,7 @@ def triplet_cost(
         if not weight:
             continue
         found = find_neighbours(own, others, device)
-        if side is regions:  # two regions of one truth display the same object, with any phrase
+        if side is regions:  # regions with the same ground-truth box show the same object, so they are no negatives
             truths = of_truth.to(device)[found.first_pair]
             found = found._replace(is_outside=found.is_outside & (truths[:, None] != truths[None]))
         cost = add_neighbourhood_cost(cost, weight, (side[own.to(device)[found.first_pair]],), found, similarity, loss)
@@ -282,26 +294,31 @@ def triplet_cost(
 
 
 def _select_query_scores(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[QueryScores, QueryScores]:
-    """Return the scores of each query region with all texts, and of each query text with regions of the same image."""
-    of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
+    """Return the scores of each query region with all texts, and of each query text with its positive and negative regions."""
+    i2t, t2i = scores if isinstance(scores, tuple) else (scores, scores)
 
-    def there(indices: np.ndarray) -> Tensor:
-        return torch.from_numpy(indices).to(device)
+    def to_device(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
 
-    asked = QueryScores(of_regions[there(batch.query_regions)], there(batch.positive_texts), there(batch.negative_text_mask))
-    columns = there(np.concatenate([batch.positive_regions[:, None], batch.negative_regions], 1))
-    negatives = torch.nn.functional.pad(there(batch.negative_region_mask), (1, 0))
-    texts = there(batch.query_texts)
-    return asked, QueryScores(of_phrases[columns, texts[:, None]], torch.zeros_like(texts), negatives)
+    region_scores = QueryScores(
+        i2t[to_device(batch.query_regions)], to_device(batch.positive_texts), to_device(batch.negative_text_mask)
+    )
+    candidates = to_device(np.concatenate([batch.positive_regions[:, None], batch.negative_regions], 1))
+    negatives = torch.nn.functional.pad(to_device(batch.negative_region_mask), (1, 0))
+    texts = to_device(batch.query_texts)
+    return region_scores, QueryScores(t2i[candidates, texts[:, None]], torch.zeros_like(texts), negatives)
 
 
 def _first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
-    """Return the first row of each key whose rows all have the same partner."""
-    distinct = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
-    single, counts = np.unique(distinct, return_counts=True)
-    every, first = np.unique(keys, return_index=True)
-    assert np.array_equal(every, single)
-    return np.sort(first[counts == 1])
+    """Return the first row of each key that occurs with one partner only, in ascending order.
+
+    Row k has the key ``keys[k]`` and the partner ``partners[k]``.
+    """
+    keys_of_pairs = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
+    different_keys, n_partners = np.unique(keys_of_pairs, return_counts=True)
+    same_keys, first_rows = np.unique(keys, return_index=True)
+    assert np.array_equal(same_keys, different_keys)
+    return np.sort(first_rows[n_partners == 1])
 
 
 @dataclass(frozen=True)
@@ -340,18 +357,19 @@ class PairSampler(CandidateSampler):
 def _sample_negative_per_positive(
     rows: Indices, negative: BatchCandidates, n_rows: int, rng: np.random.Generator
 ) -> BatchCandidates:
-    """Return a random negative candidate for each positive pair (Algorithm 1, step 3).
+    """Return a random negative pair for each positive pair (Algorithm 1, step 3).
 
-    ``rows`` holds the row of each positive pair in the batch. A row without a negative candidate gets that of another row.
+    ``rows`` holds the row of each positive pair in the batch. If a row has no negative candidate, the negative pair comes from
+    a random other row, with its text. If no row has one, the result is empty.
     """
-    having = np.unique(negative.pair_rows)
-    if not len(having):
+    rows_with_negatives = np.unique(negative.pair_rows)
+    if not len(rows_with_negatives):
         return negative
-    others = having[rng.integers(0, len(having), len(rows))]
-    asked = np.where(np.isin(rows, having), rows, others)
-    starts = np.searchsorted(negative.pair_rows, asked)
-    counts = np.bincount(negative.pair_rows, minlength=n_rows)[asked]
-    return BatchCandidates(asked, negative.region_indices[starts + rng.integers(0, counts)])
+    others = rows_with_negatives[rng.integers(0, len(rows_with_negatives), len(rows))]
+    source_rows = np.where(np.isin(rows, rows_with_negatives), rows, others)
+    starts = np.searchsorted(negative.pair_rows, source_rows)
+    counts = np.bincount(negative.pair_rows, minlength=n_rows)[source_rows]
+    return BatchCandidates(source_rows, negative.region_indices[starts + rng.integers(0, counts)])
 
 
 def pair_cost(

@@ -41,21 +41,24 @@ class PhraseSplit:
 
     @property
     def score_offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
-        """The offsets of the scores: ``offsets[k]:offsets[k + 1]`` are the scores of phrase k with its image's candidates."""
+        """The start of each phrase's scores in an array of all scores, and the length of this array.
+
+        ``scores[offsets[k] : offsets[k + 1]]`` are the scores of phrase k with the candidates of its image.
+        """
         counts = self.region_inputs.candidates.region_counts[self.phrases.image_indices]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     @property
     def candidate_indices(self) -> Int[np.ndarray, " n"]:
-        """The index of each score's candidate box among the candidates of all images."""
+        """The index of the candidate that belongs to each score, among the candidates of all images."""
         candidates, images = self.region_inputs.candidates, self.phrases.image_indices
         return flatten_ranges(candidates.region_starts[images], candidates.region_counts[images])[1]
 
     def rank_candidates(self, scores: Float[np.ndarray, " n"], iou: float = DEFAULT_IOU_THRESHOLD) -> PhraseRanks:
-        """Return the rank of the best right candidate for each phrase with a box.
+        """Return the rank (from 0) of the best right candidate for each phrase that has a ground-truth box.
 
-        A candidate is right if its IoU with the true box is at least ``iou``. The order of ``scores`` is that of
-        :attr:`score_offsets`.
+        A candidate is right if its IoU with the ground-truth box is at least ``iou``. ``scores`` has the scores of all
+        phrases, in the order of :attr:`score_offsets`.
         """
         located = self.phrases.has_box_mask
         rows = np.repeat(located, np.diff(self.score_offsets))
@@ -65,15 +68,18 @@ class PhraseSplit:
         return rank_phrases(scores[rows], boxes, offsets, self.phrases.truth_boxes[located], iou)
 
     def recall_bound(self) -> float:
-        """Return the upper bound of R@K: the percentage of phrases with a box that have a right candidate."""
+        """Return the percentage of phrases with a box that have a right candidate. No R@K can exceed it."""
         ranks = self.rank_candidates(np.zeros(int(self.score_offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED_RANK).mean())
 
     def expected_random_rsum(self) -> float:
-        """Return the expected ``rsum`` of random scores (:func:`compute_recalls`). The top k count as k independent draws."""
+        """Return the ``rsum`` (:func:`compute_recalls`) that random scores are expected to have.
+
+        The k best candidates of a phrase are treated as k independent random draws, so the result is an approximation.
+        """
         candidates = np.diff(self.score_offsets)[self.phrases.has_box_mask]
         ranks = self.rank_candidates(np.zeros(int(self.score_offsets[-1]), np.float32)).ranks
-        right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
+        right = candidates - np.minimum(ranks, candidates)  # if all scores are equal, wrong candidates rank before right ones
         share = right / np.maximum(candidates, 1)
         return float(sum(100 * (1 - (1 - share) ** k).mean() for k in DEFAULT_KS))
 
@@ -108,9 +114,9 @@ def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"
 def score_embedded_pairs(
     model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """Return the scores of pairs of embedded regions and phrases; pair k is ``rows[k]`` and ``columns[k]``.
+    """Return the scores of pairs: pair k is the embedded region ``rows[k]`` and the embedded phrase ``columns[k]``.
 
-    The scores are cosines if the model compares single vectors.
+    The scores are inner products if the model compares single vectors.
     """
     parts = [np.empty(0, np.float32)]
     for start in range(0, len(rows), _PAIRS_PER_BLOCK):
@@ -124,7 +130,7 @@ def score_embedded_pairs(
 
 
 def _iterate_image_blocks(phrases: PhraseArrays) -> Iterator[tuple[Indices, slice]]:
-    """Yield the indices of consecutive images, and the slice of their phrases."""
+    """Yield blocks of consecutive images: the indices of the images, and the slice of their phrases in ``phrases``."""
     for start in range(0, len(phrases.image_ids), _IMAGES_PER_BLOCK):
         stop = min(start + _IMAGES_PER_BLOCK, len(phrases.image_ids))
         first, end = np.searchsorted(phrases.image_indices, [start, stop])
@@ -138,8 +144,9 @@ def compute_sentence_scores(
     """Return the scores of all images of a split with all captions (two-branch paper, section 5.6, Eq. 8).
 
     For an image with regions R and a caption with phrases P, the score is the mean over p in P of the maximum over r in R of
-    s(r, p). If the model compares single vectors, s(r, p) = -||r - p||; otherwise s is the model's score. An image without a
-    region, and a caption without a phrase, get the lowest score. ``caption_indices`` is the index of each phrase's caption.
+    s(r, p). If the model compares single vectors, s(r, p) = -||r - p||; otherwise s is the model's score. Pairs whose image
+    has no region, or whose caption has no phrase, get the lowest score of all other pairs. ``caption_indices`` is the index of
+    each phrase's caption.
     """
     model.eval()
     used, text_indices = np.unique(split.phrases.text_indices, return_inverse=True)

@@ -64,8 +64,8 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         if (task.loss.lambda3 or task.loss.lambda4) and not settings.neighbours:
             raise UserError("loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true")
         super().__init__(task)
-        sampled = task.train_split.phrases, task.train_split.region_inputs.candidates, task.truth_indices, settings
-        self._triplet_sampler, self._pair_sampler = TripletSampler(*sampled), PairSampler(*sampled)
+        arguments = task.train_split.phrases, task.train_split.region_inputs.candidates, task.truth_indices, settings
+        self._triplet_sampler, self._pair_sampler = TripletSampler(*arguments), PairSampler(*arguments)
 
     @property
     def chance_rsum(self) -> float:
@@ -91,7 +91,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         with autocast(self.settings.precision, self.device):
             regions = self.model.embed_images(train.region_inputs.read(samples.region_indices))[0]
             phrases = self.model.embed_captions(*train.text_inputs.read(samples.text_indices))[0]
-        # distances are computed in float32, the scores of a similarity network in the precision of the step
+        # Distances and inner products are computed in float32. A similarity network runs in the precision of the step.
         with autocast(self.settings.precision, self.device) if self.model.scores_every_pair else nullcontext():
             if isinstance(samples, TripletBatch):
                 assert isinstance(loss, RankingLoss)
@@ -117,7 +117,7 @@ class PhraseCcaSettings(PhraseSettings, CommonCcaSettings):
 
 
 class PhraseCcaSolver(CcaSolver, PhraseSolver):
-    """CCA of each phrase with its ground-truth region and, for ``positives: augmented``, with candidates that overlap it."""
+    """CCA of each phrase with its ground-truth region and, with ``positives: augmented``, with candidates that overlap it."""
 
     task: PhraseTask
 
@@ -129,7 +129,7 @@ class PhraseCcaSolver(CcaSolver, PhraseSolver):
         )
 
     def pair_blocks(self) -> Iterator[PairBlock]:
-        train, rng = self.task.train_split, np.random.default_rng(0)  # positives are not sampled
+        train, rng = self.task.train_split, np.random.default_rng(0)  # samples only negatives, which CCA ignores
         n_images = len(train.phrases.image_ids)
         with progress_bar(total=n_images, desc="covariances", unit="image") as bar:
             for start in range(0, n_images, _IMAGES_PER_BLOCK):
@@ -142,8 +142,8 @@ class PhraseCcaSolver(CcaSolver, PhraseSolver):
                         np.concatenate([rows, positive.pair_rows]),
                         np.concatenate([positives, positive.region_indices]),
                     )
-                regions, region_of = np.unique(positives, return_inverse=True)
+                regions, region_of_pair = np.unique(positives, return_inverse=True)
                 if len(pairs):
                     (phrases,) = train.text_inputs.read(train.phrases.text_indices[pairs][rows])
-                    yield train.region_inputs.read(regions).cpu().float(), phrases.cpu().float(), region_of
+                    yield train.region_inputs.read(regions).cpu().float(), phrases.cpu().float(), region_of_pair
                 bar.update(stop - start)

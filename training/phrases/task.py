@@ -54,7 +54,9 @@ class PhraseSettings(SolverSettings, PositiveRegionSettings):
 class PhraseTask(TrainingTask):
     """The input of a solver for phrases.
 
-    ``truth_indices`` : (n_pairs,) index of each training phrase's true region in ``train_split``.
+    ``train_split`` : training phrases, which all have a ground-truth box.
+    ``truth_indices`` : (n_pairs,) index of each training phrase's ground-truth region in ``train_split.region_inputs``.
+    ``val_split`` : phrases for validation.
     """
 
     train_split: PhraseSplit
@@ -87,18 +89,19 @@ class PhraseSolver(Solver):
 def build_training_split(
     inputs: RunInputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device
 ) -> tuple[PhraseSplit, Int[np.ndarray, " n_pairs"]]:
-    """Return the training phrases that have a box, and the index of each phrase's true region."""
+    """Return the training phrases that have a box, and the index of each phrase's ground-truth region in the region inputs."""
     assert inputs.truth_cache is not None
     splits = ["train", "restval"] if train.restval else ["train"]
     images = _images_with_regions(inputs.dataset, splits, inputs.image_cache, inputs.truth_cache)
     phrases = build_phrase_arrays(inputs.dataset, images, located=True)
-    room = train.memory_gb if train.features_in_memory and phrase_settings.coordinates != "alone" else 0.0
-    truths = BoxFeatures(inputs.truth_cache, phrases.image_ids, device, room)
-    candidates = BoxFeatures(inputs.image_cache, phrases.image_ids, device, room, truths.size_in_memory_gb)
+    memory_gb = train.memory_gb if train.features_in_memory and phrase_settings.coordinates != "alone" else 0.0
+    truths = BoxFeatures(inputs.truth_cache, phrases.image_ids, device, memory_gb)
+    candidates = BoxFeatures(inputs.image_cache, phrases.image_ids, device, memory_gb, truths.size_in_memory_gb)
     regions = RegionInputs(candidates, truths, phrase_settings.coordinates, device)
     truth_indices = len(candidates) + find_truth_regions(phrases, truths, str(inputs.truth_cache.path))
-    taken = truths.size_in_memory_gb + candidates.size_in_memory_gb
-    return PhraseSplit(phrases, regions, open_phrase_features(inputs.caption_cache, device, room, taken)), truth_indices
+    used_gb = truths.size_in_memory_gb + candidates.size_in_memory_gb
+    texts = open_phrase_features(inputs.caption_cache, device, memory_gb, used_gb)
+    return PhraseSplit(phrases, regions, texts), truth_indices
 
 
 def build_evaluation_split(
@@ -136,13 +139,13 @@ def build_validation_split(
 def open_phrase_features(
     cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, used_gb: float = 0
 ) -> CachedFeatures:
-    """Return the vectors in a cache of phrases. For memory see :class:`vse.training.data.images.CachedFeatures`."""
+    """Return the vectors in a cache of phrases; for the parameters see :class:`vse.training.data.images.CachedFeatures`."""
     assert cache is not None, "words are refused before"
     return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, used_gb)
 
 
 def check_phrase_inputs(inputs: RunInputs) -> None:
-    """Raise :class:`UserError` if the caches do not hold the regions and phrases of the data set."""
+    """Raise UserError if the cache of phrases does not fit the data set, or if there are no ground-truth regions."""
     assert inputs.caption_cache is not None
     check_phrase_cache(inputs.caption_cache, inputs.dataset)
     if inputs.truth_cache is None:
