@@ -1,4 +1,4 @@
-"""Encode vectors and texts that are in memory with a trained run, and hold all that a run needs for them in memory."""
+"""Encode vectors, texts and photos with a trained run whose files are all in memory."""
 
 from __future__ import annotations
 
@@ -54,17 +54,20 @@ class ArrayEncoder:
         self.trained, self.queries = trained, queries
 
     def imported_dim(self, of_captions: bool) -> int | None:
-        """Return the length of the vectors that another program computed of captions or of images; None for other inputs."""
+        """Return the length of the run's input vectors of one side if another program computed them, else None.
+
+        The side is captions if ``of_captions``, and images otherwise.
+        """
         cache = self.trained.caption_cache if of_captions else self.trained.image_cache
         return cache.dim if cache is not None and "imported" in cache.provenance else None
 
     def reads_sets(self, of_captions: bool) -> bool:
-        """Return whether an image or a caption is a set of vectors."""
+        """Return whether the run reads a set of vectors for each caption (``of_captions``) or for each image."""
         cache = self.trained.caption_cache if of_captions else self.trained.image_cache
         return cache is not None and cache.row_kind == "sets"
 
     def check_vectors(self, argument: str, vectors: Vectors, of_captions: bool) -> None:
-        """Raise UserError, which names the ``argument``, if the model does not read vectors of this shape."""
+        """Raise UserError if the model does not read vectors of this shape. ``argument`` is their name in the message."""
         cache = self.trained.caption_cache if of_captions else self.trained.image_cache
         if cache is None:
             raise UserError(f"{argument}: an array, but the model reads captions as texts; pass a list of texts")
@@ -78,7 +81,7 @@ class ArrayEncoder:
     def encode_vectors(
         self, vectors: Vectors, of_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
     ) -> PackedEmbeddings:
-        """Return the embeddings of vectors of captions or of images. ``hidden`` displays no progress bar."""
+        """Return the embeddings of captions (``of_captions``) or images, given as vectors. ``hidden``: no progress bar."""
         features = ArrayFeatures(vectors, np.arange(len(vectors)), self.trained.device)
         model = self.trained.model.eval()
         embed = model.embed_captions if of_captions else model.embed_images
@@ -113,7 +116,10 @@ class ArrayEncoder:
     def build_embeddings(
         self, images: PackedEmbeddings, captions: PackedEmbeddings, image_of_caption: NDArray[np.int64]
     ) -> Embeddings:
-        """Return embeddings to evaluate, or the scores of their pairs. The ids are the indices of images and captions."""
+        """Return the content of an embeddings file: vectors or, for a model that scores every pair, all scores.
+
+        The ids of images and captions are their indices. ``image_of_caption`` holds the index of each caption's image.
+        """
         trained = self.trained
         scores: dict[str, Any] = {}
         if trained.model.scores_every_pair:
@@ -138,7 +144,7 @@ class ArrayEncoder:
 
 
 def hold_in_memory(run: Path, data: ArrayData, device: str) -> ArrayEncoder:
-    """Load a run that was trained on ``data``, so that no file of the run or of its caches is read afterwards."""
+    """Load a run that was trained on ``data`` completely. No file of the run or of its caches is read afterwards."""
     trained = load_run(run, None, device=device)
     queries, pairs = QueryEncoder(trained, None), trained.split.pairs
     images = ArrayFeatures(data.images, pairs.image_ids, trained.device)

@@ -31,7 +31,10 @@ log = logging.getLogger(__name__)
 
 
 class PairAttention:
-    """The attention between photos and captions by the model of a run. Raises UserError if the run reads no words."""
+    """The attention that the model of a run computes between photos and captions.
+
+    Raises UserError if the run reads captions from a cache, so that their words are not known.
+    """
 
     def __init__(self, trained: TrainedRun) -> None:
         side = trained.experiment.model.similarity.attention_direction
@@ -45,7 +48,7 @@ class PairAttention:
     def compute(
         self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: BatchVectors, caption: BatchVectors
     ) -> Attention | None:
-        """Return the attention between a photo and a caption, or None if the boxes of the regions are not known.
+        """Return the attention between a photo and a caption, or None if the boxes or the size of the photo are not known.
 
         ``size`` : width and height of the photo; None if the photo cannot be read.
         ``image_id`` : id of the photo; None for a photo that is not in the data set.
@@ -94,34 +97,35 @@ class PairAttention:
         return None if photo is None else self._photo_sizes[photo]
 
     def _list_words(self, text: Caption) -> tuple[str, ...]:
+        """Return the words or tokens that the model reads. Unknown words are in angle brackets."""
         if self.trained.transformer is not None:
             return tuple(self.trained.transformer.tokenize(text.raw))
-        start, *numbers, end = self.trained.vocabulary.encode(text.tokens)
-        known = self.trained.vocabulary.words
-        read = (f"<{token}>" if number == UNKNOWN_ID else token for token, number in zip(text.tokens, numbers, strict=True))
-        return known[start], *read, known[end]
+        start, *indices, end = self.trained.vocabulary.encode(text.tokens)
+        vocabulary = self.trained.vocabulary.words
+        words = (f"<{token}>" if index == UNKNOWN_ID else token for token, index in zip(text.tokens, indices, strict=True))
+        return vocabulary[start], *words, vocabulary[end]
 
 
 def compute_query_attention(
     attention: PairAttention, query: str | Image.Image, encoded_query: BatchVectors, rows: Sequence[int]
 ) -> list[Attention | None]:
-    """Return the attention between a query and hits. The hits of a text are images, and those of a photo are captions.
+    """Return the attention between a query and each hit: images for a text, captions for a photo.
 
     ``encoded_query`` : embedding of the query.
     ``rows`` : positions of the hits in the split.
     """
     trained, pairs = attention.trained, attention.trained.split.pairs
     if isinstance(query, str):
-        seen, text = attention.embed_images(rows), Caption(0, 0, query, tuple(trained.split_into_words(query)))
+        images, text = attention.embed_images(rows), Caption(0, 0, query, tuple(trained.split_into_words(query)))
         photos = [pairs.images[row] for row in rows]
         sizes = [attention.read_photo_size(trained.dataset.image_path(photo)) for photo in photos]
         return [
-            attention.compute(size, photo.imgid, text, seen.unpack(torch.tensor([k])), encoded_query)
+            attention.compute(size, photo.imgid, text, images.unpack(torch.tensor([k])), encoded_query)
             for k, (size, photo) in enumerate(zip(sizes, photos, strict=True))
         ]
-    read = attention.embed_captions(rows)
+    captions = attention.embed_captions(rows)
     return [
-        attention.compute(query.size, None, pairs.captions[row], encoded_query, read.unpack(torch.tensor([k])))
+        attention.compute(query.size, None, pairs.captions[row], encoded_query, captions.unpack(torch.tensor([k])))
         for k, row in enumerate(rows)
     ]
 
@@ -129,7 +133,7 @@ def compute_query_attention(
 def add_attention(
     trained: TrainedRun, query: str | Image.Image, encoded_query: BatchVectors, hits: Sequence[SearchHit], rows: Sequence[int]
 ) -> list[SearchHit]:
-    """Return the hits of a query, with attention if the model computes attention.
+    """Return the hits of a query, each with its attention if the model computes attention.
 
     ``encoded_query`` : embedding of the query.
     ``rows`` : positions of the hits in the split.
@@ -141,14 +145,15 @@ def add_attention(
     except UserError as error:
         log.info("%s; so the report does not show where words look", error)
         return list(hits)
-    seen = compute_query_attention(attention, query, encoded_query, rows)
-    return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
+    attentions = compute_query_attention(attention, query, encoded_query, rows)
+    return [replace(hit, attention=hit_attention) for hit, hit_attention in zip(hits, attentions, strict=True)]
 
 
 def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
-    """Open a run to compute the attention of pairs of its ``embeddings``, for :mod:`vse.eval.report`.
+    """Open a run to compute attention for a report, between images and captions of its file ``embeddings``.
 
-    Returns None if ``run`` is not a run, or if its model has no attention. Raises UserError if the run cannot be loaded.
+    Returns None if ``run`` is not a run, or if its model has no attention. Raises UserError if the run cannot be loaded or
+    does not fit the embeddings. The attention of a pair with an unknown image or caption is None.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():
@@ -165,29 +170,29 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
         raise UserError(f"{run}: reads features of {trained.dataset.name!r}, its embeddings are of {embeddings.dataset!r}")
     check_recorded_data(trained.dataset, embeddings.identity)
     attention, pairs = PairAttention(trained), trained.split.pairs
-    images = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
-    captions = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}
+    row_of_image = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
+    row_of_caption = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}
 
-    def of_pairs(wanted: Sequence[PairIds]) -> list[Attention | None]:
-        known = {pair for pair in wanted if pair[0] in images and pair[1] in captions}
-        if not known:
-            return [None] * len(wanted)
-        image_rows = sorted({images[imgid] for imgid, _ in known})
-        caption_rows = sorted({captions[sentid] for _, sentid in known})
-        seen, read = attention.embed_images(image_rows), attention.embed_captions(caption_rows)
+    def compute_attentions(pair_ids: Sequence[PairIds]) -> list[Attention | None]:
+        known_pairs = {pair for pair in pair_ids if pair[0] in row_of_image and pair[1] in row_of_caption}
+        if not known_pairs:
+            return [None] * len(pair_ids)
+        image_rows = sorted({row_of_image[imgid] for imgid, _ in known_pairs})
+        caption_rows = sorted({row_of_caption[sentid] for _, sentid in known_pairs})
+        images, captions = attention.embed_images(image_rows), attention.embed_captions(caption_rows)
 
-        def of_pair(imgid: int, sentid: int) -> Attention | None:
-            if (imgid, sentid) not in known:
+        def compute_attention(imgid: int, sentid: int) -> Attention | None:
+            if (imgid, sentid) not in known_pairs:
                 return None
-            image, caption = pairs.images[images[imgid]], pairs.captions[captions[sentid]]
+            image, caption = pairs.images[row_of_image[imgid]], pairs.captions[row_of_caption[sentid]]
             return attention.compute(
                 attention.read_photo_size(trained.dataset.image_path(image)),
                 imgid,
                 caption,
-                seen.unpack(torch.tensor([image_rows.index(images[imgid])])),
-                read.unpack(torch.tensor([caption_rows.index(captions[sentid])])),
+                images.unpack(torch.tensor([image_rows.index(row_of_image[imgid])])),
+                captions.unpack(torch.tensor([caption_rows.index(row_of_caption[sentid])])),
             )
 
-        return [of_pair(*pair) for pair in wanted]
+        return [compute_attention(*pair) for pair in pair_ids]
 
-    return AttendingRun(of_pairs, trained.input_paths)
+    return AttendingRun(compute_attentions, trained.input_paths)

@@ -44,7 +44,8 @@ class SearchTarget:
     ``item_type`` : ``images`` or ``captions``.
     ``item_ids``, ``image_ids`` : (n,) ids of the items, and id of each item's image.
     ``compute_vectors`` : function that returns the embeddings (n, dim).
-    ``describe_source`` : function that returns all facts that determine the embeddings; an index file records these facts.
+    ``describe_source`` : function that returns everything on which the embeddings depend, such as the hash of the weights. An
+        index file records the result.
     ``is_in_dataset`` : True if ``dataset.json`` has these items.
     """
 
@@ -56,7 +57,7 @@ class SearchTarget:
     is_in_dataset: bool = True
 
     def correct(self, correction: StoredCorrection, by_photo: bool) -> SearchTarget:
-        """Return the items with corrected vectors, which have one more dimension."""
+        """Return the same items with vectors extended by a number for the correction, see :class:`StoredCorrection`."""
         compute, describe = self.compute_vectors, self.describe_source
         return replace(
             self,
@@ -78,7 +79,7 @@ def check_has_captions(trained: TrainedRun, split: str | None) -> None:
 
 
 def describe_searched_images(trained: TrainedRun, split: str) -> str:
-    """Return the number of images to search, their splits, and the number of all images of the data set."""
+    """Return a text with the number of images to search, the splits, and the number of images of the data set."""
     n_images, dataset = len(trained.split.pairs.images), trained.dataset
     splits = dataset.parse_splits(split)
     names = "all splits" if split == ALL_SPLITS else f"split{'s' * (len(splits) > 1)} {' and '.join(splits)}"
@@ -87,7 +88,7 @@ def describe_searched_images(trained: TrainedRun, split: str) -> str:
 
 
 def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:
-    """Return the captions of the split for a photo as the query, or the images of the split for a text."""
+    """Return the items of the run's split to search: captions if the query is a photo (``by_photo``), images otherwise."""
     pairs = trained.split.pairs
 
     def describe_source() -> dict[str, str]:
@@ -115,7 +116,7 @@ def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -
 
 
 def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
-    """Return the captions of an embeddings file for a photo as the query, or the images of the file for a text.
+    """Return the items of an embeddings file to search: captions if the query is a photo (``by_photo``), images otherwise.
 
     Raises UserError if the file does not fit the run, or if the length of its vectors is not ``dim``.
     """
@@ -128,8 +129,8 @@ def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int)
     if embeddings.similarity != similarity or vectors.shape[1] != dim:
         there, here = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
         raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {here} (the file: {there})")
-    made_by = (embeddings.dataset, embeddings.experiment, embeddings.seed)
-    ours = (trained.image_cache.dataset, trained.experiment.name, trained.record["seed"])
+    origin = (embeddings.dataset, embeddings.experiment, embeddings.seed)
+    own_origin = (trained.image_cache.dataset, trained.experiment.name, trained.record["seed"])
     is_in_dataset = embeddings.dataset == trained.dataset.name
     if is_in_dataset:
         try:
@@ -137,9 +138,9 @@ def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int)
         except UserError as error:
             log.warning("%s; so its ids are shown without files", error)
             is_in_dataset = False
-    if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
+    if any(value not in (None, own_value) for value, own_value in zip(origin, own_origin, strict=True)):
         unknown = "" if is_in_dataset else f"; its ids are none of {trained.dataset.path}"
-        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
+        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *origin, trained.folder.path, unknown)
     corpus_sha256 = embeddings.source.sha256 if embeddings.source else ""
     ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
     source = {"side": name, "corpus": corpus_sha256}
@@ -147,9 +148,9 @@ def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int)
 
 
 def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> PackedEmbeddings:
-    """Return the embeddings of a split: of the captions if a photo is the query, of the images if a text is the query.
+    """Return the embeddings of the items of a split to search: captions if ``by_photo``, images otherwise.
 
-    ``rows`` are the positions of the captions or images to embed; None embeds all.
+    ``rows`` are the positions of the items to embed; None embeds all.
     """
     if by_photo:
         return encode_captions(trained.model, trained.split, rows)
@@ -157,25 +158,25 @@ def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | N
 
 
 def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple[NDArray[np.float32], PackedEmbeddings | None]:
-    """Return a single vector of each item to search (:func:`vse.training.solvers.encode.pool_embeddings`), and all embeddings.
+    """Return a pooled vector of each item to search (:func:`vse.training.solvers.encode.pool_embeddings`), and all embeddings.
 
-    The items are captions for a photo as the query, or images for a text. The second result is None if the embeddings (sets)
-    need more than ``max_held_bytes``.
+    The items are captions if ``by_photo``, images otherwise. The second result is None if the embeddings need more than
+    ``max_held_bytes``.
     """
     pairs = trained.split.pairs
-    n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
+    n_rows, n_bytes = len(pairs) if by_photo else len(pairs.images), 0
     vectors: list[NDArray[np.float32]] = []
     held: list[PackedEmbeddings] | None = []
     for start in range(0, n_rows, _ROWS_PER_BLOCK):
         block = encode_side(trained, by_photo, np.arange(start, min(start + _ROWS_PER_BLOCK, n_rows)))
         vectors.append(pool_embeddings(block))
-        held_here += block.vectors.nbytes
-        held = None if held is None or held_here > max_held_bytes else [*held, block]
+        n_bytes += block.vectors.nbytes
+        held = None if held is None or n_bytes > max_held_bytes else [*held, block]
     return np.concatenate(vectors), None if held is None else _join_blocks(held)
 
 
 def vector_similarity_name(trained: TrainedRun) -> str:
-    """Return the name of the similarity of two single vectors. A model that scores pairs uses the cosine of pooled vectors."""
+    """Return the name of the similarity by which a search compares single vectors; ``cosine`` for pooled vectors."""
     return trained.model.config.similarity.ranking_similarity or "cosine"
 
 

@@ -67,19 +67,18 @@ def embed_split(
 ) -> Path:
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
-    With ``last_epoch``, the weights are those of the last epoch, and ``_last`` follows the split in the name of the file. With
-    ``pool_regions``, similar regions of an image are replaced by their means
-    (:func:`vse.training.solvers.encode.pool_sets`). With ``bank_images``, the file also has the scores with as many images of
-    the training split, and with their captions. With ``shortlist``, TOD-Net scores only the pairs that can change a rank
-    (:func:`vse.training.solvers.shortlist.score_shortlist`), and ``_shortlist`` follows the split in the name of the file.
-    By default ``out`` is ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. Raises
-    UserError if the run was trained on images of the split, unless ``allow_leak`` is set. For ``files`` and
-    ``allow_unfinished`` see :func:`vse.training.use.model.load_run`.
+    With ``last_epoch``, the weights are those of the last epoch. With ``pool_regions``, similar regions of an image are
+    replaced by their means (:func:`vse.training.solvers.encode.pool_sets`). With ``bank_images``, the file also has the scores
+    with this number of training images and with their captions. With ``shortlist``, TOD-Net scores only the pairs that are
+    likely to change a rank (:func:`vse.training.solvers.shortlist.score_shortlist`). By default ``out`` is ``<split>.h5`` in
+    the run's folder, or ``<dataset>_<split>.h5`` for another data set. ``_last``, ``_pooled_<pool_regions>``, ``_shortlist``
+    or ``_sentences`` follows the split if the option is set. Raises UserError if the run was trained on images of the split,
+    unless ``allow_leak`` is set. For ``files`` and ``allow_unfinished`` see :func:`vse.training.use.model.load_run`.
 
     The contents of the file depend on the model. A model that compares vectors writes the vectors. A model that scores pairs
     writes the scores, and pooled vectors by which a search chooses candidates. A run that localises phrases writes phrase
     scores, see :func:`vse.training.use.localise.score_phrases`, or with ``sentences`` the scores of
-    :func:`vse.training.use.localise.score_sentences` in ``<split>_sentences.h5``.
+    :func:`vse.training.use.localise.score_sentences`.
     """
     opened = open_run(run, files, device, allow_unfinished)
     if out is None:
@@ -191,15 +190,15 @@ def _add_change(provenance: dict[str, Any], option: str, default: str, value: st
 
 
 def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
-    """Return the default file for the embeddings of another data set than the run's.
+    """Return the default file for the embeddings of a data set that the run was not trained on.
 
-    If this file exists and holds a different data set of the same name, the path gets a checksum.
+    If this file exists and is of other data with the same name, the name of the returned file has a checksum of the data.
     """
     out = opened.folder.path / f"{opened.dataset_label}_{name}"
-    there = read_recorded_identity(out) if out.is_file() else None
+    existing = read_recorded_identity(out) if out.is_file() else None
     images = select_images_with_features(opened.dataset, [split], opened.image_cache)
-    if there is None or not describe_data_differences(
-        build_identity(images, opened.photo_and_caption_hashes(images)["photo_hashes"]), there
+    if existing is None or not describe_data_differences(
+        build_identity(images, opened.photo_and_caption_hashes(images)["photo_hashes"]), existing
     ):
         return out
     log.warning("%s: of another data set of this name, and is kept", out)
@@ -324,8 +323,9 @@ def _write_caches(
     ``skipped`` holds the ids of images that may lack a vector, each with a reason. Raises UserError if another image, or a
     caption of another image, lacks a vector.
     """
-    of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
-    without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
+    skipped_images = [image for image in dataset.images if image.imgid in skipped]
+    skipped_captions = {c.sentid: skipped[image.imgid] for image in skipped_images for c in image.captions}
+    without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": skipped_captions}
     ids = {kind: list_row_ids(dataset, kind) for kind in outs}
     for kind, wanted in ids.items():
         missing = [i for i in wanted.tolist() if i not in rows[kind] and i not in without[kind]]
@@ -334,9 +334,9 @@ def _write_caches(
             raise UserError(f"{dataset.path}: {some}; embed this very data set")
 
     def vectors(kind: RowKind) -> Callable[[Ids], NDArray[np.float32]]:
-        own = rows[kind]
-        none = np.empty((0, len(next(iter(own.values())))), np.float32)
-        return lambda some: np.stack([own[i] for i in some.tolist()]) if len(some) else none
+        by_id = rows[kind]
+        empty = np.empty((0, len(next(iter(by_id.values())))), np.float32)
+        return lambda item_ids: np.stack([by_id[i] for i in item_ids.tolist()]) if len(item_ids) else empty
 
     return [
         write_backbone_cache(out, dataset, kind, backbone, ids[kind], vectors(kind), without[kind])

@@ -18,13 +18,13 @@ log = logging.getLogger(__name__)
 def count_leaked_images(
     folder: RunFolder, restval: bool, cache: FeatureCache, tested: Dataset, split: str, allowed: bool = False
 ) -> int:
-    """Count the images of a split that were training images of a run. Raises UserError if not 0, unless ``allowed``.
+    """Count the images of a split that were training images of a run. Raises UserError if there are any, unless ``allowed``.
 
-    Images are the same if they have the same id on Flickr or in MS-COCO, or the same file checksum. The number is 0 if
-    ``tested`` is the run's own ``dataset.json`` or, with a log message, if the run's own data set is missing.
+    Images are the same if they have the same id on Flickr or in MS-COCO, or the same file checksum. Returns 0 if ``tested`` is
+    the run's own ``dataset.json``, and also, with a log message, if the data set of the training cannot be read.
 
     ``restval`` : True if the run was also trained on the split ``restval``.
-    ``cache``, ``tested``, ``split`` : the features, the data set and the split to test on.
+    ``cache``, ``tested``, ``split`` : features, data set and split to test the run on.
     """
     own_key = folder.read_eval_cache_record()["key"]
     try:

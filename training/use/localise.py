@@ -48,10 +48,10 @@ log = logging.getLogger(__name__)
 
 
 class PhrasesEncodedOnRead:
-    """Phrases that an encoder, fitted to another data set, encodes when they are read.
+    """Phrases that are encoded on access, by the encoder that was fitted to the training phrases.
 
     ``texts`` : texts of the phrases, by index.
-    ``encoder`` : encoder of the model's training phrases.
+    ``encoder`` : encoder that computed ``cache``.
     ``cache`` : cache of the training phrases.
     ``device`` : device of the vectors.
     """
@@ -60,7 +60,7 @@ class PhrasesEncodedOnRead:
         self._texts, self._encoder, self._cache, self._device = texts, encoder, cache, device
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
-        texts = [self._texts[number] for number in indices.tolist()]
+        texts = [self._texts[index] for index in indices.tolist()]
         return encode_texts(self._cache, self._encoder, [(text, text.split(" ")) for text in texts], self._device)
 
 
@@ -73,7 +73,7 @@ def score_phrases(
 ) -> Path:
     """Write the scores of each phrase of a split with the candidate boxes of the phrase's image, and return ``out``.
 
-    ``overlap`` : facts on the images of the split that were also training images, for the provenance in the file.
+    ``overlap`` : entry for the provenance with the number of images of the split that were also training images.
     """
     model, scored = _load_model_and_split(opened, split, files)
     pairs, scores = scored.phrases, score_candidates(model, scored)
@@ -113,8 +113,8 @@ def score_sentences(
     """
     model, scored = _load_model_and_split(opened, split, files)
     pairs = Pairs(select_images_with_features(opened.dataset, [split], opened.image_cache))
-    number_of = {sentid: number for number, sentid in enumerate(pairs.caption_ids.tolist())}
-    caption_indices = np.asarray([number_of[sentid] for sentid in scored.phrases.caption_ids.tolist()], np.int64)
+    index_of_caption = {sentid: index for index, sentid in enumerate(pairs.caption_ids.tolist())}
+    caption_indices = np.asarray([index_of_caption[sentid] for sentid in scored.phrases.caption_ids.tolist()], np.int64)
     scores = compute_sentence_scores(model, scored, caption_indices, len(pairs))
     _check_finite(opened, scores)
     written = Embeddings(
@@ -156,10 +156,11 @@ def _rank_boxes(
     if not text.strip() or not inputs[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
     candidates = BoxFeatures(opened.image_cache, opened.image_cache.ids[same][:1], opened.device)
-    every = np.arange(len(candidates))
+    all_rows = np.arange(len(candidates))
     with torch.inference_mode():
-        regions = model.embed_images(RegionInputs(candidates, None, phrase_settings.coordinates, opened.device).read(every))[0]
-        scores = score_embedded_pairs(model, regions, model.embed_captions(*inputs)[0], every, np.zeros_like(every))
+        region_inputs = RegionInputs(candidates, None, phrase_settings.coordinates, opened.device)
+        regions = model.embed_images(region_inputs.read(all_rows))[0]
+        scores = score_embedded_pairs(model, regions, model.embed_captions(*inputs)[0], all_rows, np.zeros_like(all_rows))
     best = np.argsort(-scores, kind="stable")
     return candidates.boxes[best], scores[best]
 
@@ -202,7 +203,7 @@ def _phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
 
 
 def _open_phrase_inputs(dataset: Dataset, phrases: FeatureCache, files: RunFileOptions, device: torch.device) -> PhraseInputs:
-    """Return the vectors of the phrases of a data set, from the cache or, for another data set, from the same encoder."""
+    """Return the vectors of the phrases of a data set, newly encoded if the cache is of another data set."""
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return open_phrase_features(phrases, device)

@@ -68,12 +68,10 @@ def load_run(
     device: str = "auto",
     allow_unfinished: bool = False,
 ) -> TrainedRun:
-    """Load a trained run or a packed model, and a split or (None) all splits as inputs of the model.
+    """Load a trained run or a packed model, and a split as inputs of the model.
 
-    For ``files`` see :class:`RunFileOptions`.
-
-    ``split`` may name several splits, see :meth:`vse.pipeline.dataset.dataset.Dataset.parse_splits`.
-    Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
+    ``split`` may name several splits, see :meth:`vse.pipeline.dataset.dataset.Dataset.parse_splits`; None loads all. ``files``
+    replace the files that the run names. Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
     """
     return load_opened_run(open_run(run, files, device, allow_unfinished), split, files)
 
@@ -128,13 +126,12 @@ def load_opened_run(
         )
     model = build_model(experiment.model, *describe_model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
     weights_sha256 = load_weights(folder, model, last_epoch)
-    as_read = RetrievalSplit(pairs, images, captions)
     return TrainedRun(
         **vars(opened),
         transformer=transformer,
         vocabulary=vocabulary,
         model=model,
-        split=as_read,
+        split=RetrievalSplit(pairs, images, captions),
         weights_sha256=weights_sha256,
         vocabulary_sha256=vocabulary_sha256,
     )
@@ -161,8 +158,8 @@ def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | Non
     return opened
 
 
-_VECTORISED_NUMBERS = 32  # torch rounds the last numbers of a row differently if its length is no multiple of this
-_MAX_GROUP_WORDS = TOTAL_ROW_MULTIPLE - 2  # without <start> and <end>
+_VECTORISED_NUMBERS = 32  # torch rounds the last numbers of a row differently if its length is not a multiple of this number
+_MAX_GROUP_WORDS = TOTAL_ROW_MULTIPLE - 2  # largest number of words of texts that are encoded together
 _MAX_QUOTED_LENGTH = 80  # characters of a query in an error message
 Query = str | Image.Image
 """A text, or a photo in RGB."""
@@ -173,7 +170,7 @@ class EncodedQuery:
     """The embedding of a query, or the embeddings of several texts.
 
     ``vectors`` : embeddings on the CPU, a batch of 1 for a query.
-    ``remark`` : message about words that are unknown to the model.
+    ``remark`` : message about words that are unknown to the model, or an empty string.
     """
 
     vectors: BatchVectors
@@ -181,13 +178,20 @@ class EncodedQuery:
 
 
 class QueryEncoder:
-    """The networks that encode a query: those that computed the run's features, and then the run's encoders."""
+    """The networks that encode a new text or photo with a run. Networks are loaded when they are first needed.
+
+    First, the networks that computed the run's features read the query. Then the encoders of the run read these features. If
+    the features are embeddings by another run (the backbone), the query encoder of that run computes them.
+
+    ``split`` : split to load for the backbone; None: all splits.
+    ``weights_dir`` : folder of pretrained networks.
+    """
 
     def __init__(self, trained: TrainedRun, split: str | None, weights_dir: Path | None = None) -> None:
         self._trained, self._split, self._weights_dir = trained, split, weights_dir
 
     def load(self, by_photo: bool) -> None:
-        """Load the networks for photos or texts. Raises UserError if networks are missing, or cannot read such queries."""
+        """Load the networks for photos (``by_photo``) or texts. Raises UserError if they are missing, or cannot read these."""
         backbone = self._photo_backbone_encoder if by_photo else self._text_backbone_encoder
         if backbone is not None:
             backbone.load(by_photo)
@@ -208,12 +212,12 @@ class QueryEncoder:
     def encode_all(self, queries: Sequence[Query]) -> list[EncodedQuery | UserError]:
         """Return the embedding of each query, or the error that :meth:`encode` raises for the query.
 
-        A recurrent encoder reads several texts at once, if their embeddings are, bit for bit, those of each text alone.
+        Texts are encoded in groups if this does not change a bit of their embeddings (:attr:`encodes_texts_together`).
         """
         encoded: dict[int, EncodedQuery | UserError] = {}
         group: list[int] = []
         n_words = 0
-        for place, query in enumerate(queries):
+        for position, query in enumerate(queries):
             try:
                 if isinstance(query, str) and len(queries) > 1 and self.encodes_texts_together:
                     self._check_has_known_word(query)
@@ -222,22 +226,22 @@ class QueryEncoder:
                     if group and (len(group) == STEP_ROW_MULTIPLE or n_words + words > _MAX_GROUP_WORDS):
                         encoded |= self._encode_group(queries, group)
                         group, n_words = [], 0
-                    group.append(place)
+                    group.append(position)
                     n_words += words
                 else:
-                    encoded[place] = self.encode(query)
+                    encoded[position] = self.encode(query)
             except UserError as error:
-                encoded[place] = error
+                encoded[position] = error
         encoded |= self._encode_group(queries, group)
-        return [encoded[place] for place in range(len(queries))]
+        return [encoded[position] for position in range(len(queries))]
 
     @cached_property
     def encodes_texts_together(self) -> bool:
-        """True if several texts are encoded at once, with the same bits.
+        """True if the embeddings of texts that are encoded at once are bit-identical to those of each text alone.
 
-        The matrix products of a GRU or LSTM have the same shape for 1 and for 16 texts, see
-        :mod:`vse.training.models.recurrent_states`, but a processor may round their rows differently. Therefore some texts are
-        encoded in both ways.
+        On a CPU, the matrix products of a GRU or LSTM have the same shape for 1 to 16 texts, see
+        :mod:`vse.training.models.recurrent_states`, but the processor may round their rows differently. A test with some words
+        of the vocabulary decides.
         """
         trained, settings = self._trained, self._trained.experiment.model.caption_encoder
         if (
@@ -250,25 +254,26 @@ class QueryEncoder:
         ):
             return False
         words = trained.vocabulary.words[-STEP_ROW_MULTIPLE:]
-        texts = [" ".join(words[: place + 1]) for place in range(len(words))]
+        texts = [" ".join(words[:n]) for n in range(1, len(words) + 1)]
         alone = torch.cat([self._encode_texts([text], allow_unknown=True).vectors[0] for text in texts[::5]])
         return torch.equal(self._encode_texts(texts, allow_unknown=True).vectors[0][::5], alone)
 
-    def _encode_group(self, queries: Sequence[Query], places: Sequence[int]) -> dict[int, EncodedQuery | UserError]:
-        """Encode the texts at ``places`` at once, and return their embeddings."""
-        texts = [str(queries[place]) for place in places]
+    def _encode_group(self, queries: Sequence[Query], positions: Sequence[int]) -> dict[int, EncodedQuery | UserError]:
+        """Encode the texts at these positions of ``queries`` at once, and return the embeddings by position."""
+        texts = [str(queries[position]) for position in positions]
         if not texts:
             return {}
         (vectors,) = self._encode_texts(texts, allow_unknown=False).vectors
         return {
-            place: EncodedQuery((vectors[row : row + 1],), self._describe_unknown_words([text]))
-            for row, (place, text) in enumerate(zip(places, texts, strict=True))
+            position: EncodedQuery((vectors[row : row + 1],), self._describe_unknown_words([text]))
+            for row, (position, text) in enumerate(zip(positions, texts, strict=True))
         }
 
     def encode_texts(self, texts: Sequence[str], allow_unknown: bool = False) -> EncodedQuery:
         """Return the embeddings of texts.
 
-        Raises UserError if a text has no word or, without ``allow_unknown``, no word that a fitted feature of captions knows.
+        Raises UserError if a text has no word, or if a fitted caption feature, such as TF-IDF, knows none of its words.
+        ``allow_unknown`` accepts such unknown words.
         """
         backbone = self._text_backbone_encoder
         if backbone is None:
@@ -294,6 +299,7 @@ class QueryEncoder:
         return self._load_backbone_encoder(self._trained.caption_cache)
 
     def _load_backbone_encoder(self, cache: FeatureCache | None) -> QueryEncoder | None:
+        """Return the query encoder of the run that computed the features in a cache, or None if no run computed them."""
         backbone = None if cache is None else load_backbone_run(self._trained, cache, self._split)
         return None if backbone is None else QueryEncoder(backbone, self._split, self._weights_dir)
 
@@ -305,9 +311,9 @@ class QueryEncoder:
     @cached_property
     def _extractor(self) -> CnnExtractor:
         trained = self._trained
-        own, sets = trained.model.cnn is not None, trained.image_cache.row_kind == "sets"
+        trains_cnn, reads_sets = trained.model.cnn is not None, trained.image_cache.row_kind == "sets"
         return rebuild_cnn_extractor(
-            trained.image_cache, self._weights_dir, str(trained.device), random_weights=own, allow_positions=sets
+            trained.image_cache, self._weights_dir, str(trained.device), random_weights=trains_cnn, allow_positions=reads_sets
         )
 
     def _check_has_known_word(self, text: str) -> None:
@@ -328,7 +334,7 @@ class QueryEncoder:
         return f"not {self._describe_known_words()}: {unknown}" if unknown else ""
 
     def _list_unknown_words(self, text: str) -> list[str]:
-        """Return the words that the model does not know, as they are written; none if it reads a feature of captions."""
+        """Return the words of a text that the model does not know, as written. A run with cached captions knows all words."""
         trained = self._trained
         if trained.transformer is not None:
             return trained.transformer.find_unknown_words(text)

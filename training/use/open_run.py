@@ -1,4 +1,4 @@
-"""Open a trained run: find and check the settings, the caches and the data set, and compare the data with the training."""
+"""Open a trained run: find and check its settings, caches and data set, and compare the data set with that of the training."""
 
 from __future__ import annotations
 
@@ -43,15 +43,13 @@ log = logging.getLogger(__name__)
 def compute_differing_checksums(
     folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset
 ) -> DataChecksums | None:
-    """Return the checksums of ``dataset`` if the contents differ from those of the training data, or None if not.
+    """Return the checksums of ``dataset`` if its contents differ from those of the training data, else None.
 
-    ``dataset`` and the training data have the same name. If the checksums of the training data are unknown, the SHA-256 of
-    ``dataset.json`` decides.
+    Both data sets have the same name. A subset of the training data is no difference. If the checksums of the training data
+    are unknown, the SHA-256 of ``dataset.json`` decides. ``cache`` is the image cache of ``dataset``.
     """
-    same_captions, same_cache = (
-        dataset.sha256 == record.get("captions_sha256"),
-        cache.key == folder.read_eval_cache_record()["key"],
-    )
+    same_captions = dataset.sha256 == record.get("captions_sha256")
+    same_cache = cache.key == folder.read_eval_cache_record()["key"]
     if same_captions and same_cache:
         return None
     checksums, of_training = compute_data_checksums(cache, dataset), find_training_checksums(folder, record)
@@ -71,23 +69,25 @@ def compute_differing_checksums(
 
 
 def find_training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
-    """Return the checksums of a run's training data, or None if the run records none and its files are missing or changed."""
+    """Return the checksums of a run's training data, recorded or computed from its files.
+
+    Returns None if the run records no checksums, and its data set or image cache is missing or has changed.
+    """
     if record.get("data") is not None:
         try:
             return DataChecksums.model_validate(record["data"])
         except ValidationError:
             raise UserError(f"{folder.record_file}: not the record of a run, its data are not sums; train again") from None
-    place = record.get("captions")
     with suppress(UserError):
-        own = load_dataset_file(folder.path / str(place))
+        dataset = load_dataset_file(folder.path / str(record.get("captions")))
         cache = open_cache(folder.image_cache_file())
-        if own.sha256 == record.get("captions_sha256") and cache.key == folder.read_eval_cache_record()["key"]:
-            return compute_data_checksums(cache, own)
+        if dataset.sha256 == record.get("captions_sha256") and cache.key == folder.read_eval_cache_record()["key"]:
+            return compute_data_checksums(cache, dataset)
     return None
 
 
 def read_recorded_identity(path: Path) -> DataIdentity | None:
-    """Return the identity of the data set that a file of embeddings or phrase scores records, or None if it is unreadable."""
+    """Return the identity of the data set that a file of embeddings or phrase scores records; None for an unreadable file."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -101,7 +101,7 @@ def read_recorded_identity(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's own cache is unchanged, and its photos are those of ``cache`` for all common image ids."""
+    """Return whether the run's own cache is unchanged and has the same photos as ``cache``, for all common image ids."""
     with suppress(UserError):
         own = open_cache(folder.image_cache_file())
         shared = np.isin(cache.ids, own.ids).any()
@@ -117,10 +117,10 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
 class OpenedRun:
     """The settings, the record and the inputs of a run.
 
-    ``image_cache``, ``dataset`` : image features and data set that the run now reads, by default those of the training.
+    ``image_cache``, ``dataset`` : image features and data set to use the run with, by default those of the training.
     ``caption_cache`` : caption features; None for captions as words or tokens.
-    ``other_data_checksums`` : checksums of ``dataset`` if its name is that of the training data and its contents differ.
-    ``training_checksums`` : checksums of the training data in this case, if known.
+    ``other_data_checksums`` : checksums of ``dataset`` if it has the name of the training data but other contents; else None.
+    ``training_checksums`` : checksums of the training data in this case; None if unknown.
     """
 
     folder: RunFolder
@@ -154,42 +154,42 @@ class OpenedRun:
         return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short_hash}"
 
     def photo_and_caption_hashes(self, images: Sequence[Image]) -> dict[str, Any]:
-        """Return ``photo_hashes`` (n_images, 32), or None if unknown, and ``caption_hashes`` (n_captions, 8) of images."""
-        known = read_data_identity(self.image_cache)
-        rows = IdIndex(known.image_ids).find_rows(image_ids(images))
-        photos = None if known.photo_hashes is None or (rows < 0).any() else known.photo_hashes[rows]
+        """Return a dict of ``photo_hashes`` (n_images, 32), None if unknown, and ``caption_hashes`` (n_captions, 8)."""
+        identity = read_data_identity(self.image_cache)
+        rows = IdIndex(identity.image_ids).find_rows(image_ids(images))
+        photos = None if identity.photo_hashes is None or (rows < 0).any() else identity.photo_hashes[rows]
         return {"photo_hashes": photos, "caption_hashes": hash_captions(images)}
 
     def split_into_words(self, text: str) -> list[str]:
-        """Split a new text into words, with the tokeniser of the training captions or the one that an album names."""
+        """Split a new text into words with the run's tokeniser, or with that of a data set without captions that names one."""
         return find_tokeniser(self._query_tokeniser, self.folder.record_file)(text)
 
     def list_written_words(self, text: str) -> list[str]:
-        """Return the words of a text as they are written: a tokeniser of ASCII letters reads ``über`` as ``ber``."""
+        """Return the words of a text as they are written. The default tokeniser would read ``über`` as ``ber``."""
         return unicode_words(text) if self._query_tokeniser == DEFAULT_TOKENISER else self.split_into_words(text)
 
     @property
     def _query_tokeniser(self) -> str:
-        names_one = self.dataset.tokeniser != DEFAULT_TOKENISER and not caption_counts(self.dataset.images).any()
-        return self.dataset.tokeniser if names_one else str(self.record.get("tokeniser", DEFAULT_TOKENISER))
+        is_album_with_tokeniser = self.dataset.tokeniser != DEFAULT_TOKENISER and not caption_counts(self.dataset.images).any()
+        return self.dataset.tokeniser if is_album_with_tokeniser else str(self.record.get("tokeniser", DEFAULT_TOKENISER))
 
     @property
     def input_paths(self) -> list[Path]:
-        """All files and folders that the run reads, and that no output may replace."""
+        """All files and folders that the run reads. No output may replace them."""
         caches = [cache for cache in (self.image_cache, self.caption_cache) if cache is not None]
-        of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
+        cache_files = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
         return [
             *self.folder.output_files,
             self.folder.code_folder,
-            *of_caches,
+            *cache_files,
             *self.dataset.input_paths,
         ]
 
     def _list_word_stand_ins(self) -> list[str]:
-        """Return a line, in the form of a changed setting, for each use of word vectors that no file provided.
+        """Return a line, in the form of a changed setting, for each place where word vectors do not come from a file.
 
-        Papers that use word vectors read them from a file (``--words``). Without it, a caption feature trains vectors on the
-        captions, and a caption encoder with ``train_words: false`` trains random ones.
+        Papers that use word vectors read them from a file (``--words``). Without a file, a caption feature uses vectors that
+        it trains on the captions, and a caption encoder with ``train_words: false`` trains random vectors all the same.
         """
         lines = []
         if self.caption_cache is not None and (vectors := self.caption_cache.provenance.get("word_vectors")):
@@ -226,7 +226,7 @@ class OpenedRun:
 
 
 def compute_run_cost(run: OpenedRun) -> dict[str, Any]:
-    """Return the cost of a run: seconds of extraction and training, and MB of caches and weights. None is unknown."""
+    """Return the cost of a run: seconds of extraction and training, and MB of caches and weights; None where unknown."""
     caches = [cache for cache in (run.image_cache, run.caption_cache) if cache is not None]
     trained = run.record["features"]
     if "eval_features" in run.record:
@@ -246,9 +246,10 @@ def compute_run_cost(run: OpenedRun) -> dict[str, Any]:
 def open_run(
     run: Path, files: RunFileOptions = RunFileOptions(), device: str = "auto", allow_unfinished: bool = False
 ) -> OpenedRun:
-    """Open a run. Raises UserError if the files do not fit each other, or if the training did not finish.
+    """Open a run or a packed model, and check the files that it reads.
 
-    ``allow_unfinished`` accepts a run whose training did not finish.
+    ``files`` replace the files that the run names. Raises UserError if the files do not fit each other, or if the training did
+    not finish, unless ``allow_unfinished`` is set.
     """
     folder = open_model_folder(run)
     experiment, record = folder.read_settings(ExperimentConfig), folder.read_record()
@@ -313,15 +314,20 @@ def _build_caption_feature(folder: RunFolder, record: Mapping[str, Any]) -> Feat
 
 
 def training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
-    """Return the ``dataset.json`` of the training: that of the cache, or the one that the run was trained on in its place."""
+    """Return the path of the ``dataset.json`` of the training.
+
+    This is the file that the cache names. A run on a fold, or on a data set derived from that of the cache, names its own
+    file.
+    """
     is_from_parent = "fold" in record or record.get("parent") == cache.dataset
     return folder.path / str(record["captions"]) if is_from_parent else cache.dataset_file
 
 
 def load_weights(folder: RunFolder, model: Model, last_epoch: bool = False) -> str:
-    """Load the weights of a run into a model for evaluation. Return the SHA-256 of the weights' file.
+    """Load the weights of a run into a model, set it to evaluation, and return the SHA-256 of the weights' file.
 
-    The weights are those of the best epoch by validation or, with ``last_epoch``, those of the last epoch.
+    The weights are those of the epoch with the best validation or, with ``last_epoch``, those of the last epoch. Raises
+    UserError if they are missing, damaged or of another model.
     """
     file = folder.checkpoint_file if last_epoch else folder.best_weights_file
     weights, sha256 = folder.read_last_weights_with_sha256() if last_epoch else folder.read_best_weights_with_sha256()
@@ -342,7 +348,7 @@ def unfinished_state(record: Mapping[str, Any]) -> str | None:
 def _open_compatible_cache(
     file: Path, cache_record: Mapping[str, Any], folder: RunFolder, option: str = "--features"
 ) -> FeatureCache:
-    """Open a cache, and check that it is the run's own cache or was computed by the same extractor.
+    """Open a cache. Raises UserError if it is not the run's own cache, and another extractor computed it.
 
     ``cache_record`` is the record of the run's own cache. ``option`` is the command-line option for ``file`` in messages.
     """

@@ -37,7 +37,7 @@ class _CachedSearcher:
 
 
 class LastSearcherCache:
-    """A cache of the last searcher, for the same request with unchanged files."""
+    """A cache of the last searcher. It serves the next query if the request is the same and no file has changed."""
 
     def __init__(self) -> None:
         self._cached: _CachedSearcher | None = None
@@ -52,9 +52,10 @@ class LastSearcherCache:
         return None
 
     def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
-        """Cache a searcher that was built at ``started`` (ns), unless one of its files may have changed since then.
+        """Cache a searcher, unless one of its files may have changed since ``started``, when it began to read them.
 
-        ``files`` : files of the searcher, besides the files of the run.
+        ``files`` : files that the searcher reads besides the files of the run.
+        ``started`` : time in nanoseconds since the epoch (``time.time_ns``).
         """
         states = {file: read_file_state(file) for file in (*_list_run_input_files(searcher.trained), *files)}
         if all(state is None or state.detects_writes_after(started) for state in states.values()):
@@ -88,8 +89,8 @@ def search_run(
 ) -> list[SearchHit]:
     """Return the best images for a text, or the best captions for a photo. Write a report if requested.
 
-    A query that ends in .jpg, .jpeg, .png, .webp, .gif or .bmp is the path of a photo. ``last`` caches the searcher for
-    the next query.
+    A query that ends in .jpg, .jpeg, .png, .webp, .gif or .bmp is the path of a photo. ``last`` caches the searcher for the
+    next query; None caches it only if ``request`` names an index file.
     """
     photo = Path(query) if isinstance(query, Path) or query.lower().endswith(QUERY_PHOTO_SUFFIXES) else None
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):

@@ -51,20 +51,20 @@ from vse.training.use.open_run import open_run, unfinished_state
 from vse.training.use.stored_correction import extend_queries, read_correction
 
 log = logging.getLogger(__name__)
-_BLANK_PHOTO_SIZE = (64, 64)  # of the blank photo that Searcher.load uses as a first query
+_BLANK_PHOTO_SIZE = (64, 64)  # width and height of the photo that Searcher.load uses as a first query
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search.
+    """The options of a search. None is the default.
 
     ``corpus_file`` : embeddings file of the run to search instead of the split.
     ``index_file`` : FAISS index file, valid for one set of weights, features, split and corpus; a missing file is built.
     ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
     ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_search_parameters`.
-    ``n_reranked`` : number of candidates to score, at least the number of results.
-    ``expects_many_queries`` : True if many queries follow, so that an index in memory and the embeddings of all items pay off.
-    ``max_held_bytes`` : limit on memory for the embeddings of all items; above it, each query encodes its candidates again.
+    ``n_reranked`` : number of candidates to score exactly; raised to the number of results if that is higher.
+    ``expects_many_queries`` : True to keep an index and the embeddings of all items in memory for many queries.
+    ``max_held_bytes`` : memory limit for the embeddings of all items; above it, each query embeds its candidates again.
     """
 
     corpus_file: Path | None = None
@@ -78,10 +78,10 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The hits of a query, best first, and their ``rows`` among all items.
+    """The hits of a query, best first, and the position of each hit among all items, ``rows``.
 
-    ``n_ranked`` : number of items that the search can rank: all items, or the candidates for exact scores.
-    ``n_scored`` : number of items that a model of pairs scored exactly; None for a model that compares vectors.
+    ``n_ranked`` : number of items that the search can rank: all items, or the candidates that get exact scores.
+    ``n_scored`` : number of items that a model of pairs scored; None for a model that compares vectors.
     """
 
     hits: list[SearchHit]
@@ -92,7 +92,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """An encoded query, for ``k`` results after the best ``start``."""
+    """An encoded query, and the number ``k`` of results to return after the ``start`` best ones."""
 
     encoded: EncodedQuery
     k: int
@@ -103,7 +103,10 @@ class SearchQuery:
 class _Gallery:
     """The images or captions to search, with their vectors or their sets of vectors.
 
-    ``matrix`` or ``index`` searches the vectors for many queries; without both, each query reads the vectors.
+    ``target`` : the items.
+    ``vectors`` : a vector of each item; None if the model scores all items pair by pair.
+    ``index``, ``matrix`` : means to search the vectors fast. Without both, each query compares all vectors.
+    ``packed_sets`` : embeddings of all items, for a model that scores pairs; if None, each query embeds its candidates.
     """
 
     target: SearchTarget
@@ -113,7 +116,7 @@ class _Gallery:
     packed_sets: PackedEmbeddings | None = None
 
     def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
-        """Return the ``ks[i]`` vectors with the highest inner products with each query (m, dim)."""
+        """Return, for each query i of (m, dim), the ``ks[i]`` vectors with the highest inner products with the query."""
         if self.matrix is not None:
             return self.matrix.search(queries, ks)
         assert self.vectors is not None
@@ -124,8 +127,8 @@ class _Gallery:
 class Searcher:
     """A run that answers queries. Raises UserError if ``options`` do not fit the similarity of the model.
 
-    Texts search images, and photos search captions. The first query of each kind, or :meth:`load`, embeds the items to search.
-    For order embeddings, FAISS finds candidates and the exact scores re-rank the candidates, see
+    A text finds images, and a photo finds captions. The first text and the first photo, or :meth:`load`, embed the items to
+    search. For order embeddings, FAISS finds candidates and the exact scores re-rank the candidates, see
     :func:`vse.eval.search.top_k.search`. A model that scores every pair, such as SCAN, scores all items. With
     ``n_reranked`` it scores only candidates that FAISS finds by pooled vectors.
     """
@@ -143,9 +146,10 @@ class Searcher:
         self._check_options()
 
     def load(self, by_photo: bool) -> None:
-        """Load the networks for photos or texts, and embed the items to search. Raises UserError if networks are missing.
+        """Load the networks for photos (``by_photo``) or texts, and embed the items to search.
 
-        Without captions, a photo has no items to search, but :meth:`find_similar_images` can search images.
+        Raises UserError if networks are missing. If the split has no captions, only the networks for photos are loaded,
+        because :meth:`find_similar_images` can still search images.
         """
         self._query_encoder.load(by_photo)
         if self._options.expects_many_queries and not by_photo:
@@ -164,28 +168,28 @@ class Searcher:
         return self._query_encoder.encode_all(queries)
 
     def answer(self, by_photo: bool, encoded: EncodedQuery, k: int, start: int = 0) -> SearchAnswer:
-        """Return ``k`` captions for a photo, or images for a text, after the best ``start``.
+        """Return ``k`` captions for a photo (``by_photo``), or ``k`` images for a text, after the ``start`` best ones.
 
         ``encoded`` is the embedding of the query.
         """
         return self.answer_all(by_photo, [SearchQuery(encoded, k, start)])[0]
 
     def answer_all(self, by_photo: bool, queries: Sequence[SearchQuery]) -> list[SearchAnswer]:
-        """Return the captions for each photo, or the images for each text, as :meth:`answer` does for each alone."""
+        """Return the answers to several queries, either all photos or all texts, as :meth:`answer` gives for each alone."""
         if by_photo and self._options.corpus_file is None:
             check_has_captions(self.trained, self.split)
         side = self._open_gallery(by_photo, queries[0].encoded.vectors[0].shape[-1])
         n_items, is_cosine = len(side.target.item_ids), vector_similarity_name(self.trained) == "cosine"
         n_candidates = [min(n_items, max(query.k, self._options.n_reranked or N_RESCORED_CANDIDATES)) for query in queries]
         if self.trained.model.scores_every_pair:
-            among: list[RowIndices | None] = [None] * len(queries)
+            candidates: list[RowIndices | None] = [None] * len(queries)
             if side.vectors is not None:
                 pooled = np.concatenate([_pool_query(query.encoded) for query in queries])
-                among = [rows for _, rows in self._find_nearest(side, pooled, n_candidates, by_photo)]
-            n_ranked = [n_items if rows is None else len(rows) for rows in among]
+                candidates = [rows for _, rows in self._find_nearest(side, pooled, n_candidates, by_photo)]
+            n_ranked = [n_items if rows is None else len(rows) for rows in candidates]
             found = [
                 self._find_best_pairs(side, query.encoded.vectors, query.start + query.k, by_photo, rows)
-                for query, rows in zip(queries, among, strict=True)
+                for query, rows in zip(queries, candidates, strict=True)
             ]
         else:
             n_ranked = [n_items] * len(queries) if is_cosine else n_candidates
@@ -202,9 +206,12 @@ class Searcher:
     def find_similar_images(
         self, encoded: EncodedQuery, k: int, start: int = 0, excluded_row: int | None = None
     ) -> SearchAnswer:
-        """Return ``k`` images after the best ``start`` for an embedded photo, by inner products of pooled vectors.
+        """Return the ``k`` images after the ``start`` best ones for a photo, by inner products of pooled vectors.
 
-        ``excluded_row`` : row of an image that is not a result, such as the query itself.
+        ``encoded`` : embedding of the photo.
+        ``excluded_row`` : position of an image to leave out, such as the query itself.
+
+        Raises UserError if there are no vectors to compare, because the model scores every pair.
         """
         side = self._open_gallery(False, encoded.vectors[0].shape[-1])
         if side.vectors is None:
@@ -302,7 +309,10 @@ class Searcher:
     def _find_nearest(
         self, side: _Gallery, queries: Vectors, ks: Sequence[int], by_photo: bool
     ) -> list[tuple[Scores, RowIndices]]:
-        """Return scores and rows of the ``ks[i]`` vectors nearest to each query. An approximate index may find fewer."""
+        """Return the scores and positions of the ``ks[i]`` items with the highest scores for each query i.
+
+        An approximate index may find fewer items.
+        """
         assert side.vectors is not None
         similarity, direction = vector_similarity_name(self.trained), "i2t" if by_photo else "t2i"
         if self._correction is not None:
@@ -317,36 +327,36 @@ class Searcher:
             ]
         nearest = []
         for (scores,), (rows,) in found:
-            there = rows >= 0
-            if not there.all():
-                log.warning("the index found %d of %d; a higher nprobe or efSearch finds more", there.sum(), len(rows))
-            nearest.append((scores[there], rows[there]))
+            is_found = rows >= 0
+            if not is_found.all():
+                log.warning("the index found %d of %d; a higher nprobe or efSearch finds more", is_found.sum(), len(rows))
+            nearest.append((scores[is_found], rows[is_found]))
         return nearest
 
     def _find_best_pairs(
-        self, side: _Gallery, encoded_query: BatchVectors, k: int, by_photo: bool, among: RowIndices | None
+        self, side: _Gallery, encoded_query: BatchVectors, k: int, by_photo: bool, candidate_rows: RowIndices | None
     ) -> tuple[Scores, RowIndices]:
-        """Return scores and rows of the ``k`` items with the best scores. ``among`` holds the rows to score; None is all."""
+        """Score the items at ``candidate_rows`` (None: all), and return the scores and positions of the ``k`` best."""
         model, candidates = self.trained.model, side.packed_sets
-        if among is not None:
-            if not len(among):
-                return np.empty(0, np.float32), among
-            among = np.sort(among)  # so that items with equal scores are in the order of rows
+        if candidate_rows is not None:
+            if not len(candidate_rows):
+                return np.empty(0, np.float32), candidate_rows
+            candidate_rows = np.sort(candidate_rows)  # items with equal scores are then ordered by position
             if candidates is None:
-                candidates = encode_side(self.trained, by_photo, among)
+                candidates = encode_side(self.trained, by_photo, candidate_rows)
             else:
-                candidates = candidates.select_rows(torch.from_numpy(among))
+                candidates = candidates.select_rows(torch.from_numpy(candidate_rows))
         assert candidates is not None
         if by_photo:
-            every = PairScores(model, pack_embeddings([encoded_query]), candidates)(slice(0, 1), None)[0][0]
+            scores = PairScores(model, pack_embeddings([encoded_query]), candidates)(slice(0, 1), None)[0][0]
         else:
             pairs = PairScores(model, candidates, pack_embeddings([encoded_query]))
-            ends = len(candidates)
-            spans = (slice(start, min(start + MAX_TILE_IMAGES, ends)) for start in range(0, ends, MAX_TILE_IMAGES))
-            every = torch.cat([pairs(span, None)[1][:, 0] for span in spans])
-        best = torch.sort(every, descending=True, stable=True)
+            n = len(candidates)
+            slices = (slice(start, min(start + MAX_TILE_IMAGES, n)) for start in range(0, n, MAX_TILE_IMAGES))
+            scores = torch.cat([pairs(part, None)[1][:, 0] for part in slices])
+        best = torch.sort(scores, descending=True, stable=True)
         rows = best.indices[:k].numpy()
-        return best.values[:k].numpy(), rows if among is None else among[rows]
+        return best.values[:k].numpy(), rows if candidate_rows is None else candidate_rows[rows]
 
     def _to_hits(self, target: SearchTarget, scores: Scores, rows: RowIndices, by_photo: bool) -> list[SearchHit]:
         dataset = self.trained.dataset
@@ -361,7 +371,7 @@ class Searcher:
 
 
 def load_run_for_search(run: Path, split: str | None, files: RunFileOptions, device: str) -> TrainedRun:
-    """Load a run for a search in a split, or (None) in the default split; see :func:`set_search_device`."""
+    """Load a run for a search in a split (None: the default split), and call :func:`set_search_device`."""
     opened = open_run(run, files, device, allow_unfinished=True)
     trained = load_opened_run(opened, split or find_default_split(opened.dataset), files)
     set_search_device(trained)
@@ -369,7 +379,7 @@ def load_run_for_search(run: Path, split: str | None, files: RunFileOptions, dev
 
 
 def set_search_device(trained: TrainedRun) -> None:
-    """Let FAISS search on the device of a run. Log a warning if the training of the run did not finish."""
+    """Let FAISS search on the device of a run. Also log a warning if the training of the run did not finish."""
     if state := unfinished_state(trained.record):
         run = trained.folder.path
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)

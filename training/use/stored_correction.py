@@ -39,7 +39,7 @@ _ADVICE = "store it again with vse-embed --correct, or delete the file to search
 
 @dataclass(frozen=True)
 class StoredCorrection:
-    """A correction with its bank.
+    """A correction with its bank, the training embeddings by which it finds hubs.
 
     ``method``, ``parameters`` : see :func:`vse.eval.ranking.hubness.compute_biases`.
     ``images``, ``captions`` : embeddings of the bank, (n_images, dim) and (n_captions, dim).
@@ -53,7 +53,7 @@ class StoredCorrection:
     sha256: str
 
     def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
-        """Return each candidate x as (x, -b_x): (n, dim + 1). Candidates are captions if ``by_photo``, else images."""
+        """Append -b_x to each candidate x: (n, dim + 1). Candidates are captions if ``by_photo``, else images."""
         bank = (self.images if by_photo else self.captions).numpy()
         blocks = []
         for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):
@@ -63,12 +63,12 @@ class StoredCorrection:
 
 
 def extend_queries(queries: Vectors, corrected: bool = True) -> Vectors:
-    """Return queries (m, dim + 1) for extended candidates. Without ``corrected``, the scores are those of (m, dim)."""
+    """Append a number to each query for a search among extended candidates: 1 for corrected scores, 0 for plain scores."""
     return np.column_stack([queries, np.full(len(queries), float(corrected), np.float32)])
 
 
 def check_correctable(text: str, run: Path) -> None:
-    """Raise UserError if no index can search the scores of a run with the correction ``text``."""
+    """Raise UserError if no index can search the scores of a run after the correction ``text``, such as ``csls``."""
     if parse_correction(text)[0] == _NOT_LINEAR:
         raise UserError(f"--correct {text}: corrects only some queries, so no index can search it; name another method")
     if open_model_folder(run).read_settings(ExperimentConfig).model.similarity.ranking_similarity != "cosine":
@@ -78,8 +78,8 @@ def check_correctable(text: str, run: Path) -> None:
 def store_correction(run: Path, text: str, train_file: Path, val_file: Path) -> Path:
     """Write the correction ``text``, such as ``csls`` or ``csls:k=10``, to the folder of a run; return the path of the file.
 
-    The bank is ``train_file``, the embeddings of the training split. Parameters that ``text`` does not give are those with the
-    highest rsum on ``val_file``, the embeddings of the validation split.
+    The bank comes from ``train_file``, the embeddings of the training split. Parameters that ``text`` does not give are chosen
+    for the highest rsum on ``val_file``, the embeddings of the validation split.
     """
     method, _ = parse_correction(text)
     folder = RunFolder(run)
@@ -94,9 +94,9 @@ def store_correction(run: Path, text: str, train_file: Path, val_file: Path) -> 
 
 
 def read_correction(folder: RunFolder, weights_sha256: str) -> StoredCorrection | None:
-    """Return the correction of a run or packed model; None if it has none.
+    """Return the stored correction of a run or packed model, or None without such a file.
 
-    Raises UserError if the file is damaged, or was stored for other weights.
+    Raises UserError if the file is damaged, or was stored for other weights than those with ``weights_sha256``.
     """
     if not folder.correction_file.is_file():
         return None
