@@ -86,6 +86,7 @@ own_20_4 --set adversary.architecture=none --set adversary.scale=20 --set advers
     echo "order0 f8k_folds $seed effnet order0 $(schedule 20 15) $order=squared"
     echo "orderpp f8k_folds $seed effnet order0 $(schedule 20 15) $order=squared $warm"
     echo "vsepp_grid_12_1 f8k_folds $seed effnet_grid vsepp_grid_effnet $(grid 12 8 1)"
+    echo "scan_grid_12_2 f8k_folds $seed effnet_grid scan_i2t_avg_effnet $(grid 12 8 2)"
   done
   for seed in 0 1 2 3 4; do
     echo "vsepp_minilm f8k_folds $seed effnet vsepp_minilm_effnet $(schedule 12 8)"
@@ -101,7 +102,6 @@ own_20_4 --set adversary.architecture=none --set adversary.scale=20 --set advers
   done
   echo "scan_grid_6_1 f8k_folds 0 effnet_grid scan_i2t_avg_effnet $(grid 6 4 1)"
   echo "scan_grid_12_1 f8k_folds 0 effnet_grid scan_i2t_avg_effnet $(grid 12 8 1)"
-  echo "scan_grid_12_2 f8k_folds 0 effnet_grid scan_i2t_avg_effnet $(grid 12 8 2)"
   echo "vsepp_grid_6_1 f8k_folds 0 effnet_grid vsepp_grid_effnet $(grid 6 4 1)"
   echo "vsepp_grid_12_2 f8k_folds 0 effnet_grid vsepp_grid_effnet $(grid 12 8 2)"
   echo "vsepp_grid_12_4 f8k_folds 0 effnet_grid vsepp_grid_effnet $(grid 12 8 4)"
