@@ -18,13 +18,13 @@ from vse.eval.protocols.result_content import combination_line, compression_line
 from vse.eval.ranking.metrics import DIRECTIONS, captions_per_image, chance_rsum
 from vse.eval.ranking.rank_arrays import Ranks
 from vse.eval.ranking.ranks import ranks_from_blocks
+from vse.eval.report.caption_sections import AcceptedAnswer, ChoiceCard, find_accepted_answers, sample_choices
 from vse.eval.report.charts import (
     RESULT_COLOURS,
     Curve,
     draw_rank_histogram,
     draw_training_curves,
 )
-from vse.eval.report.choices import AcceptedAnswer, ChoiceCard, find_accepted_answers, sample_choices
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.metrics_section import ReportDifference, build_sections, compute_retrieval_differences, headline_metrics

@@ -26,7 +26,7 @@ from vse.training.data.samplers import SAMPLERS
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.losses.hinges import MaxOfHinges
 from vse.training.models.encoders.bert import BertSettings
-from vse.training.models.encoders.mlp import BranchSettings, DenseLayersSettings
+from vse.training.models.encoders.linear import BranchSettings, DenseLayersSettings
 from vse.training.models.encoders.pooling import GpoSettings, WeldonSettings
 from vse.training.models.encoders.recurrent import GruSettings, LstmSettings, SruSettings
 from vse.training.phrases.solvers import PhraseGradientSettings

@@ -41,7 +41,7 @@ from vse.pipeline.errors import UserError
 from vse.training.data.images import CachedFeatures, EvaluationImages
 from vse.training.kinds import InputKind, to_input_kind
 from vse.training.models.build import InputSpec, ModelConfig
-from vse.training.models.encoders.mlp import IdentitySettings
+from vse.training.models.encoders.linear import IdentitySettings
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from vse.pipeline.presets.schema import Settings
 from vse.training.kinds import BatchVectors, InputKind, add_full_mask
 from vse.training.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
 from vse.training.models.encoders.base import EncoderSettings, EncoderSpec, l2_normalize
-from vse.training.models.encoders.mlp import LinearSettings
+from vse.training.models.encoders.linear import LinearSettings
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.models.similarities.base import Scores, SimilaritySettings
 from vse.training.models.similarities.vectors import CosineSettings

@@ -76,7 +76,8 @@ class ServedRuns:
     A warning is logged for a run that reads only texts or only photos.
 
     ``runs`` : run folders.
-    ``split`` : a split to search, several as in ``train,val``, or ``all``. None: ``test``, or ``all`` if there is no ``test``.
+    ``split`` : a split to search, several as in ``train,val``, or ``all``. None stands for ``test``,
+        or for ``all`` in a data set without a split ``test``.
     ``files`` : input files of each run.
     ``options`` : options of the search.
     ``device`` : device of the models.

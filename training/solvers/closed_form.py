@@ -22,7 +22,7 @@ from vse.features.cache.feature_cache import FeatureCache
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 from vse.training.models.encoders.base import l2_normalize
-from vse.training.models.encoders.mlp import RelativeEncoder, WeightedEncoder
+from vse.training.models.encoders.linear import RelativeEncoder, WeightedEncoder
 from vse.training.settings import SolverSettings
 from vse.training.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, TrainingTask
 from vse.training.solvers.cca import (

@@ -15,7 +15,7 @@ from tests.training.conftest import COMMAND, Fails, Log, Patch, assert_same, exp
 from vse.training.cli import train_main
 from vse.training.kinds import InputKind
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
-from vse.training.models.encoders.mlp import BranchSettings
+from vse.training.models.encoders.linear import BranchSettings
 from vse.training.settings import TrainConfig
 from vse.training.solvers import retrieval
 from vse.training.solvers.optimisation import OPTIMIZERS, AveragedWeights, Schedule

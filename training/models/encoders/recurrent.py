@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from vse.pipeline.dataset.captions import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec
-from vse.training.models.encoders.mlp import BranchEncoder, DenseLayersSettings
+from vse.training.models.encoders.linear import BranchEncoder, DenseLayersSettings
 from vse.training.models.encoders.pooling import GeneralisedPooling, WordAugmentation
 from vse.training.models.recurrent_states import compute_last_states, compute_packed_states, select_last_states, unpack_states
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from vse.training.kinds import InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSpec, l2_normalize, xavier_linear
-from vse.training.models.encoders.mlp import IdentitySettings, LinearEncoder, LinearSettings
+from vse.training.models.encoders.linear import IdentitySettings, LinearEncoder, LinearSettings
 
 
 def test_a_linear_map_starts_xavier_uniform_and_its_bias_at_zero() -> None:

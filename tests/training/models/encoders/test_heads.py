@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, layer_norm
 from vse.training.kinds import InputKind
 from vse.training.models.encoders import IMAGE_ENCODERS
 from vse.training.models.encoders.base import Encoder, EncoderSpec
-from vse.training.models.encoders.mlp import BranchEncoder, BranchSettings, MlpEncoder, ResidualEncoder
+from vse.training.models.encoders.linear import BranchEncoder, BranchSettings, MlpEncoder, ResidualEncoder
 
 INPUT, DIM = 5, 4
 HEADS: dict[str, list[dict[str, Any]]] = {
