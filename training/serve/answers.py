@@ -1,4 +1,4 @@
-"""Loaded runs that answer the same query, and the photos of the images that they search."""
+"""Loaded runs that all answer each query, and the photos of the images that they search."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class UnknownId(UserError):
 
 
 class _RunQuery(NamedTuple):
-    """A query that asks a run for ``k`` items after the best ``start``."""
+    """A query, and the number ``k`` of items to find for it after the ``start`` best ones."""
 
     query: Query | SplitImage
     k: int
@@ -54,9 +54,10 @@ _AnswerWithRemark = tuple[SearchAnswer, str]  # the remark is about words that a
 
 @dataclass(frozen=True)
 class ServedRun:
-    """A loaded run, and the kinds of queries that the run reads. ``attends`` is True if attention can be displayed.
+    """A loaded run, and the kinds of queries that it can read.
 
-    ``batches`` : the thread that uses the model.
+    ``attends`` : True if attention between queries and hits can be displayed.
+    ``batches`` : thread that uses the model and answers waiting queries together.
     """
 
     name: str
@@ -67,6 +68,7 @@ class ServedRun:
     batches: QueryBatches[_RunQuery, _AnswerWithRemark]
 
     def reads(self, query: Query | SplitImage) -> bool:
+        """Return whether the run can read this query. An image of the split needs no network, because it has features."""
         return isinstance(query, SplitImage) or (self.reads_texts if isinstance(query, str) else self.reads_photos)
 
 
@@ -109,11 +111,11 @@ class ServedRuns:
         return any(len(run.searcher.trained.split.pairs) for run in self.runs)
 
     def list_examples(self) -> list[str]:
-        """Return some captions as example queries: of the images to search, or else of the data that a run was trained on."""
+        """Return captions of the searched images as example queries or, without any, captions of the first run's data."""
         trained = self.runs[0].searcher.trained
         images: Sequence[Image] = trained.split.pairs.images
         if not self.has_captions:
-            with suppress(UserError):  # the data of a packed model is elsewhere
+            with suppress(UserError):  # a packed model has no data set
                 own_cache = open_cache(trained.folder.image_cache_file())
                 images = load_dataset_file(
                     training_dataset_file(trained.folder, trained.folder.read_record(), own_cache)
@@ -125,9 +127,10 @@ class ServedRuns:
     def answer_query(
         self, query: Query | SplitImage, k: int, start: int = 0, photo_finds: ItemKind = "captions"
     ) -> list[RunAnswer]:
-        """Return the answer of each run: ``k`` results after the best ``start``.
+        """Return the answer of each run: the ``k`` results after the ``start`` best ones.
 
-        A text finds images, an image of the split finds similar images, and a photo finds ``photo_finds``.
+        A text finds images, an image of the split finds similar images, and a photo finds ``photo_finds``. Raises UnknownId if
+        the image of the split does not exist. Errors of single runs are in their answers.
         """
         if isinstance(query, SplitImage):
             self.find_image(query.image_id)
@@ -142,11 +145,14 @@ class ServedRuns:
         return image
 
     def read_large_photo(self, image_id: int) -> bytes:
-        """Return a large JPEG of an image of the split. Raises UnknownId if there is no such image or file."""
+        """Return a large JPEG of an image of the split. Raises UnknownId if its file is missing or cannot be read."""
         return self._encode_photo(image_id, _LARGE_PHOTO_SIDE)
 
     def read_original(self, image_id: int) -> tuple[str, bytes]:
-        """Return the name and the bytes of an image file of the split. Raises UnknownId if it is not an image file."""
+        """Return the file name and the bytes of an image of the split, unchanged.
+
+        Raises UnknownId if the file is missing or is not an image.
+        """
         file = self._find_photo_file(image_id)
         try:
             content = read_image_bytes(file)
@@ -156,10 +162,12 @@ class ServedRuns:
         return file.name, content
 
     def attention(self, index: int, query: Query, hit_id: int) -> Attention:
-        """Return the attention of a run between a query and one of the hits.
+        """Return the attention of one run between a query and a hit.
 
-        ``index`` is the position of the run, and ``hit_id`` the id of the image or caption. Raises UserError if the run, the
-        hit or the attention does not exist.
+        ``index`` : position of the run in ``runs``.
+        ``hit_id`` : id of the image that a text found, or of the caption that a photo found.
+
+        Raises UserError if the run, the hit or the attention does not exist.
         """
         if not 0 <= index < len(self.runs):
             raise UnknownId(f"there is no run {index}")
@@ -207,20 +215,21 @@ def _load_runs(
         if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:
             first = served[0].searcher.trained.dataset.path
             raise UserError(f"{run} searches {trained.dataset.path}, and {runs[0]} {first}; all runs must search one file")
-        searched = split or find_default_split(trained.dataset)
-        searcher = Searcher(trained, searched, run_files.weights_dir, options)
-        texts, photos = (_try_load_networks(searcher, by_photo) for by_photo in (False, True))
-        if texts and photos:
-            raise UserError(texts)
-        name = (
-            _build_run_name(trained) if names.count(_build_run_name(trained)) == 1 else f"{_build_run_name(trained)} ({run})"
-        )
-        for what, error in (("texts", texts), ("photos", photos)):
+        searched_split = split or find_default_split(trained.dataset)
+        searcher = Searcher(trained, searched_split, run_files.weights_dir, options)
+        text_error, photo_error = (_try_load_networks(searcher, by_photo) for by_photo in (False, True))
+        if text_error and photo_error:
+            raise UserError(text_error)
+        name = _build_run_name(trained)
+        name = name if names.count(name) == 1 else f"{name} ({run})"
+        for query_kind, error in (("texts", text_error), ("photos", photo_error)):
             if error:
-                log.warning("%s reads no %s: %s", name, what, error)
+                log.warning("%s reads no %s: %s", name, query_kind, error)
         batches = QueryBatches(partial(_search_all, searcher))
-        served.append(ServedRun(name, searcher, not texts, not photos, _can_attend(searcher), batches))
-        log.info("%s: searches %s, %d captions", name, describe_searched_images(trained, searched), len(trained.split.pairs))
+        served.append(ServedRun(name, searcher, not text_error, not photo_error, _can_attend(searcher), batches))
+        log.info(
+            "%s: searches %s, %d captions", name, describe_searched_images(trained, searched_split), len(trained.split.pairs)
+        )
     return served
 
 
@@ -229,7 +238,7 @@ def _build_run_name(trained: TrainedRun) -> str:
 
 
 def _try_load_networks(searcher: Searcher, by_photo: bool) -> str:
-    """Load the networks for photos or texts. Return the error message, or an empty string."""
+    """Load the networks for photos (``by_photo``) or texts. Return the error message, or an empty string on success."""
     try:
         searcher.load(by_photo)
     except UserError as error:
@@ -272,26 +281,26 @@ def _answer_query(run: ServedRun, query: Query | SplitImage, k: int, start: int,
 
 
 def _search_all(searcher: Searcher, queries: Sequence[_RunQuery]) -> list[_AnswerWithRemark | Exception]:
-    """Return the answer of a run to each query, or the error. All texts are answered together."""
-    answers: dict[int, _AnswerWithRemark | Exception] = {}
-    texts = {place: query.query for place, query in enumerate(queries) if isinstance(query.query, str)}
-    known: dict[int, EncodedQuery] = {}
-    for place, encoded in zip(texts, searcher.encode_all(list(texts.values())), strict=True):
+    """Return the answer of a run to each query, or the UserError that it raised. All texts are answered together."""
+    answers: dict[int, _AnswerWithRemark | Exception] = {}  # by position of the query
+    texts = {k: query.query for k, query in enumerate(queries) if isinstance(query.query, str)}
+    encoded_texts: dict[int, EncodedQuery] = {}
+    for k, encoded in zip(texts, searcher.encode_all(list(texts.values())), strict=True):
         if isinstance(encoded, UserError):
-            answers[place] = encoded
+            answers[k] = encoded
         else:
-            known[place] = encoded
-    if known:
-        requests = [SearchQuery(encoded, queries[place].k, queries[place].start) for place, encoded in known.items()]
-        for (place, encoded), answer in zip(known.items(), searcher.answer_all(False, requests), strict=True):
-            answers[place] = answer, encoded.remark
-    for place, query in enumerate(queries):
-        if place not in texts:
+            encoded_texts[k] = encoded
+    if encoded_texts:
+        requests = [SearchQuery(encoded, queries[k].k, queries[k].start) for k, encoded in encoded_texts.items()]
+        for (k, encoded), answer in zip(encoded_texts.items(), searcher.answer_all(False, requests), strict=True):
+            answers[k] = answer, encoded.remark
+    for k, query in enumerate(queries):
+        if k not in texts:
             try:
-                answers[place] = _search_photo(searcher, query), ""
+                answers[k] = _search_photo(searcher, query), ""
             except UserError as error:
-                answers[place] = error
-    return [answers[place] for place in range(len(queries))]
+                answers[k] = error
+    return [answers[k] for k in range(len(queries))]
 
 
 def _search_photo(searcher: Searcher, query: _RunQuery) -> SearchAnswer:

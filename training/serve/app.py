@@ -77,13 +77,14 @@ class _InMemoryRequest(flask.Request):
 def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> flask.Flask:
     """Build the application.
 
-    ``GET /`` is the page, with the results of a query that the address names. ``POST /search`` takes a photo, and ``GET
-    /search`` answers scripts. ``GET /image/<id>`` is the page of an image, and ``GET /photo/<id>`` a small JPEG.
+    ``GET /`` returns the search page, with results if the address contains a query. ``POST /search`` takes an uploaded photo.
+    ``GET /search`` takes the same queries as ``GET /``, and returns JSON to scripts that add ``as=json``. ``GET /image/<id>``
+    returns the page of an image, and ``GET /photo/<id>`` a small JPEG.
     """
     app = flask.Flask("vse-serve", static_folder=None)
     app.request_class = _InMemoryRequest
     app.config.update(
-        MAX_CONTENT_LENGTH=settings.max_upload_bytes + 4096,  # the form around the photo
+        MAX_CONTENT_LENGTH=settings.max_upload_bytes + 4096,  # 4096 bytes for the other fields of the form
         PROPAGATE_EXCEPTIONS=False,
     )
     page = _Page(served, settings)
@@ -177,9 +178,9 @@ class _Page:
         }
 
     def answer_search(self) -> flask.Response | str:
-        """Answer a text (``q``), a photo that was sent before (``photo``) or an image of the split (``like``).
+        """Answer a text (parameter ``q``), an earlier uploaded photo (``photo``) or an image of the split (``like``).
 
-        With ``run`` and ``hit``, return the attention of a hit.
+        With the parameters ``run`` and ``hit``, return the attention between the query and a hit of a run.
         """
         request = self._read_request()
         if request.kind == "photo":
@@ -188,7 +189,7 @@ class _Page:
         return self._answer(request, query)
 
     def answer_upload(self) -> flask.Response | str:
-        """Answer a photo with JSON, or keep the photo and lead to the page of its results."""
+        """Answer an uploaded photo as JSON, or keep the photo and redirect to the page of its results."""
         content = _read_uploaded_file(self._settings)
         if _answer_format() == "json":
             return self._answer_photo(self._read_request(""), content)
@@ -196,10 +197,10 @@ class _Page:
         return flask.Response(status=303, headers={"Location": address})
 
     def render(self, **values: Any) -> str:
-        """Return the complete page.
+        """Return the complete search page as HTML.
 
-        ``values`` are the contents of the page: the ``results`` of a query, the ``attention`` of a hit, an ``image`` or an
-        ``error``; and the ``text`` in the search field.
+        ``values`` : what the page displays: the ``results`` of a query, the ``attention`` of a hit, an ``image`` or an
+            ``error``, and the ``text`` in the search field.
         """
         contents = {"results": None, "attention": None, "image": None, "error": "", "text": "", **values}
         try:
@@ -246,13 +247,16 @@ class _Page:
 
 
 def _read_host_name() -> str:
-    """Return the host name in the request without the port, or an empty string. Werkzeug's own check lacks IPv6."""
+    """Return the host name in the request without the port, or an empty string if it is invalid.
+
+    Werkzeug's own function does not support IPv6 addresses.
+    """
     match = re.fullmatch(r"(\[[0-9a-f:]+\]|[^:]+)(?::\d{1,5})?", flask.request.environ.get("HTTP_HOST", "").lower())
     return match[1] if match else ""
 
 
 def _answer_format() -> str:
-    """Return ``page``, ``part`` (the part of a page that the script displays in a dialog) or ``json``."""
+    """Return the requested format: ``page``, ``part`` (HTML that the page's script displays in a dialog) or ``json``."""
     form = flask.request.args.get("as", "page")
     return form if form in ("part", "json") else "page"
 

@@ -13,9 +13,9 @@ Result = TypeVar("Result")
 
 
 class QueryBatches(Generic[Query, Answer]):
-    """A thread that answers the queries of other threads.
+    """A thread that answers the queries of other threads, several queries at once.
 
-    Queries that arrive during a computation form the next batch, so no query waits for a timer.
+    Queries that arrive during a computation form the next batch. A query never waits for others to arrive.
 
     ``answer_all`` : function that returns, for each query of a batch, its answer or an exception for the waiting thread.
     """
@@ -52,7 +52,7 @@ class QueryBatches(Generic[Query, Answer]):
             return
         try:
             answers = self._answer_all([query for query, _ in batch])
-        except Exception as error:  # for each thread that waits
+        except Exception as error:  # is raised in each waiting thread
             answers = [error] * len(batch)
         for (_, future), answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):

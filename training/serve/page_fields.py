@@ -20,9 +20,9 @@ _CAPTIONS_PER_IMAGE = 2
 def build_results(
     dataset: Dataset, request: PageRequest, query: Query | SplitImage, answers: Sequence[RunAnswer], has_captions: bool
 ) -> dict[str, Any]:
-    """Return the results of a query: the heading, a column for each run, and the links to other pages.
+    """Return the fields of the page with the results of a query: heading, a column for each run, links to other pages.
 
-    ``has_captions`` is True if a photo can also find captions.
+    ``has_captions`` : True if captions can be found, so that a photo has a choice between captions and images.
     """
     has_more = request.start + request.k < max(answer.n_ranked for answer in answers)
     return {
@@ -36,7 +36,7 @@ def build_results(
 
 
 def build_attention(query: Query, attention: Attention, run_name: str, hit_id: int) -> dict[str, Any]:
-    """Return a photo with its drawn attention. The photo is the hit of a text, or the query itself."""
+    """Return the fields of a photo with drawn attention: the image ``hit_id`` for a text, or else the photo that was sent."""
     source = f"/photo/{hit_id}/large" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
     return {
         "drawing": draw_attention("look", [attention]),
@@ -48,7 +48,7 @@ def build_attention(query: Query, attention: Attention, run_name: str, hit_id: i
 
 
 def build_image(dataset: Dataset, image: Image) -> dict[str, Any]:
-    """Return an image with all its captions."""
+    """Return the fields of the page of an image with all its captions."""
     return {
         "id": image.imgid,
         "photo": dataset.has_image_files,
@@ -59,7 +59,7 @@ def build_image(dataset: Dataset, image: Image) -> dict[str, Any]:
 
 
 def _build_heading(dataset: Dataset, request: PageRequest, query: Query | SplitImage, has_captions: bool) -> dict[str, Any]:
-    """Return the title of the results, the small photo of the query, and links to the two kinds of results of a photo."""
+    """Return the title of the results, the query as text or small photo, and the links to captions or images for a photo."""
     if isinstance(query, str):
         return {"text": query, "title": query, "source": "", "choices": []}
     if isinstance(query, SplitImage):
@@ -81,14 +81,14 @@ def _build_columns(dataset: Dataset, request: PageRequest, answers: Sequence[Run
     """Return a column of the page for each run, with the hits of the run and their ranks in the other columns."""
     ranks = [{_hit_id(hit): rank for rank, hit in enumerate(answer.hits, answer.start + 1)} for answer in answers]
     columns = []
-    for number, answer in enumerate(answers):
+    for index, answer in enumerate(answers):
         cards = []
         for rank, hit in enumerate(answer.hits, answer.start + 1):
             hit_id = _hit_id(hit)
             elsewhere = [
                 (answers[other].name, other_ranks[hit_id])
                 for other, other_ranks in enumerate(ranks)
-                if other != number and hit_id in other_ranks
+                if other != index and hit_id in other_ranks
             ]
             has_look = answer.attends and dataset.has_image_files
             cards.append(
@@ -100,10 +100,10 @@ def _build_columns(dataset: Dataset, request: PageRequest, answers: Sequence[Run
                     "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
                     "captions": hit.captions[:_CAPTIONS_PER_IMAGE],
                     "elsewhere": elsewhere,
-                    "look": request.build_address(run=number, hit=hit_id) if has_look else "",
+                    "look": request.build_address(run=index, hit=hit_id) if has_look else "",
                 }
             )
-        columns.append({"answer": answer, "cards": cards, "number": number})
+        columns.append({"answer": answer, "cards": cards, "number": index})
     return columns
 
 

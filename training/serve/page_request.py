@@ -1,4 +1,4 @@
-"""The search that the address of a page describes, and the addresses of its other pages."""
+"""Searches in the address of a web page: read the parameters, and build the addresses of further pages of results."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from urllib.parse import urlencode
 
 from werkzeug.exceptions import BadRequest
 
-MAX_RESULTS = 100  # of a page
+MAX_RESULTS = 100  # on a page
 MAX_TEXT_LENGTH = 1000  # characters
 _MAX_PAGE = 100_000
 _ID_LIMIT = 2**63
 
 QueryKind = Literal["q", "photo", "like"]
-"""The parameter of a query: a text, the key of an uploaded photo, or the id of an image of the split."""
+"""The parameter that holds the query: ``q`` a text, ``photo`` the key of an upload, ``like`` the id of an image."""
 
 ItemKind = Literal["images", "captions"]
 
 
 @dataclass(frozen=True)
 class PageRequest:
-    """A search that the address of a page describes.
+    """The search that the address of a page requests.
 
-    ``value`` : the text, the key or the id of the query.
-    ``finds`` : the kind of items to find; a text and an image of the split find images.
-    ``page`` : number of the page of ``k`` results, from 1.
-    ``default_k`` : number of results of an address that names none.
+    ``kind``, ``value`` : the query, see :data:`QueryKind`.
+    ``finds`` : kind of items to find; a text and an image of the split always find images.
+    ``k`` : number of results on a page.
+    ``page`` : number of the page, from 1.
+    ``default_k`` : number of results if an address does not contain it.
     """
 
     kind: QueryKind
@@ -58,17 +59,17 @@ class PageRequest:
         return replace(self, page=page).build_address()
 
     def find(self, finds: ItemKind) -> str:
-        """Return the address of the first page of the same query for another kind of items."""
+        """Return the address of the first page of results for the same query, with another kind of items to find."""
         return replace(self, finds=finds, page=1).build_address()
 
 
 def read_page_request(
     arguments: Mapping[str, str], default_k: int, default_finds: ItemKind, photo_key: str | None = None
 ) -> PageRequest:
-    """Return the search that the parameters of an address describe. Raises BadRequest if a parameter is invalid.
+    """Return the search that the parameters of an address request. Raises BadRequest if a parameter is invalid.
 
-    ``default_finds`` : the kind of items that a photo finds if the parameters name none.
-    ``photo_key`` : the key of the photo that was sent with the request; it replaces the query of the parameters.
+    ``default_finds`` : kind of items that a photo finds if the parameters do not contain it.
+    ``photo_key`` : key of the photo that was uploaded with the request, which replaces the query; None without an upload.
     """
     k = read_number(arguments, "k", 1, MAX_RESULTS, default_k)
     page = read_number(arguments, "page", 1, _MAX_PAGE, 1)
@@ -94,7 +95,10 @@ def read_id(arguments: Mapping[str, str], name: str) -> int:
 
 
 def read_number(arguments: Mapping[str, Any], name: str, least: int, most: int, default: int | None = None) -> int:
-    """Return a number from ``least`` to ``most``. Raises BadRequest if the parameter is another one, or lacks a default."""
+    """Return the whole number in a parameter, or ``default`` if the parameter is missing.
+
+    Raises BadRequest if the number is not from ``least`` to ``most``, or if a parameter without default is missing.
+    """
     given = arguments.get(name)
     if given is None and default is not None:
         return default

@@ -1,4 +1,4 @@
-"""Decode the photos that clients send or that the server displays, and keep the last photos of clients in memory."""
+"""Decode photos of clients and of the data set within limits of memory, and keep the last photos of clients."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SMALL_PHOTO_SIDE = 480  # longer side of a photo among the results, in pixels
 LARGE_PHOTO_PIXELS = 10_000_000  # photos with more pixels are decoded one at a time
 LARGE_PHOTO_LOCK = Lock()
 PHOTO_SLOTS = BoundedSemaphore(4)  # photos in memory at once, because a decoded photo takes up to 75 MB by default
-_large_photo_slots = BoundedSemaphore(2)  # one large upload is decoded and one waits, so that some threads stay free
+_large_photo_slots = BoundedSemaphore(2)  # one large upload is decoded and one waits; others are refused to keep threads free
 _UPLOAD_NAME = Path("the photograph")  # the name of an upload in messages
 _MAX_KEPT_BYTES = 64 * 2**20
 
 
 class TooManyLargePhotos(UserError):
-    """One large photo is being decoded, and another one already waits."""
+    """A large photo cannot be read now, because one is being decoded and another one already waits."""
 
 
 class UploadedPhotos:
-    """The files of the last uploaded photos, in memory. The files are at most 64 MB in total, or one larger file.
+    """The files of the last uploaded photos, in memory: at most 64 MiB in total, or a single larger file.
 
     The key of a file is a hash with a secret, so that only the client that sent a photo knows the link to its results.
     """
@@ -69,7 +69,7 @@ def read_photo(path: Path) -> Image.Image:
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Return a decoded photo that a client sent. Raises TooManyLargePhotos if too many large photos wait."""
+    """Decode a photo that a client sent. Raises BadImage if it is invalid, or TooManyLargePhotos if others wait already."""
     is_large = LARGE_PHOTO_PIXELS < count_pixels(_UPLOAD_NAME, content, QUERY_IMAGE_FORMATS) <= max_pixels
     if not is_large:
         return decode_image(_UPLOAD_NAME, content, max_pixels, QUERY_IMAGE_FORMATS)

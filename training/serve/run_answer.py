@@ -20,9 +20,11 @@ class RunAnswer:
     """The hits of one run for a query, best first, or an ``error`` message.
 
     ``n_searched`` : number of images or captions in the searched splits.
-    ``start`` : number of better results that ``hits`` leaves out.
-    ``remark`` : message about words that are unknown to the run.
-    ``n_ranked`` : number of items that a search can return on all its pages: all items, or only a list of candidates.
+    ``name`` : name of the run.
+    ``seconds`` : time from the query to the answer.
+    ``start`` : number of better results, on earlier pages.
+    ``remark`` : message about words that are unknown to the run, or empty.
+    ``n_ranked`` : number of items on all pages of results: all searched items, or only the candidates.
     ``n_scored`` : number of items that the model scored pair by pair; None if only vectors were compared.
     ``attends`` : True if attention between the query and the hits can be displayed.
     """
@@ -40,7 +42,7 @@ class RunAnswer:
 
 
 def build_answer_json(answers: Sequence[RunAnswer], **facts: Any) -> dict[str, Any]:
-    """Return the answer of ``/search?as=json``, see ``docs/serve.md``. ``facts`` are the query and what was searched."""
+    """Return the answer of ``/search?as=json``, see ``docs/serve.md``. ``facts`` : fields of the query and of the split."""
     return {**facts, "runs": [_build_run_json(answer) for answer in answers]}
 
 

@@ -48,17 +48,17 @@ _THREAD_END_TIMEOUT_S = 0.25
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits on connections.
-
-    The server closes a connection after ``idle_timeout_s``, ``request_timeout_s`` or ``refused_timeout_s``.
+    """Limits on connections. The server closes a connection whose client exceeds one of the times.
 
     ``max_connections`` : number of connections that are served at once. The same number of further connections get a 503.
     ``max_requests`` : number of requests that are answered or wait; a single connection can send several at once.
-    ``idle_timeout_s`` : seconds without a byte in either direction, and seconds to send a request header.
+    ``idle_timeout_s`` : seconds without a byte in either direction, seconds to send a request header, and seconds that a
+        client may still send after the last response.
     ``request_timeout_s`` : seconds to send a request, and seconds to read a response.
-    ``refused_timeout_s`` : seconds to send a request header on one of the further connections.
+    ``refused_timeout_s`` : seconds to send a request header on one of the further connections, and seconds without a byte from
+        the client after the last response.
     ``max_bodies`` : limit on the bytes of all request bodies in memory, in units of the largest accepted body.
-    ``stop_grace_s`` : seconds from a signal to stop until requests in progress are refused.
+    ``stop_grace_s`` : seconds from a signal to stop until pending requests are refused.
     """
 
     max_connections: int = 100
@@ -110,14 +110,19 @@ class _RefusalTask(WSGITask):  # type: ignore[misc]
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection with time limits, which stays open until the client has read the last response."""
+    """A connection with time limits. It stays open until the client has read the last response.
+
+    ``is_over_limit`` : True for a connection beyond ``max_connections``, whose requests are refused.
+    ``held_bytes`` : size of the request body that arrives or waits.
+    ``drain_start`` : time of the last response, after which data of the client are discarded; None before.
+    """
 
     request: Any
     close_when_flushed: bool
 
     def __init__(self, server: LimitedServer, *arguments: Any, **named: Any) -> None:
         self.parser_class = partial(_RefusableRequest, self)
-        self.activity_start = time.monotonic()  # start of the current activity: connecting, sending or reading
+        self.activity_start = time.monotonic()  # when the client began to connect, to send a request or to read a response
         self.drain_start: float | None = None
         self.held_bytes = 0
         self.response_begun = False
@@ -128,7 +133,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
 
     @staticmethod
     def error_task_class(channel: Channel, request: Any) -> Any:
-        """Return the task that answers a bad request: the application's for a refused one, Waitress's for an invalid one."""
+        """Return the task that answers a request with an error: the application if it was refused, else Waitress."""
         refused = isinstance(request.error, _BusyError | RequestEntityTooLarge)
         return (_RefusalTask if refused else ErrorTask)(channel, request)
 
@@ -163,7 +168,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
             if not self.total_outbufs_len and not self.will_close:
                 self.close_when_flushed = False
                 self.drain_start = time.monotonic()
-                with suppress(OSError):  # the client is gone, which reading will tell
+                with suppress(OSError):  # if the client is gone, the next read fails and closes the connection
                     self.socket.shutdown(socket.SHUT_WR)
             if not self.will_close:
                 return
@@ -219,7 +224,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
             if self.requests and not self.response_begun:
                 with suppress(OSError):
                     self.socket.send(_STOPPING_RESPONSE)
-            self.connected = False  # stops the writes of the thread that answers
+            self.connected = False  # so that the answering thread writes no more
         self.handle_close()
 
 
@@ -233,7 +238,7 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
         super().__init__(*arguments, **named)
 
     def add_task(self, channel: Channel) -> None:
-        """Let a thread answer the next request of a connection. Refusals have a thread of their own."""
+        """Let a thread answer the next request of a connection. A separate thread answers refused requests."""
         (self._refusal_dispatcher if channel.requests[0].error else self.task_dispatcher).add_task(channel)
 
     def count_requests(self) -> int:
@@ -265,7 +270,7 @@ def is_loopback(host: str) -> bool:
 
 
 def trusted_hosts(host: str) -> Sequence[str] | None:
-    """Return the host names that requests may use, as a protection against DNS rebinding.
+    """Return the host names that requests may use if only this machine can reach ``host``, against DNS rebinding.
 
     Returns None, which accepts any name, if other machines can reach ``host``.
     """
@@ -273,7 +278,12 @@ def trusted_hosts(host: str) -> Sequence[str] | None:
 
 
 class PageServer:
-    """A server for an application. ``port`` 0 chooses a free port. Raises UserError if the address cannot be served."""
+    """A server for a WSGI application. Raises UserError if the address cannot be served.
+
+    ``port`` : port number; 0 chooses a free port.
+    ``upload_bytes`` : largest size of an uploaded photo.
+    ``limits`` : limits on connections; None: the defaults.
+    """
 
     def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: ConnectionLimits | None = None) -> None:
         self.limits = limits or ConnectionLimits()
@@ -342,9 +352,9 @@ class PageServer:
         for dispatcher in self._dispatchers:
             dispatcher.shutdown(timeout=_THREAD_END_TIMEOUT_S)
 
-    def _handle_events(self, most_s: float) -> None:
-        """Handle network events for at most ``most_s`` seconds, and close connections that exceed a time limit."""
-        wasyncore.loop(timeout=most_s, use_poll=True, map=self._channels, count=1)
+    def _handle_events(self, timeout_s: float) -> None:
+        """Wait for network events for at most ``timeout_s`` seconds, handle them, and close connections that are too slow."""
+        wasyncore.loop(timeout=timeout_s, use_poll=True, map=self._channels, count=1)
         for server in self._servers:
             server.maintenance(time.time())
 
