@@ -1,7 +1,4 @@
-"""The run folder: the files that a training writes, and functions that read them again.
-
-A run that already exists is kept, resumed, or trained from the beginning.
-"""
+"""The run folder: the files that a training writes, functions that read them again, and what to do with an existing run."""
 
 from __future__ import annotations
 
@@ -54,14 +51,12 @@ class RunFolder:
         self.path = path
         self.config_file = path / "config.yaml"  # every setting
         self.vocabulary_file = path / "vocab.json"
-        self.tokenizer_file = path / "tokenizer.json"  # only for a model that reads tokens, and so is transformer.json
-        self.transformer_file = path / "transformer.json"  # name, longest input and configuration of the transformer
+        self.tokenizer_file = path / "tokenizer.json"  # only for a model that reads tokens
+        self.transformer_file = path / "transformer.json"  # likewise: name, longest input and configuration of the transformer
         self.metrics_file = path / "metrics.csv"
         self.negatives_file = path / "negatives.csv"
         self.best_weights_file = path / "best.safetensors"
-        self.next_best_weights_file = (
-            path / "best.next.safetensors"
-        )  # new best weights, until the checkpoint of their epoch is written
+        self.next_best_weights_file = path / "best.next.safetensors"  # new best weights until their checkpoint is written
         self.checkpoint_file = path / "last.ckpt"  # the state for a bit-exact resume
         self.correction_file = path / "correction.safetensors"  # the correction of searches, see vse-embed --correct
         self.record_file = path / "run.json"  # features, versions, seed, timings, state
@@ -75,7 +70,10 @@ class RunFolder:
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def read_settings(self, schema: type[_Schema]) -> _Schema:
-        """Return the settings of the run. Raises CodeNotAllowed if user code in the settings has changed or is not allowed."""
+        """Return the settings of the run, validated by ``schema``.
+
+        Raises UserError if there are no valid settings, or CodeNotAllowed if user code in them has changed or is not allowed.
+        """
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
@@ -89,7 +87,7 @@ class RunFolder:
             ) from None
 
     def read_settings_content(self) -> dict[str, Any]:
-        """Return the settings of the run as they are written."""
+        """Return the settings of the run as a dict, without validation."""
         content: dict[str, Any] = read_yaml(self.config_file)
         return content
 
@@ -100,16 +98,18 @@ class RunFolder:
             raise UserError(f"{self.record_file}: not the record of a run")
         optional = ("eval_features", "caption_features", "truth_features")
         caches = [record.get("features"), *(record[name] for name in optional if name in record)]
-        places = [cache.get(key) if isinstance(cache, dict) else None for cache in caches for key in ("name", "key", "path")]
-        fits = {
-            "features": all(map(is_path_text, places)),
+        cache_texts = [
+            cache.get(key) if isinstance(cache, dict) else None for cache in caches for key in ("name", "key", "path")
+        ]
+        is_valid = {
+            "features": all(map(is_path_text, cache_texts)),
             "dataset": isinstance(record.get("dataset"), str),
             "seed": type(record.get("seed")) is int,
             "versions": isinstance(record.get("versions"), dict),
             "state": isinstance(record.get("state"), str),
         }
-        for name, fit in fits.items():
-            if not fit:
+        for name, valid in is_valid.items():
+            if not valid:
                 raise UserError(f"{self.record_file}: not the record of a run: {name} is missing or invalid; train again")
         return record
 
@@ -127,7 +127,7 @@ class RunFolder:
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
-        """Return the transformer of a model that reads tokens. The best weights of the run include the transformer's."""
+        """Return the transformer of a model that reads tokens, without weights: the best weights of the run contain them."""
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
@@ -137,7 +137,7 @@ class RunFolder:
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
     def read_eval_cache_record(self) -> dict[str, Any]:
-        """Return the name, the key and the path of the image cache on which the run is validated and tested."""
+        """Return the entry of ``run.json`` for the image cache on which the run is validated and tested."""
         record = self.read_record()
         eval_cache: dict[str, Any] = record.get("eval_features", record["features"])
         return eval_cache
@@ -146,14 +146,15 @@ class RunFolder:
         return self.path / str(self.read_eval_cache_record()["path"])
 
     def caption_cache_file(self) -> Path | None:
-        """Return the path of the cache of captions, or None if the run reads words."""
+        """Return the path of the cache of captions, or None if the run reads captions as words or tokens."""
         cache = self.read_record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
 
     def build_feature(self, record: Mapping[str, Any]) -> FeatureCache:
-        """Return the feature of a cache that the run reads, as a cache without rows. The cache itself may be missing.
+        """Return a cache without rows that describes one feature of the run. The file of the cache may be missing.
 
-        ``record`` is an entry of ``run.json``, such as ``features``. For a run of an earlier version, the cache must exist.
+        ``record`` is the entry of the feature in ``run.json``, such as ``features``. For a run of an earlier version, whose
+        entry has no description, the file must exist.
         """
         path = self.path / str(record["path"])
         if "description" not in record:
@@ -165,7 +166,7 @@ class RunFolder:
         return read_json(self.record_file)
 
     def check_output_folder(self, inputs: Sequence[Path]) -> None:
-        """Raise UserError if a training in this folder would replace an input, or a file that belongs to no run."""
+        """Raise UserError if a training in this folder would replace one of ``inputs``, or a file that is not of a run."""
         is_run = (
             _RECORD_KIND.is_at(self.record_file)
             or _CONFIG_KIND.is_at(self.config_file)
@@ -208,22 +209,24 @@ class RunFolder:
         write_text(self.metrics_file, text.getvalue())
 
     def save_next_best_weights(self, weights: Mapping[str, Tensor]) -> str:
-        """Write new best weights to a separate file, and return its SHA-256.
+        """Write new best weights to a separate file, and return the SHA-256 of the file.
 
-        After the checkpoint of the same epoch is written, :meth:`promote_next_best_weights` must replace the old best weights.
+        The old best weights are kept until the checkpoint of the same epoch is written. Then call
+        :meth:`promote_next_best_weights`.
         """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
         write_bytes(self.next_best_weights_file, content)
         return hashlib.sha256(content).hexdigest()
 
     def promote_next_best_weights(self) -> None:
+        """Replace the best weights by the new ones."""
         os.replace(self.next_best_weights_file, self.best_weights_file)
 
     def recover_best_weights(self, sha256: str | None) -> bool:
         """Finish or undo an interrupted replacement of the best weights, and return whether ``best_weights_file`` is valid.
 
-        ``sha256`` is the SHA-256 of the best weights that the last checkpoint records. New best weights with this SHA-256
-        replace the old ones; other new weights are deleted.
+        New best weights replace the old ones if they have the given SHA-256, and are deleted otherwise. ``sha256`` is the
+        SHA-256 of the best weights in the last checkpoint, or None if it has none.
         """
         if sha256 is not None and self.next_best_weights_file.is_file() and sha256_file(self.next_best_weights_file) == sha256:
             self.promote_next_best_weights()
@@ -250,7 +253,10 @@ class RunFolder:
         return weights, sha256
 
     def read_last_weights_with_sha256(self) -> tuple[dict[str, Tensor], str]:
-        """Return the weights that were validated after the last epoch, and the SHA-256 of the checkpoint."""
+        """Return the weights after the last epoch (their average, with ``train.ema``), and the SHA-256 of the checkpoint.
+
+        Raises UserError if there is no readable checkpoint, or if the training stopped within an epoch.
+        """
         if not self.checkpoint_file.is_file():
             raise UserError(f"{self.checkpoint_file}: no such file; it holds the weights of the last epoch, so train again")
         state = self.read_checkpoint()
@@ -261,7 +267,7 @@ class RunFolder:
         return weights, sha256_file(self.checkpoint_file)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Write the checkpoint: the state, and a line with the SHA-256 of the state's bytes."""
+        """Write the state as the checkpoint, followed by a line with the SHA-256 of the bytes of the state."""
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         content = buffer.getbuffer()
@@ -270,7 +276,7 @@ class RunFolder:
             stream.write(_hash_line(content))
 
     def read_checkpoint(self) -> dict[str, Any]:
-        """Load the last checkpoint, which holds only tensors and plain values. Raises UserError if the file is damaged."""
+        """Load the last checkpoint. Only tensors and plain values are accepted. Raises UserError if the file is damaged."""
         content = InputFile(self.checkpoint_file).read()
         try:
             _check_hash(content)
@@ -290,7 +296,7 @@ def _hash_line(content: bytes | memoryview) -> bytes:
 
 
 def _check_hash(content: bytes) -> None:
-    """Raise ValueError if a checkpoint differs from its SHA-256 or, without a SHA-256, from its zip checksums."""
+    """Raise ValueError if a checkpoint does not have the SHA-256 in its last line or, without one, its zip checksums."""
     size = len(_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):
@@ -298,9 +304,9 @@ def _check_hash(content: bytes) -> None:
             raise ValueError("its bytes changed since they were written: their SHA-256 differs")
         return
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        bad = archive.testzip()
-    if bad is not None:
-        raise ValueError(f"its bytes changed since they were written: the checksum of {bad} differs")
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"its bytes changed since they were written: the checksum of {damaged} differs")
 
 
 def relative_path(target: Path, folder: Path) -> str:
@@ -315,16 +321,16 @@ def choose_action(
     options: TrainOptions,
     precision: str,
 ) -> str:
-    """Return ``start``, ``resume``, or ``nothing`` if the folder holds the finished run.
+    """Return what a training does with its folder: ``start``, ``resume``, or ``nothing`` if it holds the same finished run.
 
-    Raises :class:`UserError` if the training would replace another run without permission, or continue a run with other
-    settings or inputs.
+    Raises UserError if the training would replace another run without ``--overwrite``, or continue a run with other settings
+    or inputs.
 
     ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.identity`.
     ``precision`` : requested precision; ``auto`` accepts a finished run of any precision.
     """
 
-    def compare() -> str:
+    def compare_with_existing_run() -> str:
         record = _read_existing_record(folder, options)
         saved = folder.read_checkpoint() if not record and folder.checkpoint_file.is_file() else {}
         old_identity, finished = record or saved.get("identity", identity), record.get("state") == "finished"
@@ -336,13 +342,13 @@ def choose_action(
         after = {**experiment.weight_settings(), **identity}
         changes = list_setting_changes(before, after)
         if len(changes) == 1 and changes[0].startswith("train.precision: "):
-            own, here = before["train"]["precision"], after["train"]["precision"]
+            old, new = before["train"]["precision"], after["train"]["precision"]
             if precision == "auto" and finished:
-                log.info("%s: this run was trained in %s by auto on its machine; here auto is %s", folder.path, own, here)
+                log.info("%s: this run was trained in %s by auto on its machine; here auto is %s", folder.path, old, new)
                 return "nothing"
             raise UserError(
-                f"{folder.path} holds a run with other settings: its precision is {own}, here it would be {here}; add "
-                f"--set train.precision={own} to continue it, choose another --out, or add --overwrite"
+                f"{folder.path} holds a run with other settings: its precision is {old}, here it would be {new}; add "
+                f"--set train.precision={old} to continue it, choose another --out, or add --overwrite"
             )
         if changes:
             message = f"{folder.path} holds a run with other settings ({'; '.join(changes[:4])})"
@@ -369,7 +375,7 @@ def choose_action(
     if not folder.config_file.is_file() or (options.overwrite and not options.resume):
         return "start"
     try:
-        return compare()
+        return compare_with_existing_run()
     except UserError as refusal:
         if not (options.resume and options.overwrite):
             raise
@@ -378,7 +384,7 @@ def choose_action(
 
 
 def _read_existing_record(folder: RunFolder, options: TrainOptions) -> dict[str, Any]:
-    """Return the content of ``run.json``, or an empty dict if the file is missing, or is damaged and may be replaced."""
+    """Return the content of ``run.json``; an empty dict if it is missing, or damaged and --resume --overwrite is given."""
     try:
         return folder.read_record() if folder.record_file.is_file() else {}
     except UserError as refusal:

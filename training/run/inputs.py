@@ -1,4 +1,4 @@
-"""Open and check the inputs of a run, and record the inputs so that a resume can compare them."""
+"""Open and check the inputs of a run, and record their keys and checksums so that a resume can compare them."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def initialise_word_embeddings(model: Model, vocabulary: Vocabulary, file: Path)
     encoder = model.caption_encoder
     if not isinstance(encoder, WordReader):
         raise UserError(f"{file}: word vectors are for encoders of words, and the captions are not read by one")
-    known = read_word_vectors(file).select_words(vocabulary.words, 0)
-    dim, expected = known.vectors.shape[1], encoder.words.embedding_dim
+    found = read_word_vectors(file).select_words(vocabulary.words, 0)
+    dim, expected = found.vectors.shape[1], encoder.words.embedding_dim
     if dim != expected:
         raise UserError(f"{file}: vectors of {dim} numbers, but model.word_dim is {expected}; --set model.word_dim={dim}")
     n_words = len(vocabulary) - len(SPECIAL_TOKENS)
-    n_known = len(set(known.words) - set(SPECIAL_TOKENS))
-    if not n_known:
+    n_found = len(set(found.words) - set(SPECIAL_TOKENS))
+    if not n_found:
         raise UserError(f"{file}: no word of the captions has a vector; does the file have their language and case?")
-    vectors, there = np.zeros((len(vocabulary), dim), np.float32), np.zeros(len(vocabulary), bool)
+    vectors, has_vector = np.zeros((len(vocabulary), dim), np.float32), np.zeros(len(vocabulary), bool)
     for row, word in enumerate(vocabulary.words):
-        if word in known.index_by_word:
-            vectors[row], there[row] = known.vectors[known.index_by_word[word]], True
-    encoder.load_word_vectors(torch.from_numpy(vectors), torch.from_numpy(there))
+        if word in found.index_by_word:
+            vectors[row], has_vector[row] = found.vectors[found.index_by_word[word]], True
+    encoder.load_word_vectors(torch.from_numpy(vectors), torch.from_numpy(has_vector))
     log.info(
-        "%s: has vectors of %d of %d words; the other %d are initialised at random", file, n_known, n_words, n_words - n_known
+        "%s: has vectors of %d of %d words; the other %d are initialised at random", file, n_found, n_words, n_words - n_found
     )
 
 
@@ -71,7 +71,9 @@ class RunInputs:
     ``image_cache``, ``eval_image_cache`` : caches of images, for training and for validation.
     ``caption_cache`` : cache of captions, or of phrases for training on phrases; None for captions as tokens or words.
     ``transformer`` : transformer whose tokens the model reads; None for captions as words.
-    ``start_run``, ``start_weights_sha256`` : run whose weights to start from, and the SHA-256 of these weights.
+    ``start_run``, ``start_weights_sha256`` : run whose best weights the training starts from, and their SHA-256; None and
+        blank for random weights.
+    ``weights_dir`` : folder of pretrained networks; None: the default folder.
     ``word_vector_file``, ``word_vectors_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256.
     ``truth_cache`` : cache of the ground-truth regions of phrases.
     ``noise``, ``noise_file``, ``noise_sha256`` : content, path and SHA-256 of the noise file; None without noise.
@@ -104,7 +106,7 @@ class RunInputs:
         return InputKind.WORDS if self.transformer is None else InputKind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
-        """Return the seed, and the keys and checksums by which a resume recognises the same inputs. None: no such input."""
+        """Return the seed, and the keys and checksums by which a resume recognises the same inputs; None for no such input."""
         return {
             "dataset": self.dataset.name,
             "captions_sha256": self.dataset.sha256,
@@ -122,7 +124,7 @@ class RunInputs:
         }
 
     def build_record(self, folder: Path) -> dict[str, Any]:
-        """Return the record of the inputs for ``run.json``, with paths relative to the run folder."""
+        """Return the entries of the inputs for ``run.json``, with paths relative to the run folder ``folder``."""
 
         def describe(cache: FeatureCache) -> dict[str, Any]:
             path = relative_path(cache.path, folder)
@@ -166,10 +168,13 @@ def open_inputs(
 ) -> RunInputs:
     """Find, open and check all inputs of an experiment.
 
-    ``cache``, ``dataset`` : training features, and their data set.
-    ``folder``, ``seed`` : run folder and seed; they determine the run to start from.
-    ``paths`` : paths that replace the usual paths of inputs.
-    ``texts`` : kind of texts that the experiment matches with images.
+    ``cache``, ``dataset`` : image features for training, and their data set.
+    ``folder``, ``seed`` : run folder and seed; by default the run to start from has the same seed and is next to this one.
+    ``paths`` : files that replace the default files of inputs.
+    ``caption_encoder`` : settings of the caption encoder, which may read tokens of a transformer; None for none.
+    ``texts`` : kind of texts that the experiment reads: captions or phrases.
+
+    Raises UserError if an input is missing, or does not fit the others.
     """
     name, extract = experiment.name, "extract it, or name its cache with"
     hint = f"{name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, or --set "
@@ -215,10 +220,10 @@ def open_inputs(
 def _open_cache(
     cache: FeatureCache, feature: str | None, path: Path | None, hint: str, dataset: str | None = None
 ) -> FeatureCache | None:
-    """Open the cache in ``path`` or, without a path, the cache of ``feature`` in the same folder as ``cache``.
+    """Open the cache in ``path`` or, without a path, the cache of ``feature`` in the folder of ``cache``.
 
-    If the data set called ``dataset`` has its own cache of ``feature``, this cache is opened. Returns None if ``path`` and
-    ``feature`` are None. ``hint`` is the end of the error message for a missing file.
+    The default is the feature of the data set that ``cache`` names, unless the data set ``dataset`` has one. Returns None if
+    ``path`` and ``feature`` are None. ``hint`` is the end of the error message for a missing file.
     """
     if feature is None and path is None:
         return None
@@ -230,7 +235,7 @@ def _open_cache(
 
 
 def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
-    """Raise :class:`UserError` if one model cannot read both caches of images.
+    """Raise UserError if a model that was trained on ``cache`` cannot read the images in ``other``.
 
     The data set, the photos, the length of the vectors, the kind (vectors or sets) and the network must be the same.
     """
@@ -247,6 +252,7 @@ def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
 def _find_start_run(
     experiment: ExperimentOutline, dataset: str, seed: int, folder: RunFolder, path: Path | None
 ) -> RunFolder | None:
+    """Return the run whose weights a training starts from, in ``path`` or in the default folder; None for random weights."""
     if experiment.start_from is None and path is None:
         return None
     base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")

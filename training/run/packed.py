@@ -1,7 +1,7 @@
-"""A packed model: a folder in the layout of Hugging Face with everything that a trained model needs, without data and caches.
+"""A packed model: a folder in the layout of Hugging Face with all files of a trained model, but without data and caches.
 
-``vse model pack`` writes the folder (:mod:`vse.training.share.pack`, ``docs/formats.md``). It is read like a run. Nothing in
-the folder is executed: weights are safetensors, and settings that name a user's own code are refused.
+``vse model pack`` writes the folder (:mod:`vse.training.share.pack`, ``docs/formats.md``). The folder can be used like a run.
+No code in it is executed: weights are safetensors, and settings that name a user's own code are refused.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ WEIGHTS_FILE_NAME = "model.safetensors"
 CARD_FILE_NAME = "README.md"
 PREPROCESSING_FILE_NAME = "preprocessor_config.json"
 IMAGE_NETWORK_FILE_NAME = "image_network.safetensors"
-TEXT_NETWORK_NAME = "text_network"  # a folder, or for OpenCLIP the stem of a file
+TEXT_NETWORK_NAME = "text_network"  # name of a folder, or of a file of OpenCLIP without its suffix
 
 
 class PackedConfig(BaseModel):
     """The content of ``config.json``.
 
-    settings, results : settings of the experiment, and results as in result files
-    run : record of the run, without names of local files
-    files : SHA-256 of the other files, by path in the folder
+    ``settings`` : settings of the experiment.
+    ``run`` : record of the run, as in ``run.json`` but without paths of the machine.
+    ``results`` : results of the run, as in result files.
+    ``licence`` : licence of the model; None if it is not stated.
+    ``files`` : SHA-256 of all other files, by path in the folder.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,7 +60,7 @@ def is_packed(folder: Path) -> bool:
 
 
 def open_model_folder(path: Path) -> RunFolder:
-    """Return the folder of a run, or a packed model."""
+    """Return the packed model in a folder, or the run if the folder is not a packed model."""
     return PackedFolder(path) if is_packed(path) else RunFolder(path)
 
 
