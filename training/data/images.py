@@ -128,7 +128,7 @@ class CachedFeatures:
         return vectors, mask
 
     def _take_vectors(self, which: Tensor) -> Tensor:
-        """Return vectors in memory, by their indices among the vectors of all rows, on the device in float32."""
+        """Return vectors that are in memory, on the device in float32. ``which`` holds indices among all vectors."""
         if self._vectors_on_gpu is not None:
             return self._vectors_on_gpu.index_select(0, which.to(self._device)).float()
         return self._read_mapped_vectors(which.numpy()).float()
@@ -149,14 +149,15 @@ class CachedFeatures:
     def _check_finite(self, features: Tensor, rows: Indices) -> Tensor:
         """Return the features unchanged. Raises UserError if a feature is infinite or NaN."""
         if not features.sum(dtype=torch.float32).isfinite():
-            self._reader.check_rows_finite(rows)  # or else the sum alone overflowed
+            self._reader.check_rows_finite(rows)  # raises nothing if all features are finite and only their sum overflowed
         return features
 
 
 def count_free_bytes(device: torch.device, memory_gb: float, used_gb: float = 0) -> float:
-    """Return the number of bytes that further features may use: (``memory_gb`` - ``used_gb``) * 1e9.
+    """Return the number of bytes of memory that further features may use on a device.
 
-    On a GPU the number is 80% of the free memory instead, unless ``memory_gb`` is 0.
+    On a CPU this is (``memory_gb`` - ``used_gb``) * 1e9, and at least 0. On a GPU it is 80% of the free memory, or 0 if
+    ``memory_gb`` is 0.
     """
     if device.type == "cuda" and memory_gb > 0:
         return 0.8 * torch.cuda.mem_get_info(device)[0]
@@ -171,8 +172,9 @@ class TrainingImages(Protocol):
     ) -> Iterator[tuple[Tensor, ...]]:
         """Yield the images of each batch of pairs, one image for each pair.
 
-        ``batches`` holds the indices of the pairs of each batch. ``image_indices`` (n_pairs,) holds the
-        index of every pair's image.
+        ``batches`` : indices of the pairs of each batch.
+        ``image_indices`` : (n_pairs,) index of the image of each training pair.
+        ``seed``, ``epoch`` : seed and index of the epoch (from 0); they determine random crops.
         """
 
 
@@ -204,7 +206,7 @@ class PhotoCrops:
     ``paths``, ``image_ids`` : the photos, in the order of their indices.
     ``random_crop`` : kind of random crops, see the feature settings.
     ``workers`` : number of threads.
-    ``as_features`` : whether to return features of the frozen CNN instead of pixels.
+    ``as_features`` : whether to return features that the frozen CNN computes, instead of pixels.
     ``config`` : preparation of the photos; None: the preparation that the CNN requires.
     """
 
@@ -261,9 +263,9 @@ class PhotoCrops:
 
 
 def compute_photo_inputs(extractor: CnnExtractor, crops: UInt8[Tensor, "n n_crops 3 crop crop"]) -> BatchVectors:
-    """Return the features of photos, given as crops, in the form that a cache of the same extractor provides.
+    """Return the features of photos, given their crops, with the shapes of features from a cache of this extractor.
 
-    For a bank of crops, the result is the mean over all crops, as in :class:`CachedFeatures`.
+    If a cache of the extractor holds several crops of each image, the result is their mean, as in :class:`CachedFeatures`.
     """
     vectors, config = extractor.compute_features(crops), extractor.config
     if config.row_kind == "sets":
@@ -277,7 +279,7 @@ def compute_photo_inputs(extractor: CnnExtractor, crops: UInt8[Tensor, "n n_crop
 class PhotoFeatures:
     """Features of photos without a cache, computed on access.
 
-    A photo that turns out to be damaged counts as a black one, and a warning names it.
+    A damaged photo is replaced by a black one, and a warning names its file.
 
     ``paths``, ``image_ids`` : the photos, in the order of their indices.
     ``load_extractor`` : function that loads the CNN, called at the first access.

@@ -92,11 +92,11 @@ class CaptionsEncodedOnRead:
 
 
 class CaptionsPartlyEncoded:
-    """Captions from a cache. Captions whose text differs from the cached text have newly encoded vectors.
+    """Captions from a cache, except those whose text was changed by a noise file.
 
-    ``cached`` : the cached captions, as vectors.
-    ``rows`` : (n,) the indices of the captions with another text.
-    ``vectors`` : (n, dim) the vectors of these texts.
+    ``cached`` : cached captions, as vectors.
+    ``rows`` : (n,) indices of the captions with a changed text.
+    ``vectors`` : (n, dim) vectors of the changed texts.
     """
 
     kind = InputKind.VECTORS
@@ -231,12 +231,12 @@ class Pairs:
 
     @property
     def caption_languages(self) -> list[str]:
-        """The language of each caption, or blank."""
+        """The language of each caption, such as ``en``, or an empty text if it is unknown."""
         return caption_languages(self.images)
 
     @property
     def coco_ids(self) -> NDArray[np.int64] | None:
-        """The MS-COCO ids of the images (n_images,), or None if an image has none."""
+        """The MS-COCO ids of the images (n_images,), or None if any image lacks one."""
         return coco_ids(self.images)
 
     @cached_property
@@ -270,9 +270,8 @@ def select_images_with_features(
 ) -> Sequence[Image]:
     """Return the images of ``splits`` that have features in ``cache`` and, with ``captioned``, also have captions.
 
-    With ``languages``, the images have their captions in these languages only.
-
-    A warning states the number of images that are left out. Raises UserError if no image remains.
+    With ``languages``, captions in other languages are dropped from the images. A warning states the number of images that are
+    left out. Raises UserError if no image remains.
     """
     of_splits = [dataset.split(split) for split in splits]
     images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))

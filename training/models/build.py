@@ -49,7 +49,7 @@ class ModelConfig(Settings):
         return self
 
     def with_caption_encoder(self, kind: InputKind) -> ModelConfig:
-        """Return settings with a caption encoder: the encoder of these settings, or the default for a kind of captions."""
+        """Return these settings, with the default caption encoder for this kind of captions if they have none."""
         if self.caption_encoder is not None:
             return self
         return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.parse(DEFAULT_CAPTION_ENCODERS[kind])})
@@ -60,9 +60,9 @@ class InputSpec:
     """The input of images or of captions to a model.
 
     ``kind`` : vectors, sets, words or tokens.
-    ``input_dim`` : length of a vector, or of the vocabulary.
+    ``input_dim`` : length of a vector, or size of the vocabulary of words or tokens.
     ``description`` : name of the input in messages.
-    ``transformer`` : the transformer whose tokens the input has; None for other inputs.
+    ``transformer`` : transformer to which the tokens belong; None for other inputs.
     """
 
     kind: InputKind
@@ -114,16 +114,16 @@ class Model(nn.Module):
         return self.config.similarity.image_kind, self.config.similarity.caption_kind
 
     def freeze(self, *parts: str) -> None:
-        """Stop training some of :data:`MODEL_PARTS`. These parts get no gradients and stay in evaluation mode."""
+        """Freeze some of :data:`MODEL_PARTS` for good. These parts get no gradients and stay in evaluation mode."""
         self._frozen_parts = parts
         for part in parts:
             getattr(self, part).requires_grad_(False)
         self.train(self.training)
 
     def freeze_modules(self, *modules: str) -> None:
-        """Stop training the modules with these dotted names, and resume training those of the previous call.
+        """Freeze the modules with these dotted names, and train all other modules.
 
-        Parts that :meth:`freeze` has frozen stay frozen.
+        Modules that a previous call has frozen are trained again, but parts that :meth:`freeze` has frozen stay frozen.
         """
         for weight in self._frozen_module_parameters:
             weight.requires_grad_(True)
@@ -202,8 +202,8 @@ class TrainableCnn(nn.Module):
     """The network of an extractor, trained further with the model.
 
     The features of an image are the mean of the features of its crops: a vector or, for a feature map, a vector at each
-    position. The vectors have unit length if the extractor normalises features. Parameters after the layer whose output is the
-    feature are dropped from the network. Dropout is off.
+    position. The vectors have unit length if the extractor normalises features. Parameters on which the features do not
+    depend, such as those of a classifier, are dropped from the network. Dropout is off.
 
     ``extractor`` : the CNN, and the preparation of images for the CNN.
     ``batch_norm`` : statistics of batch norms during training: kept (``frozen``), or of the current batch (``train``).
@@ -224,7 +224,7 @@ class TrainableCnn(nn.Module):
         self.batch_norm, self.checkpointing = batch_norm, checkpointing
         self.network.requires_grad_(True)
         self._drop_unused_modules(extractor.device)
-        # Methods, because a module kept under a second name would be saved twice.
+        # A function, because checkpoints would contain a module twice that is stored under a second name.
         self._run_network = torch.compile(self.network.forward) if compiled else self.network.__call__
         self.train(False)
 

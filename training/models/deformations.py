@@ -49,7 +49,7 @@ class ConditionalNetwork(nn.Module):
         return last
 
     def project_condition(self, condition: Float[Tensor, "... condition_dim"]) -> Float[Tensor, "... width"]:
-        """Return the condition's summand in the first layer."""
+        """Return the part of the first layer's output that comes from the condition."""
         return linear(condition, self._first_layer.weight[:, self.dim :])
 
     def forward(
@@ -58,7 +58,10 @@ class ConditionalNetwork(nn.Module):
         condition: Float[Tensor, "... condition_dim"] | None,
         projection: Float[Tensor, "... width"] | None = None,
     ) -> Tensor:
-        """Return the output for vectors x under conditions. A ``projection`` of the conditions replaces them."""
+        """Return the output for vectors x under conditions.
+
+        ``projection`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
+        """
         if projection is None and condition is not None:
             projection = self.project_condition(condition)
         hidden = linear(x, self._first_layer.weight[:, : self.dim], self._first_layer.bias)
@@ -81,15 +84,15 @@ class ConditionalMlp(nn.Module):
         self.adds_input = identity
 
     def project_condition(self, condition: Tensor) -> list[Tensor]:
-        """Return the projection of conditions by the network, in a list as for a flow of several networks."""
+        """Return a list with the projection of the conditions by the network, for :meth:`deform_in_parts`."""
         return [self.network.project_condition(condition)]
 
     def deform_in_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] = (None,)
     ) -> list[Tensor]:
-        """Return the deformed vectors T(x; v) in a list, as a flow returns its two halves.
+        """Return the deformed vectors T(x; v) as a list of one tensor, for the interface of :class:`ConditionalFlow`.
 
-        The result of :meth:`project_condition`, ``projections``, replaces the conditions.
+        ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """
         out = self.network(x, condition, projections[0]).to(x.dtype)
         return [x + out if self.adds_input else out]
@@ -135,15 +138,16 @@ class ConditionalFlow(nn.Module):
                 nn.init.constant_(network.last_layer.bias[: dim // 2], at_identity)
 
     def project_condition(self, condition: Tensor) -> list[Tensor]:
-        """Return the projections of conditions by the networks of the coupling layers."""
+        """Return the projection of the conditions by the network of each layer, for :meth:`deform_in_parts`."""
         return [network.project_condition(condition) for network in self.networks if isinstance(network, ConditionalNetwork)]
 
     def deform_in_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] | None = None
     ) -> list[Tensor]:
-        """Return both halves of the deformed vectors T(x; v). The half that a single layer keeps is not broadcast.
+        """Return both halves of the deformed vectors T(x; v).
 
-        The result of :meth:`project_condition`, ``projections``, replaces the conditions.
+        A flow of a single layer returns the half that it keeps with the shape of x, not broadcast to the conditions.
+        ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """
         halves = list(x.chunk(2, -1))
         for k, network in enumerate(self.networks):

@@ -26,9 +26,9 @@ def compute_last_states(
 
 
 def unpack_states(packed: PackedSequence, longest: int | None = None) -> Float[Tensor, "n longest dim"]:
-    """Return packed states as padded ones, in the order before packing.
+    """Return the states of packed captions as a padded matrix, in the order of the captions before packing.
 
-    torch's function also returns lengths in this order. To read them, the processor would wait for a GPU.
+    torch's own function also returns the lengths, which would make the CPU wait for a GPU.
     """
     in_order = packed._replace(sorted_indices=None, unsorted_indices=None)
     states, _ = pad_packed_sequence(in_order, batch_first=True, total_length=longest)
@@ -78,11 +78,12 @@ def _find_step_starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " 
 
 
 class _StepProducts:
-    """A buffer ``rows`` for the ``n`` rows of all steps, and the products of the rows with ``weight``, step by step.
+    """A buffer ``rows`` for the rows of all steps, and the products of the rows with ``weight``, step by step.
 
-    The caller writes the rows of a step before the multiplication of the step. Zeros pad the buffer to a rounded length. The
-    rows of later steps have any values until then; a product may read them, but not for the rows that it returns.
+    The caller writes the rows of a step before :meth:`multiply` reads them. A product also reads rows of later steps, which
+    may not be written yet, to round up its number of rows; these rows do not affect the result.
 
+    ``n`` : number of rows of all steps; zeros follow in the buffer.
     ``max_step_rows`` : largest number of rows of a step.
     """
 
@@ -98,7 +99,7 @@ class _StepProducts:
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
     def add_product(self, step: slice, bias: Tensor, out: Float[Tensor, "size n_out"]) -> Float[Tensor, "size n_out"]:
-        """Write the product of a step plus the bias to ``out``. The rows of the first step, the first states, are zeros."""
+        """Write the product of a step plus the bias to ``out``, and return ``out``. The first step has the product 0."""
         return torch.add(self.multiply(step), bias, out=out) if step.start else out.copy_(bias)
 
 
@@ -227,9 +228,9 @@ class _LstmRecurrence(torch.autograd.Function):
 def _allocate_gate_gradients(
     n: int, max_step_rows: int, weight: Tensor, n_rows: int, dtype: torch.dtype
 ) -> tuple[_StepProducts, Float[Tensor, "n_rows n_gates"]]:
-    """Return two buffers for the gradients of the gates: one in the type of ``weight``, with products, and one in ``dtype``.
+    """Return buffers for the gradients of the gates: products in the type of ``weight``, and a matrix in ``dtype``.
 
-    The buffers are the same memory if the types are equal. Rows from ``n`` to ``n_rows`` are zeros.
+    Both use the same memory if the types are equal. Rows from ``n`` to ``n_rows`` are zeros.
     """
     products = _StepProducts(n, max_step_rows, weight)
     of_gates = products.rows[:n_rows]

@@ -52,8 +52,9 @@ class NeighbourhoodSampler(Sampler):
 class NeighbourAddingSampler(Sampler):
     """Shuffled batches. An image with a single caption in a batch receives a second one of its captions.
 
-    This is Algorithm 1 of the two-branch paper. The authors' code also adds captions of images that already occur twice in a
-    batch. A batch holds up to twice ``batch_size`` pairs, and a pair may occur several times in an epoch.
+    The caption is added as a pair of its own (Algorithm 1 of the two-branch paper). A batch then has up to twice
+    ``batch_size`` pairs, and a pair may occur several times in an epoch. The authors' code also adds captions of images that
+    already have two.
     """
 
     name: Literal["neighbourhood_added"] = "neighbourhood_added"

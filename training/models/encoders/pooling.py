@@ -114,7 +114,7 @@ def _mean_of_highest(responses: Tensor, mask: Tensor, k: int) -> Tensor:
 
 _RANK_ENCODING_DIM = 32  # length of the encoding of a rank, and of a state of the network
 _SOFTMAX_TEMPERATURE = 0.1
-# A uniform number in [0, 1) decides on a selected word: masked below the first bound, changed below the second, else removed.
+# A selected word is masked if a random number from [0, 1) is below the first share, changed below the second, else removed.
 _MASKED_SHARE, _MASKED_OR_CHANGED_SHARE = 0.5, 0.6
 
 
@@ -137,16 +137,16 @@ class GeneralisedPooling(nn.Module):
     def compute_rank_weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
         """Return theta for sets of these sizes, each at least 1. Weights beyond the size are 0."""
         if sizes.device.type == "cpu":
-            distinct_sizes, which = torch.unique(sizes, return_inverse=True)
-        else:  # all sizes, because those of a batch would be waited for
-            distinct_sizes, which = torch.arange(1, longest + 1), sizes - 1
+            distinct_sizes, rows = torch.unique(sizes, return_inverse=True)
+        else:  # all possible sizes, because reading the sizes of the batch would make the CPU wait for the GPU
+            distinct_sizes, rows = torch.arange(1, longest + 1), sizes - 1
         encoded = rank_encodings(longest, self.logit.weight).expand(len(distinct_sizes), -1, -1)
         with torch.autocast(sizes.device.type, enabled=False):
             packed = pack_padded_sequence(encoded, distinct_sizes, batch_first=True, enforce_sorted=False)
             states = unpack_states(self.ranks(packed)[0], longest)
             logits: Tensor = self.logit((states[:, :, :_RANK_ENCODING_DIM] + states[:, :, _RANK_ENCODING_DIM:]) / 2)[:, :, 0]
         beyond = torch.arange(longest, device=sizes.device) >= distinct_sizes.to(sizes.device)[:, None]
-        return (logits / _SOFTMAX_TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[which]
+        return (logits / _SOFTMAX_TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[rows]
 
     def forward(self, vectors: Float[Tensor, "n longest dim"], mask: Bool[Tensor, "n longest"]) -> Float[Tensor, "n dim"]:
         """Return the pooled vector of each set; ``mask`` is False for padding. No set may be empty."""

@@ -45,7 +45,8 @@ class Similarity(nn.Module):
     ) -> Float[Tensor, "k n_context n_queries"]:
         """Return the attention of each query vector to each context vector, for pairs as in :meth:`score_pairs`.
 
-        Only similarities with an ``attention_direction`` define this method.
+        With the direction ``t2i``, queries are words and the context are regions; with ``i2t`` the reverse. Only similarities
+        with an ``attention_direction`` define this method.
         """
         raise NotImplementedError
 

@@ -14,15 +14,15 @@ from torch.utils.checkpoint import checkpoint
 from vse.training.kinds import BatchVectors, InputKind, is_known_full, select_rows
 from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
-_EPS = 1e-8  # added to norms, and the smallest denominator of a cosine, as in the authors' code
+_EPS = 1e-8  # added to norms, and lower bound on the denominator of a cosine, as in the authors' code
 _COSINES_PER_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # number of cosines in memory at a time; on a CPU they fit into its caches
 _MAX_STORED_COSINES = 2**26  # for more cosines in a call, the backward pass computes each block again
 _N_LENGTH_GROUPS = 4  # number of groups of captions with similar lengths in a training step
-_MAX_PLAIN_SHARPNESS = 20.0  # above, exponents are relative to the highest exponent, against overflow
+_MAX_PLAIN_SHARPNESS = 20.0  # with a higher sharpness, the highest exponent is subtracted first, to avoid overflow
 
 
 class ScanSettings(SimilaritySettings):
-    """Aggregated cosines of query vectors with the context they attend to (SCAN: Lee et al., ECCV 2018, Eqs. 1 to 10).
+    """Cosines of query vectors with the vectors they attend to, aggregated (SCAN: Lee et al., ECCV 2018, Eqs. 1 to 10).
 
     With ``t2i`` the queries e_j are the words of a caption, and the context v_k are the regions of an image. With ``i2t`` the
     queries are the regions, and the context are the words.
@@ -210,7 +210,7 @@ def _gram_matrices(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
 
 
 def _trim_padding(sets: BatchVectors) -> BatchVectors:
-    """Return sets without padding that all of them have. On a GPU return them unchanged, because it would be waited for."""
+    """Cut the sets to the length of the longest one. On a GPU return them unchanged, to avoid a slow read of the mask."""
     vectors, mask = sets
     if mask.device.type != "cpu":
         return sets

@@ -20,7 +20,7 @@ from vse.training.models.similarities.base import Scores, Similarity, Similarity
 # Scores of the images at ``rows`` with the captions at the same positions in ``columns``.
 PairScorer = Callable[[Int[Tensor, " k"], Int[Tensor, " k"]], Float[Tensor, " k"]]
 
-_EPS = 1e-8  # the smallest denominator of a cosine
+_EPS = 1e-8  # lower bound on the denominator of a cosine
 _PAIRS_PER_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # number of pairs that are deformed at a time
 _MAX_STORED_NUMBERS = 2**28  # for more numbers in a call, the backward pass computes each block again
 _CONDITION_SIDES = {  # the side of the condition, in the directions i2t and t2i
@@ -128,7 +128,7 @@ class TodNetSimilarity(Similarity):
         return len(self.maps) == 2 or self._condition_sides[0] != self._condition_sides[1]
 
     def _select_inputs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, Tensor]:
-        """Return the vectors of both sides as T reads them."""
+        """Return the vectors of both sides, with unit length if ``normalize_before`` is set, as inputs of T."""
         vectors = {"images": images[0], "captions": captions[0]}
         return {side: l2_normalize(values) for side, values in vectors.items()} if self.settings.normalize_before else vectors
 
@@ -163,7 +163,7 @@ class TodNetSimilarity(Similarity):
     def _score_conditions(
         self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "k n"]:
-        """Return the scores of conditions (rows) with vectors of the other side (columns)."""
+        """Return the scores of all conditions (rows) with all vectors of the other side (columns), under each condition."""
         k, n = len(conditions), len(others)
         size = max(1, _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15) // max(1, n))
         recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
@@ -193,13 +193,13 @@ class TodNetSimilarity(Similarity):
     def score_undeformed(
         self, images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]
     ) -> Float[Tensor, "n_images n_captions"]:
-        """Return the scores of all pairs if T changes nothing: those of the backbone."""
+        """Return the scores that all pairs would have if T changed no vector, the backbone scores."""
         normalize = self.settings.normalize_before or self.settings.normalize_after
         sides = [l2_normalize(side) if normalize else side for side in (images, captions)]
         return sides[0] @ sides[1].T
 
     def build_pair_scorer(self, direction: int, images: BatchVectors, captions: BatchVectors) -> PairScorer:
-        """Return a function that scores listed pairs in the direction 0 (i2t) or 1 (t2i). T must have a condition."""
+        """Return a function that scores chosen pairs in the direction 0 (i2t) or 1 (t2i). T must have a condition."""
         side, deform = self._condition_sides[direction], self.maps[0 if direction == 0 else -1]
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         assert side is not None
@@ -210,10 +210,10 @@ class TodNetSimilarity(Similarity):
 
 
 class _ListedPairs:
-    """Scores of listed pairs of a condition and a vector of the other side.
+    """A function that scores chosen pairs of a condition and a vector of the other side.
 
-    The terms that depend on the condition alone are computed once for each condition. All passes have one shape, so that the
-    arithmetic of a pair does not depend on the other pairs.
+    The terms that depend on the condition alone are computed once for each condition. All blocks of pairs have the same shape,
+    so that the arithmetic of a pair does not depend on the other pairs.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class _ListedPairs:
     ) -> None:
         self._deform, self._others, self._normalize = deform, others, normalize
         self._pairs_per_block = _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15)
-        self._own, *self._projections = self._map_blocks(
+        self._deformed_conditions, *self._projections = self._map_blocks(
             lambda rows: [torch.cat(deform.deform_in_parts(rows, rows), 1), *deform.project_condition(rows)], conditions
         )
 
@@ -235,16 +235,16 @@ class _ListedPairs:
         Pair k has the condition in row ``conditions[k]``, and the other vector in row ``others[k]``.
         """
         if not len(conditions):
-            return self._own.new_empty(0)
+            return self._deformed_conditions.new_empty(0)
         return self._map_blocks(self._score_block, torch.stack([conditions, others], 1))[0]
 
     def _score_block(self, pairs: Int[Tensor, "p 2"]) -> list[Tensor]:
-        own, projections = self._own[pairs[:, 0]], [one[pairs[:, 0]] for one in self._projections]
+        conditions, projections = self._deformed_conditions[pairs[:, 0]], [p[pairs[:, 0]] for p in self._projections]
         deformed = torch.cat(self._deform.deform_in_parts(self._others[pairs[:, 1]], None, projections), 1)
-        products = (own * deformed).sum(1)
+        products = (conditions * deformed).sum(1)
         if not self._normalize:
             return [products]
-        lengths = own.square().sum(1) * deformed.square().sum(1)
+        lengths = conditions.square().sum(1) * deformed.square().sum(1)
         return [products * lengths.clamp(min=_EPS**2).rsqrt()]
 
     def _map_blocks(self, function: Callable[[Tensor], list[Tensor]], rows: Tensor) -> list[Tensor]:
