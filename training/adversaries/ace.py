@@ -95,10 +95,10 @@ class AceSettings(ReinforceSettings):
 
 
 class AceAdversary(Adversary):
-    """Two generators of negatives. One samples captions for images as queries. One samples images for captions as queries.
+    """Two generators of negatives: one samples captions for images as queries, and one samples images for captions.
 
-    ``captions``, ``images`` : the candidates of each side, with their generator.
-    ``filled`` : true if the embeddings of all training items have been computed; saved with the weights.
+    ``captions``, ``images`` : candidates of each side, with the generator that samples them.
+    ``filled`` : True if the embeddings of all training items have been computed; saved with the weights.
     ``epoch`` : number of the epoch, from 1; saved with the weights.
     """
 
@@ -115,7 +115,7 @@ class AceAdversary(Adversary):
         self.images.read_inputs, self.images.mask_false_negatives = images.read_images, negatives.mask_images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
         self.register_buffer("epoch", torch.zeros((), dtype=torch.int64))
-        self._pretrains: bool | None = None  # of this epoch; None: not read from the device yet
+        self._pretrains: bool | None = None  # whether this epoch is a pretraining epoch; None: not read from the device yet
 
     filled: Tensor
     epoch: Tensor
@@ -166,12 +166,11 @@ class AceAdversary(Adversary):
     def _compute_direction_losses(
         self, batch: Batch, model: Model, side: _CandidateSide, query_scores: QueryScores, batch_indices: Indices
     ) -> DirectionLosses:
-        """Return the losses for one direction.
+        """Return the losses for one direction: queries are items of the batch, negatives are items of the other side.
 
-        The negatives are items of ``side``, images or captions. The queries are the batch's items of the other side.
-
-        ``query_scores`` holds the scores of these queries within the batch. ``batch_indices`` are the indices of the batch's
-        items of ``side``.
+        ``side`` : candidates (images or captions) for the negatives.
+        ``query_scores`` : scores of the queries within the batch.
+        ``batch_indices`` : indices of the batch's own items of ``side``.
         """
         to_captions = side is self.captions
         assert batch.pair_indices is not None
@@ -261,7 +260,7 @@ class _CandidateSide(nn.Module):
 
 
 class FalseNegativeMasks:
-    """Masks of false negatives: candidates that fit a query, although they are not the query's partner in the batch."""
+    """Masks of false negatives: candidates that fit a query or are the query's own partner. ``mask`` is the setting of ACE."""
 
     def __init__(self, pairs: Pairs, mask: str) -> None:
         self._mask_kind, self._image_indices, self._text_indices = mask, pairs.image_indices, pairs.text_indices
@@ -295,7 +294,7 @@ class FalseNegativeMasks:
 
 
 class _IndicesByGroup:
-    """Indices of the members of each group: ``members[g]`` holds the indices i with ``group_of[i] == g``."""
+    """Arrays of indices by group: item ``[g]`` has the indices i with ``group_of[i] == g``."""
 
     def __init__(self, group_of: Indices, n_groups: int) -> None:
         self._sorted_indices = np.argsort(group_of, kind="stable")

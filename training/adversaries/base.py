@@ -50,8 +50,8 @@ class AdversarialLosses(NamedTuple):
 class Adversary(nn.Module):
     """A network that makes a batch harder and is trained against the model.
 
-    A subclass that adds candidates overrides :meth:`add_candidates`; if its objective is not the model's cost, it also
-    overrides :meth:`compute_adversary_loss`. A subclass that does not add candidates overrides :meth:`compute_losses`.
+    A subclass that adds negatives to a batch overrides :meth:`add_candidates` and, if its loss is not minus the model's cost,
+    also :meth:`compute_adversary_loss`. Any other subclass overrides :meth:`compute_losses`.
     """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
@@ -69,7 +69,7 @@ class Adversary(nn.Module):
         return -cost.value
 
     def start_epoch(self, model: Model) -> None:
-        """Prepare for an epoch; called before its first step."""
+        """Prepare for an epoch. The solver calls this method before the first step of each epoch."""
 
 
 class ReinforceSettings(AdversarySettings):
@@ -130,10 +130,14 @@ class DirectionLosses(NamedTuple):
 def sampling_metrics(
     sample: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], query_scores: QueryScores
 ) -> dict[str, Tensor]:
-    """Return means over queries: entropy, reward, probability of masked candidates, and ``harder``.
+    """Return metrics of the sampled negatives, as means over queries.
 
-    ``masked_share`` holds these probabilities, and ``scores`` the scores of the sampled negatives. ``harder`` is a score of a
-    sampled negative minus the score of the hardest negative of the batch.
+    The metrics are the entropy, the reward, the probability of masked candidates, and ``harder``, the score of a sampled
+    negative minus the score of the hardest negative of the batch.
+
+    ``masked_share`` : probability of masked candidates for each query.
+    ``scores`` : scores of the sampled negatives.
+    ``query_scores`` : scores of the queries within the batch.
     """
     hardest = query_scores.scores.masked_fill(~query_scores.negative_mask, -torch.inf).amax(1)
     return {
@@ -186,7 +190,7 @@ def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] 
 
 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
-    """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` value from [0, 1).
+    """Return, for each ``uniform`` value from [0, 1), the first candidate of its row with a higher cumulative probability.
 
     A candidate of probability 0 is never returned. The result for a row with a NaN is the last candidate.
     """

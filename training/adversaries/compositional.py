@@ -70,7 +70,7 @@ class CompositionalSettings(ReinforceSettings):
 class CompositionalAdversary(Adversary):
     """The networks that compose negative images or negative captions.
 
-    ``inferences`` : network of the logits for each side that is composed.
+    ``inferences`` : for each side (images, captions) whose negatives are composed, network that computes the logits.
     ``baselines`` : baseline of the rewards for each of these sides.
     """
 

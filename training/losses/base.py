@@ -39,7 +39,7 @@ def hinge_costs(scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask
 
 
 def reduce_highest_costs(costs: ScoreMatrix, loss: Loss) -> Scalar:
-    """Select the ``loss.k`` highest costs of each row, and return the sum or the mean (``mean_topk``) over all rows."""
+    """Return the sum or, with ``loss.reduction: mean_topk``, the mean of the ``loss.k`` highest costs of each row."""
     top = costs if loss.k is None else costs.topk(min(loss.k, costs.shape[1]), sorted=False).values
     return top.mean() if loss.reduction == "mean_topk" else top.sum()
 
@@ -88,8 +88,8 @@ class Batch:
     ``image_indices``, ``text_indices`` : (n,) index of the image and of the text of each pair.
     ``extra_negative_images``, ``extra_negative_captions`` : embeddings of further candidates, negatives of every query.
     ``pair_indices`` : (n,) index of each pair among all training pairs, for adversaries.
-    ``processes`` : if set, ``image_embeddings`` are those of this process's share alone, and the gradient of the cost is that
-        of the share's part of the cost. Only losses with :meth:`Loss.splits_by_image` accept such a batch.
+    ``processes`` : None, or several processes that share the cost. Then ``image_embeddings`` has only the images of this
+        process's share, and gradients come only from their part of the cost, see :meth:`Loss.splits_by_image`.
     """
 
     image_embeddings: BatchVectors
@@ -134,7 +134,7 @@ Objective = Callable[[Batch, int], Cost]
 
 @dataclass(frozen=True)
 class LossContext:
-    """The parts of a training that a loss must fit.
+    """The facts about a training on which it depends whether a loss can be used.
 
     ``similarity`` : settings of the similarity.
     ``is_compiled`` : whether the loss is compiled.
@@ -201,11 +201,11 @@ class Loss(Settings, ABC):
         """True if the cost of a batch contains ``query_scores``; they are needed to list the hardest negatives."""
         return self.is_ranking
 
-    def check_context(self, use: LossContext) -> None:
-        """Raise ValueError if the loss cannot be combined with these parts of a training."""
+    def check_context(self, context: LossContext) -> None:
+        """Raise ValueError if the loss cannot be used in this training."""
 
-    def splits_by_image(self, use: LossContext) -> bool:
-        """Return whether several processes can share the cost of a batch, each with the scores of its own images only."""
+    def splits_by_image(self, context: LossContext) -> bool:
+        """Return whether several processes can share the cost of a batch, so that each scores only its own images."""
         return False
 
     @property
@@ -214,7 +214,7 @@ class Loss(Settings, ABC):
         return None
 
     def build_scale(self) -> LearnedScale | None:
-        """Return a new network of the temperature and bias that the loss learns, or None if the loss learns nothing."""
+        """Return a new module with the temperature and bias that the loss learns, or None if the loss learns nothing."""
         return None
 
     @abstractmethod
@@ -226,11 +226,10 @@ class Loss(Settings, ABC):
 
 
 def build_nested_objective(objective: Objective, dims: Sequence[int]) -> Objective:
-    """Return the mean of ``objective`` over the first m dimensions, for each m in ``dims``, and over all dimensions.
+    """Return an objective that averages ``objective`` for embeddings cut to m dimensions, m in ``dims``, and for whole ones.
 
-    The first m dimensions of an embedding are divided by their length (Matryoshka representation learning: Kusupati et al.,
-    NeurIPS 2022, Eq. 1, with equal weights). Hard negatives are listed by the scores over all
-    dimensions.
+    Cut embeddings are scaled to unit length (Matryoshka representation learning: Kusupati et al., NeurIPS 2022, Eq. 1, with
+    equal weights). The ``query_scores`` of the cost are those of whole embeddings.
     """
 
     def cost(batch: Batch, seed: int) -> Cost:
@@ -252,7 +251,7 @@ def _truncate(embeddings: BatchVectors, n_dims: int) -> BatchVectors:
 
 
 class PairLoss(Loss):
-    """A loss of single pairs. Each positive pair of a batch is accompanied by one random negative pair."""
+    """A loss of single pairs: the pairs of a batch, and a random negative pair for each of them."""
 
     is_ranking: ClassVar = False
 

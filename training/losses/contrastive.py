@@ -1,6 +1,6 @@
 """Contrastive losses: InfoNCE and sigmoid, with a fixed or learned temperature, and GCE, which tolerates noisy pairs.
 
-The positives of a query are one or several. Scores can be computed block by block, to save memory.
+A query has one positive or several. Scores can be computed block by block, to save memory.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _CLIP_TEMPERATURE = 0.07  # the first temperature of CLIP
 class LogitBlock(NamedTuple):
     """The logits of b images of a batch with all n captions of the batch.
 
-    ``paired_columns`` : column of the caption with which each image is paired.
-    ``same_image_mask`` : True where a caption belongs to the image, paired with it or not.
+    ``paired_columns`` : column of the caption with which each image is paired in the batch.
+    ``same_image_mask`` : True for every caption of the image, also captions from other pairs of the batch.
     """
 
     logits: Float[Tensor, "b n"]
@@ -69,38 +69,40 @@ class ContrastiveLoss(RankingLoss):
     def has_query_scores(self) -> bool:
         return self.block is None
 
-    def check_context(self, use: LossContext) -> None:
+    def check_context(self, context: LossContext) -> None:
         required = {"learned: false": not self.learned, "block: null": self.block is None}
         required["same_image: mask"] = self.same_image != "positive"
         for setting, is_set in required.items():
-            if use.reads_phrases and not is_set:
+            if context.reads_phrases and not is_set:
                 raise ValueError(f"with phrases the loss {self.name} requires {setting}")
         if self.block is None:
             return
-        if use.similarity.ranking_similarity is None:
-            raise ValueError(f"loss.block compares single vectors, not by {use.similarity.name}, which scores pair by pair")
-        conflicts = {"an adversary": use.has_adversary, "train.compile": use.is_compiled}
+        if context.similarity.ranking_similarity is None:
+            raise ValueError(
+                f"loss.block compares single vectors, not by {context.similarity.name}, which scores pair by pair"
+            )
+        conflicts = {"an adversary": context.has_adversary, "train.compile": context.is_compiled}
         conflicts["lambda3 and lambda4"] = bool(self.lambda3 or self.lambda4)
         for other, is_used in conflicts.items():
             if is_used:
                 raise ValueError(f"loss.block cannot be combined with {other}")
-        if use.warmup_loss is not None:
+        if context.warmup_loss is not None:
             raise ValueError(
-                f"loss.block bounds no memory of the warm-up loss {use.warmup_loss}; warmup.epochs: 0 leaves it out"
+                f"loss.block bounds no memory of the warm-up loss {context.warmup_loss}; warmup.epochs: 0 leaves it out"
             )
 
-    def splits_by_image(self, use: LossContext) -> bool:
-        has_single_vectors = use.similarity.ranking_similarity is not None
-        return has_single_vectors and not (use.is_compiled or use.has_adversary or self.lambda3 or self.lambda4)
+    def splits_by_image(self, context: LossContext) -> bool:
+        has_single_vectors = context.similarity.ranking_similarity is not None
+        return has_single_vectors and not (context.is_compiled or context.has_adversary or self.lambda3 or self.lambda4)
 
     @property
     def initial_bias(self) -> float | None:
-        """First value of the bias of the logits; None: no bias."""
+        """The value at which the bias of the logits starts; None: no bias."""
         return None
 
     @property
     def min_temperature(self) -> float | None:
-        """Lower bound of a learned temperature; None: no bound."""
+        """The lower bound of a learned temperature; None: no bound."""
         return None
 
     @property
@@ -111,7 +113,7 @@ class ContrastiveLoss(RankingLoss):
         return LearnedScale(self.temperature, self.initial_bias, self.min_temperature) if self.learned else None
 
     def logits(self, scores: ScoreMatrix, scale: nn.Module | None = None) -> ScoreMatrix:
-        """Return the scores divided by the learned temperature or, without ``scale``, by ``temperature``; plus the bias."""
+        """Return scores / temperature + bias, with the learned values of ``scale`` or, without it, those of the settings."""
         if scale is not None:
             learned: Tensor = scale(scores)
             return learned
@@ -163,9 +165,10 @@ class ContrastiveLoss(RankingLoss):
         return compute_batch_cost
 
     def _compute_cost_in_blocks(self, batch: Batch, similarity: Similarity, scale: nn.Module | None) -> Cost:
-        """Return the cost, computed in blocks of images. If several processes share the batch, each has some of the blocks.
+        """Return the cost of the batch, computed in blocks of images.
 
-        Every process has the cost of all blocks as its result, but the gradients of its own blocks.
+        If several processes share the batch, each computes the blocks of its own images. All processes return the complete
+        cost, but gradients flow only through their own blocks.
         """
         processes = batch.processes or ProcessGroup()
         image_indices = torch.from_numpy(batch.image_indices).to(batch.image_embeddings[0].device)
@@ -186,13 +189,13 @@ class ContrastiveLoss(RankingLoss):
             compute_block, size, batch.image_embeddings[0], batch.caption_embeddings[0], *parameters
         )
         caption_results = processes.gather_rows(caption_results, [max(1, -(-share // size)) for share in shares])
-        _, which, counts = np.unique(batch.image_indices, return_inverse=True, return_counts=True)
-        n_same = torch.from_numpy(counts[which]).to(image_indices.device)
+        _, image_of_pair, counts = np.unique(batch.image_indices, return_inverse=True, return_counts=True)
+        n_same = torch.from_numpy(counts[image_of_pair]).to(image_indices.device)
         with torch.no_grad():
-            cost_of_others = processes.sum(cost) - cost
+            cost_of_other_processes = processes.sum(cost) - cost
             mean = self.logits(processes.sum(score_sum)[None, None] / len(image_indices) ** 2, scale)[0, 0]
             collapsed = self.cost_of_equal_logits(n_same, mean)
-        return Cost(cost + cost_of_others + self.combine_block_results(caption_results), collapsed)
+        return Cost(cost + cost_of_other_processes + self.combine_block_results(caption_results), collapsed)
 
 
 class InfoNceLoss(ContrastiveLoss):

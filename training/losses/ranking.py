@@ -28,9 +28,9 @@ from vse.training.losses.base import (
 )
 from vse.training.models.similarities.base import Scores, Similarity
 
-# The cost of a block of images, an intermediate result for each caption (m may be 0), and the sum of the block's scores.
+# The result for a block of images: its cost, an intermediate result for each caption (m may be 0), and the sum of its scores.
 BlockResult = tuple[Scalar, Float[Tensor, " m"], Scalar]
-# A function of the embeddings of the images of a block, the embeddings of all captions, and the index of the first image.
+# A function of the image embeddings of a block, all caption embeddings, and the index of the block's first image.
 BlockFunction = Callable[[Tensor, Tensor, int], BlockResult]
 _COST_ARGUMENTS = ("scores", "positives", "negatives")  # the first arguments of a user's loss function
 
@@ -57,7 +57,7 @@ def compute_cost_in_blocks(
 ) -> BlockwiseCost:
     """Compute costs in blocks of ``size`` images. The backward pass computes each block again (Chen et al., 2016).
 
-    ``compute_block`` may use no tensors with gradients except the embeddings and ``parameters``.
+    Gradients reach only the embeddings and ``parameters``, so ``compute_block`` may depend on no other learned tensor.
     """
     return BlockwiseCost(*_RecomputedBlockCosts.apply(compute_block, size, images, captions, *parameters))
 
@@ -125,7 +125,7 @@ class RankingLoss(Loss):
         return self.lambda1 * self.direction_cost(images, scale) + self.lambda2 * self.direction_cost(captions, scale)
 
     def with_collapsed_scores(self, images: QueryScores, captions: QueryScores) -> tuple[QueryScores, QueryScores]:
-        """Return both arguments with the scores of a model whose embeddings are all equal."""
+        """Return both arguments, but with the scores that a model with equal embeddings would give."""
         collapsed = self.scores_if_collapsed
         return images._replace(scores=collapsed(images.scores)), captions._replace(scores=collapsed(captions.scores))
 
@@ -146,8 +146,8 @@ class RankingLoss(Loss):
             with torch.no_grad():
                 collapsed = total_cost(*self.with_collapsed_scores(*query_scores), scale)
             total = Cost(value, collapsed, query_scores)
-            for weight, side, own, others in _neighbourhood_constraints(self, batch):
-                found = find_neighbours(own, others, side[0].device)
+            for weight, side, items, partners in _neighbourhood_constraints(self, batch):
+                found = find_neighbours(items, partners, side[0].device)
                 total = add_neighbourhood_cost(total, weight, select_rows(side, found.first_pair), found, similarity, self)
             return total
 
@@ -204,10 +204,10 @@ def _split_directions(scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, BatchVectors, Tensor, Tensor]]:
-    """Return a tuple for each side (images, captions) that has neighbourhood constraints in the loss.
+    """Return the neighbourhood constraints of the loss: none, among images, among captions, or both.
 
-    The tuple holds the weight of the constraints, the embeddings of the side, and two indices for each pair of the batch: the
-    index of the item of this side, and the index of the item of the other side. The indices are on the CPU.
+    Each result has the weight of the constraints, the embeddings of one side, and for each pair of the batch the index of its
+    item on this side and of its partner on the other side. The indices are on the CPU.
     """
     image_indices, text_indices = torch.from_numpy(batch.image_indices), torch.from_numpy(batch.text_indices)
     sides = [
@@ -218,12 +218,12 @@ def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, Ba
 
 
 class Neighbours(NamedTuple):
-    """The m different items of one side of a batch: which are neighbours, and which may be negatives of each other.
+    """The m different items (images or captions) of one side of a batch, and the pairs of neighbours among them.
 
     ``first_pair`` : (m,) position of the first pair of each item in the batch.
     ``is_neighbour`` : True for two different items with a common partner on the other side.
     ``queries``, ``neighbours`` : row and column of each True value in ``is_neighbour``.
-    ``is_outside`` : True for two items that may be query and negative, because they have no common partner.
+    ``is_outside`` : True for two items without a common partner, which may be query and negative.
     """
 
     first_pair: Int[Tensor, " m"]
@@ -266,22 +266,22 @@ def add_neighbourhood_cost(
     return cost._replace(value=cost.value + added, collapsed_value=cost.collapsed_value + collapsed)
 
 
-def find_neighbours(own: Int[Tensor, " n"], others: Int[Tensor, " n"], device: torch.device) -> Neighbours:
-    """Find the neighbours among the images, or among the captions, of a batch.
+def find_neighbours(items: Int[Tensor, " n"], partners: Int[Tensor, " n"], device: torch.device) -> Neighbours:
+    """Find the neighbours among the items of one side of a batch. Two items with a common partner are neighbours.
 
-    ``own`` : index of the item of this side in each pair.
-    ``others`` : index of the item of the other side in each pair. Both are on the CPU, so that no value is read from a GPU.
+    ``items``, ``partners`` : index of the item of each pair on this side, and of its partner on the other side, on the CPU.
     ``device`` : device of the result.
     """
-    items, item_of = torch.unique(own, return_inverse=True)
-    partners, partner_of = torch.unique(others, return_inverse=True)
-    first = item_of.new_full((len(items),), len(own)).scatter_reduce(0, item_of, torch.arange(len(own)), "amin")
-    has = torch.zeros(len(items), len(partners))
-    has[item_of, partner_of] = 1
-    share = (has @ has.T) > 0
-    neighbours = share & ~torch.eye(len(items), dtype=torch.bool)
-    rows, columns = neighbours.nonzero(as_tuple=True)
-    return Neighbours(*(part.to(device) for part in (first, neighbours, rows, columns, ~share)))
+    different_items, item_of_pair = torch.unique(items, return_inverse=True)
+    different_partners, partner_of_pair = torch.unique(partners, return_inverse=True)
+    m, n = len(different_items), len(items)
+    first_pair = item_of_pair.new_full((m,), n).scatter_reduce(0, item_of_pair, torch.arange(n), "amin")
+    is_pair = torch.zeros(m, len(different_partners))
+    is_pair[item_of_pair, partner_of_pair] = 1
+    have_common_partner = (is_pair @ is_pair.T) > 0
+    is_neighbour = have_common_partner & ~torch.eye(m, dtype=torch.bool)
+    rows, columns = is_neighbour.nonzero(as_tuple=True)
+    return Neighbours(*(part.to(device) for part in (first_pair, is_neighbour, rows, columns, ~have_common_partner)))
 
 
 class FunctionLoss(RankingLoss):

@@ -282,14 +282,17 @@ def triplet_cost(
     with torch.no_grad():
         cost = Cost(total, loss.total_cost(*loss.with_collapsed_scores(*query_scores)), query_scores)
     of_region, of_text, of_truth = map(torch.from_numpy, (batch.pair_regions, batch.pair_texts, batch.pair_truths))
-    for weight, side, own, others in ((loss.lambda3, regions, of_region, of_text), (loss.lambda4, phrases, of_text, of_truth)):
+    for weight, side, items, partners in (
+        (loss.lambda3, regions, of_region, of_text),
+        (loss.lambda4, phrases, of_text, of_truth),
+    ):
         if not weight:
             continue
-        found = find_neighbours(own, others, device)
+        found = find_neighbours(items, partners, device)
         if side is regions:  # regions with the same ground-truth box show the same object, so they are no negatives
             truths = of_truth.to(device)[found.first_pair]
             found = found._replace(is_outside=found.is_outside & (truths[:, None] != truths[None]))
-        cost = add_neighbourhood_cost(cost, weight, (side[own.to(device)[found.first_pair]],), found, similarity, loss)
+        cost = add_neighbourhood_cost(cost, weight, (side[items.to(device)[found.first_pair]],), found, similarity, loss)
     return cost
 
 
