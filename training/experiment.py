@@ -127,7 +127,7 @@ class ExperimentConfig(ExperimentOutline):
         return self
 
     def _check_nested_dimensions(self, dims: Sequence[int]) -> None:
-        """Raise ValueError if the model cannot be trained on nested embeddings of ``dims`` dimensions."""
+        """Raise ValueError if this experiment cannot train nested embeddings with these numbers of dimensions."""
         if self.solver.reads_phrases or self.adversary is not None:
             raise ValueError("loss.nested is for training on captions without an adversary")
         if self.model.similarity.ranking_similarity != "cosine" or not self.model.normalize_image:
@@ -176,7 +176,7 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
 
 
 def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the names of a ladder's combinations that can be trained, and a dict of the reasons why the others cannot.
+    """Return the combinations of a ladder that can be trained, and for each other combination the reason why it cannot.
 
     A ladder combines each of its image and caption features with each of its experiments. An experiment may be unable to read
     a feature: encoders, similarities and solvers accept only some of words, vectors and sets. Raises :class:`UserError` if the
@@ -197,7 +197,7 @@ def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[lis
 
 
 def correctable_combinations(names: Sequence[str], dataset: str | None = None) -> list[str]:
-    """Return the names whose models compare vectors by inner products, as a correction of hubs needs."""
+    """Return the names of those experiments whose models compare vectors by inner products, so that hubs can be corrected."""
     return [name for name in names if load_experiment(name, dataset).model.similarity.ranking_similarity == "cosine"]
 
 

@@ -104,9 +104,9 @@ def pack_embeddings(parts: Iterable[BatchVectors]) -> PackedEmbeddings:
 
 
 def is_known_full(mask: Tensor) -> bool:
-    """Return True if a mask is known to be True everywhere.
+    """Return whether a mask is known to be True everywhere.
 
-    A mask on a GPU is not read, because the program would wait for it; the result is then False.
+    A mask on a GPU is not read, because the program would wait for the GPU. The result is then False.
     """
     return mask.device.type == "cpu" and bool(mask.all())
 

@@ -122,7 +122,7 @@ def prepare_task(
 def _encode_wrong_captions(
     cached: CaptionInputs, pairs: Pairs, cache: FeatureCache, inputs: RunInputs, device: torch.device
 ) -> CaptionInputs:
-    """Return the captions of ``pairs``. Captions with wrong words have the vectors of these words."""
+    """Return the cached captions of ``pairs``, except that captions with the wrong words of a noise file are encoded again."""
     assert inputs.noise is not None
     if cached.kind != InputKind.VECTORS:
         raise UserError(

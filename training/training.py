@@ -49,7 +49,7 @@ _ACTIONS = ("nothing", "start", "resume")
 
 
 def is_first_process() -> bool:
-    """Return True in the only process, and in the first of the processes that a launcher started."""
+    """Return whether this process is the only one, or the first of the processes that a launcher started."""
     launch = find_launch(os.environ)
     return launch is None or launch.rank == 0
 
@@ -197,7 +197,7 @@ def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
 
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> ExperimentConfig:
-    """Return the experiment with the names of the features that the run reads, which may differ from the preset."""
+    """Return the experiment with the names of the features that the run reads. They may differ from those of the preset."""
     read = _input_settings(experiment, inputs)
     for key, name in read.items():
         if (preset := getattr(experiment, key)) != name:
@@ -338,7 +338,7 @@ def _write_csv_files(folder: RunFolder, solver: Solver) -> None:
 
 
 def _open_tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
-    """Return a writer of TensorBoard events. Existing events after ``epoch`` are hidden."""
+    """Return a writer of TensorBoard events. TensorBoard will hide events of an earlier run after ``epoch``."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,4 +1,4 @@
-"""Try the parts of an experiment that are a user's own code, before the training, or one part alone for ``vse check``."""
+"""Try all parts of an experiment that are a user's own code before a training, or a single part for ``vse check``."""
 
 from __future__ import annotations
 

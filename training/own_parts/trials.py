@@ -1,4 +1,4 @@
-"""Try a user's own loss, encoder or similarity on a few made-up inputs, and explain what is wrong with it."""
+"""Try a user's own loss, encoder or similarity on a few made-up inputs, and explain what is wrong with the part."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ _MEAN_TOLERANCE = 1e-4
 def check_loss(loss: Loss, n_more_negatives: int = 0) -> None:
     """Compute the cost and the gradient of a loss for the scores of four queries.
 
-    ``n_more_negatives`` : number of candidates that are no pair of the batch, as an adversary adds them.
+    ``n_more_negatives`` : number of negatives from outside the batch, such as those that an adversary adds.
 
     Raises UserError if the result is not one finite number with a finite gradient, or if the loss changes its arguments. Also
     raises UserError if the loss counts a score of a pair that ``same_image`` excludes, or if a higher score of the positives
@@ -214,9 +214,10 @@ _TOLERANCE = 1e-4
 def check_similarity(settings: SimilaritySettings) -> None:
     """Score five images with seven captions, and compute the gradients.
 
-    Raises UserError if the result is not a finite matrix (5, 7) or two of them, if an embedding gets no gradient, if a score
-    depends on other images or captions, on the padding of sets or on chance. Where the similarity has no weights, and equal
-    embeddings score lower than different ones, a warning says that it may be a distance.
+    Raises UserError if the result is not a finite matrix (5, 7) or two of them, or if an embedding gets no gradient. Also
+    raises UserError if a score depends on other images or captions, on the padding of sets or on random numbers. If a
+    similarity without weights gives equal embeddings lower scores than different ones, a warning says that it may be a
+    distance.
     """
     generator = torch.Generator().manual_seed(0)
     images = _draw_embeddings(settings.image_kind, _N_IMAGES, generator)

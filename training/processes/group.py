@@ -1,4 +1,4 @@
-"""The exchange of data between several processes that train as one: each encodes its share of a batch.
+"""The exchange of data between several processes that train one model. Each process encodes its share of a batch.
 
 A process computes the loss of the complete batch from the gathered embeddings, or only the part of the loss that belongs to
 its own images. It back-propagates through its own share. The sum of the gradients over all processes is the gradient of one
@@ -29,15 +29,15 @@ from vse.training.processes.interruption import Interruption, Watch
 
 _CPU = torch.device("cpu")
 _UNUSED = "unused"  # name of a parameter without a use
-_POLL_SECONDS = 0.05  # between two looks whether the first process has finished
+_POLL_SECONDS = 0.05  # time between two checks whether the first process has finished
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The rank of this process among ``size`` processes, and its device.
+    """The rank of this process among ``size`` processes, its device, and the exchange of data with the other processes.
 
-    ``store`` : the store (``torch.distributed.Store``) through which several processes found each other.
-    ``watch`` : the watch on the other processes.
+    ``store`` : store (``torch.distributed.Store``) through which several processes found each other; None for one process.
+    ``watch`` : thread that watches the other processes; None for one process.
     ``timeout`` : longest time that a process waits for the others.
     """
 
@@ -62,9 +62,10 @@ class ProcessGroup:
         return [len(part) for part in np.array_split(np.empty(n_pairs), self.size)]
 
     def gather_embeddings(self, embeddings: BatchVectors, n_pairs: int, adds_gradients: bool = False) -> BatchVectors:
-        """Return the embeddings of the complete batch, in order. Gradients reach only the share of this process.
+        """Return the embeddings of the complete batch of ``n_pairs``. Gradients reach only the share of this process.
 
-        ``adds_gradients`` : whether each process computes a different part of the loss, so that their gradients are added.
+        ``adds_gradients`` : whether each process computes a different part of the loss, so that the gradients of a share are
+            summed over the processes.
         """
         if self.size == 1:
             return embeddings
@@ -79,21 +80,25 @@ class ProcessGroup:
     def gather_rows(
         self, rows: Float[Tensor, "n dim"], sizes: list[int] | None = None, adds_gradients: bool = False
     ) -> Tensor:
-        """Return the rows of all processes, in the order of the processes. ``sizes`` are their numbers; None: all equal."""
+        """Return the rows of all processes, in the order of the processes.
+
+        ``sizes`` : number of rows of each process; None if all have the same number.
+        ``adds_gradients`` : see :meth:`gather_embeddings`.
+        """
         if self.size == 1:
             return rows
         gathered: Tensor = _GatheredRows.apply(rows, self, sizes or [len(rows)] * self.size, adds_gradients)
         return gathered
 
     def wrap_encoders(self, encoders: nn.Module) -> nn.Module:
-        """Return a module that computes what ``encoders`` computes, and whose gradients are summed over the processes.
+        """Return a wrapper of ``encoders`` with the same outputs, whose gradients are summed over the processes.
 
-        The gradients are exchanged in buckets, each as soon as it is complete, while the backward pass goes on.
+        Gradients are exchanged in groups, each as soon as it is complete, while the backward pass continues.
         """
         trained = [name for name, weight in encoders.named_parameters() if weight.requires_grad and name != _UNUSED]
         if self.size == 1 or not trained:
             return encoders
-        # Some encoders have unused parameters. torch warns if it finds none, so there is always one.
+        # Some encoders have unused parameters, so torch must search for them. It warns if it finds none, so one is added.
         encoders.register_parameter(_UNUSED, nn.Parameter(torch.zeros(1, device=self.device)))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="`broadcast_buffers`")  # its new name needs torch 2.14
@@ -103,13 +108,15 @@ class ProcessGroup:
                 find_unused_parameters=True,
                 init_sync=False,  # all processes start with the same weights
             )
-        wrapped.register_comm_hook(None, lambda _, bucket: _start_sum(bucket.buffer()))  # without it, the mean
+        wrapped.register_comm_hook(
+            None, lambda _, bucket: _start_sum(bucket.buffer())
+        )  # by default, torch computes the mean instead of the sum
         return wrapped
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: bool) -> None:
         """Sum the gradients of a few parameters over the processes. All processes must have gradients of the same parameters.
 
-        ``complete`` : whether the gradients are already those of the complete batch in each process. Then take their mean.
+        ``complete`` : whether each process has the gradients of the complete batch. Then they are averaged instead.
         """
         if self.size == 1:
             return
@@ -137,9 +144,9 @@ class ProcessGroup:
         return int(self._exchange(distributed.broadcast, torch.tensor([number]), 0).item())
 
     def wait_for_first(self) -> None:
-        """Wait until the first process calls this method. There is no limit while it reports that it runs.
+        """Wait until the first process calls this method, without a limit as long as that process reports that it runs.
 
-        Raises DistError if it has not reported for ``timeout``, or if a signal has stopped the processes.
+        Raises DistError if the first process has not reported for ``timeout``, or if a signal has stopped the processes.
         """
         if self.watch is None:
             return
@@ -165,15 +172,15 @@ class ProcessGroup:
             self.watch.interruption = interruption
 
     def wait_until_others_stop(self) -> None:
-        """Wait until the other processes know that a signal stops this one, for a few seconds at most."""
+        """Wait, for a few seconds at most, until the other processes know that a signal stops this one."""
         if self.watch is not None:
             self.watch.wait_until_others_stop()
 
     @contextmanager
     def explain_failed_exchange(self) -> Iterator[None]:
-        """Raise UserError with the number of the process that does not answer, if an exchange of data fails in this block.
+        """Explain an exchange of data that fails in this block: raise UserError with the rank of the process that is missing.
 
-        If a signal has stopped the processes, raise Interrupted.
+        If a signal has stopped the processes, raise Interrupted instead.
         """
         try:
             yield
@@ -204,7 +211,10 @@ class ProcessGroup:
 
 
 def postpone_sum(encoders: nn.Module, postpone: bool) -> AbstractContextManager[None]:
-    """Return a context in which gradients of :meth:`ProcessGroup.wrap_encoders` are not yet summed, if ``postpone``."""
+    """Return a context in which, if ``postpone``, wrapped encoders do not sum their gradients over the processes yet.
+
+    ``encoders`` : encoders that :meth:`ProcessGroup.wrap_encoders` returned.
+    """
     if postpone and isinstance(encoders, DistributedDataParallel):
         return encoders.no_sync()
     return nullcontext()
@@ -218,8 +228,8 @@ def _start_sum(bucket: Tensor) -> torch.futures.Future[Tensor]:
 class _GatheredRows(torch.autograd.Function):
     """The rows of all processes.
 
-    The backward pass returns the gradient of this process's rows. With ``adds_gradients``, it is summed over all processes;
-    otherwise it is that of this process's loss.
+    The backward pass returns the gradient with respect to the rows of this process: of the sum of the losses of all processes
+    with ``adds_gradients``, otherwise of the loss of this process.
     """
 
     @staticmethod

@@ -1,7 +1,4 @@
-"""The early end of a training.
-
-The user ends it by Ctrl-C, a scheduler by SIGTERM; or it diverged, collapsed, or waited too long for another process.
-"""
+"""The early end of a training: by Ctrl-C, by SIGTERM from a scheduler, by divergence or collapse, or by a lost process."""
 
 from __future__ import annotations
 
@@ -33,10 +30,10 @@ class StopNow(Exception):
 
 
 class Interruption:
-    """Records the first Ctrl-C or SIGTERM. The training then ends after the current update, or at once in a validation.
+    """The record of the first Ctrl-C or SIGTERM, after which a training ends.
 
-    A second Ctrl-C ends the process at once, and a second SIGTERM is ignored. ``signal`` is the number of the first signal, or
-    None.
+    The training ends after the current update, or at once in a validation. A second Ctrl-C ends the process at once, and a
+    second SIGTERM is ignored. ``signal`` is the number of the first signal, or None.
     """
 
     def __init__(self) -> None:
@@ -68,7 +65,7 @@ class Interruption:
             self._raises_on_signal = False
 
     def pass_signal(self, number: int) -> None:
-        """Act as if the signal ``number`` had arrived, unless one has already. Another thread than the main one calls this."""
+        """Act as if the signal ``number`` had arrived, unless one has already. Threads besides the main thread call this."""
         if self.signal is not None:
             return
         if self._raises_on_signal:
@@ -86,16 +83,18 @@ class Interruption:
             raise StopNow
 
 
-_SECONDS = 1.0  # between two reports of a process
-_SILENT_SECONDS = 5.0  # without a report, after which a process counts as silent
+_REPORT_SECONDS = 1.0  # time between two reports of a process
+_SILENT_SECONDS = 5.0  # a process without a report for this time counts as silent
 
 
 @dataclass(frozen=True)
 class Report:
     """The state of a process, which it reports every second.
 
-    ``number`` counts its reports, and ``exchanges`` its exchanges of data with the other processes. ``signal`` is the signal
-    that asked it to stop, or 0. ``host`` is the name of its machine.
+    ``number`` : number of reports of the process so far.
+    ``exchanges`` : number of exchanges of data with the other processes that it has begun.
+    ``signal`` : signal by which the process is to stop, or 0.
+    ``host`` : name of its machine.
     """
 
     number: int
@@ -115,13 +114,12 @@ class Report:
 class Watch:
     """A thread that reports the state of this process to the others, and reads their reports.
 
-    A signal that asks another process to stop also stops this one, so SIGTERM to any process ends the training with a
-    checkpoint.
+    A signal that stops another process also stops this one, so SIGTERM to any process ends the training with a checkpoint.
 
-    ``store`` : a connection, for this thread alone, to the store through which the processes found each other.
-    ``rank``, ``size`` : number of this process, and the number of all.
-    ``interruption`` : set by the training, while it catches signals.
-    ``exchanges`` : number of exchanges that this process has begun.
+    ``store`` : connection, for this thread alone, to the store through which the processes found each other.
+    ``rank``, ``size`` : rank of this process, and number of processes.
+    ``interruption`` : record of a signal to this process; None while the training does not catch signals.
+    ``exchanges`` : number of exchanges of data that this process has begun.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
@@ -131,7 +129,7 @@ class Watch:
         self.exchanges = 0
         self._number = 0
         self._reports: dict[int, Report] = {}
-        self._changed: dict[int, float] = {}  # time at which the last new report of a process was read
+        self._last_report_times: dict[int, float] = {}  # when the last new report of each process was read
         self._last_read = time.monotonic()
         self._ends = threading.Event()
         self._report()
@@ -148,7 +146,7 @@ class Watch:
         """Wait until every other process has reported a signal, for five seconds at most."""
         until = time.monotonic() + _SILENT_SECONDS
         while time.monotonic() < until and not all(report.signal for report in self._reports.values()):
-            time.sleep(_SECONDS / 10)
+            time.sleep(_REPORT_SECONDS / 10)
 
     def is_silent(self, rank: int) -> bool:
         """Return whether a process has not reported for five seconds.
@@ -158,15 +156,15 @@ class Watch:
         now = time.monotonic()
         if now - self._last_read > _SILENT_SECONDS:
             return rank == 0
-        return now - self._changed.get(rank, now) > _SILENT_SECONDS
+        return now - self._last_report_times.get(rank, now) > _SILENT_SECONDS
 
     def find_silent(self) -> list[int]:
-        """Return the numbers of the other processes that have not reported for five seconds."""
+        """Return the ranks of the other processes that have not reported for five seconds."""
         return [rank for rank in range(self._size) if rank != self._rank and self.is_silent(rank)]
 
     def describe_missing(self) -> str:
-        """Return a sentence that names the processes that do not answer. First wait until missing reports are noticed."""
-        time.sleep(_SILENT_SECONDS + 2 * _SECONDS)
+        """Wait until silent processes are noticed, and return a sentence that names the processes that do not answer."""
+        time.sleep(_SILENT_SECONDS + 2 * _REPORT_SECONDS)
         if silent := self.find_silent():
             return f"no answer from {self._name(silent)}, which was killed or hangs, or whose machine cannot be reached"
         behind = [rank for rank, report in self._reports.items() if report.exchanges < self.exchanges]
@@ -177,10 +175,10 @@ class Watch:
         return f"process {' and process '.join(names)} of {self._size}"
 
     def _run(self) -> None:
-        while not self._ends.wait(_SECONDS):
+        while not self._ends.wait(_REPORT_SECONDS):
             try:
                 self._report()
-            except Exception:  # whatever the connection raises, nothing was read, and the next attempt follows
+            except Exception:  # the connection can raise many kinds of errors; the next attempt follows in a second
                 continue
 
     def _report(self) -> None:
@@ -192,7 +190,7 @@ class Watch:
             if rank != self._rank and self._store.check([f"report {rank}"]):
                 report = Report.from_text(self._store.get(f"report {rank}").decode())
                 if report != self._reports.get(rank):
-                    self._changed[rank] = time.monotonic()
+                    self._last_report_times[rank] = time.monotonic()
                 self._reports[rank] = report
         self._last_read = time.monotonic()
         signals = [report.signal for report in self._reports.values() if report.signal]

@@ -22,7 +22,7 @@ from vse.pipeline.errors import UserError
 from vse.training.processes.group import ProcessGroup
 from vse.training.processes.interruption import Watch
 
-_FIRST_PORT, _N_PORTS = 20_000, 10_000  # ports below those that systems give to clients
+_FIRST_PORT, _N_PORTS = 20_000, 10_000  # a range of ports that systems do not assign to clients
 _MAX_PORT = 2**16 - 1
 
 
@@ -30,8 +30,10 @@ _MAX_PORT = 2**16 - 1
 class Launch:
     """The place of a process among the processes that a launcher started.
 
-    ``rank`` and ``size`` count all processes, ``local_rank`` and ``local_size`` those of this machine. The other processes
-    connect to the first one at ``address`` and ``port``. ``advice`` is the option for ``{n}`` processes on a machine.
+    ``rank``, ``size`` : rank of the process among all processes, and their number.
+    ``local_rank``, ``local_size`` : the same among the processes of this machine.
+    ``address``, ``port`` : where the other processes connect to the first one.
+    ``advice`` : text for users that says how to start ``{n}`` processes on a machine.
     """
 
     rank: int
@@ -73,7 +75,7 @@ def first_host(node_list: str) -> str:
 
 
 class _Variables:
-    """The environment variables of a launcher. A missing or wrong one raises UserError, which names it."""
+    """The environment variables of a launcher. Raises UserError, with its name, if a variable is missing or invalid."""
 
     def __init__(self, launcher: str, values: Mapping[str, str]) -> None:
         self.launcher, self.values = launcher, values
@@ -152,7 +154,7 @@ def _expand_counts(counts: str) -> list[int]:
     return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
 
 
-_CONNECTION_TIMEOUT = timedelta(minutes=5)  # until all processes have started
+_CONNECTION_TIMEOUT = timedelta(minutes=5)  # longest wait until all processes have started
 
 
 def join_processes(device: str, timeout_minutes: float = 10.0) -> ProcessGroup:

@@ -37,7 +37,7 @@ _REPORTED_KEYS = ("dataset", "experiment", "split", "n_images", "n_captions", "s
 def collect_results(
     folder: RunFolder, experiment: ExperimentConfig, record: Mapping[str, Any], files: Sequence[Path]
 ) -> list[dict[str, Any]]:
-    """Return the results of a run without details of single folds.
+    """Return the results of a run as dicts, without the metrics of single folds.
 
     The results are those in ``files``. Without files, the embeddings of the test split in the folder of the run are evaluated,
     if they exist. Raises UserError if a file is the result of another experiment or seed.
@@ -62,7 +62,7 @@ def collect_results(
 
 
 def parse_results(contents: Sequence[Mapping[str, Any]]) -> list[Result]:
-    """Return the results that :func:`collect_results` returned as objects."""
+    """Convert the dicts that :func:`collect_results` returned to Result objects."""
     return [Result.model_validate(content) for content in contents]
 
 
@@ -84,9 +84,9 @@ def write_card(
 ) -> str:
     """Return the text of the model card.
 
-    name : name of the model, in the title and in the commands
-    features : descriptions of the features, by entry of the record
-    notes : text of the author, in Markdown
+    ``name`` : name of the model, for the title and the commands.
+    ``features`` : description of each feature, by its key in the record of the run.
+    ``notes`` : text of the author, in Markdown.
     """
     results, captions = parse_results(config.results), features.get("caption_features")
     return _ENVIRONMENT.get_template("model_card.md.jinja").render(

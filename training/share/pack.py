@@ -48,7 +48,7 @@ from vse.training.use.open_run import unfinished_state
 
 log = logging.getLogger(__name__)
 
-_LOCAL_NOTES = ("device", "encoder", "backbone_run")  # entries of the provenance that concern this machine
+_LOCAL_NOTES = ("device", "encoder", "backbone_run")  # entries of the provenance that are only valid on this machine
 
 
 def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
@@ -172,10 +172,10 @@ def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
 
 
 def describe_preprocessing(feature: FeatureDescription) -> dict[str, Any]:
-    """Return the preparation of photos in the names of Hugging Face's image processors, for other programs.
+    """Return the preparation of photos in the format of Hugging Face's image processors, for other programs.
 
-    ``vse`` itself reads the settings of the feature in ``config.json``. The preparation by other extractors than a CNN is
-    described by their settings.
+    ``vse`` itself reads the settings of the feature in ``config.json``. For an extractor that is not a CNN, the result has
+    these settings instead.
     """
     settings = feature.provenance.get("config", {})
     if settings.get("extractor") != "cnn":
@@ -215,7 +215,10 @@ def _check_run(folder: RunFolder, experiment: ExperimentConfig, record: Mapping[
 def _pack_features(
     folder: RunFolder, experiment: ExperimentConfig, record: Mapping[str, Any], staged: Path, options: PackOptions
 ) -> dict[str, FeatureDescription]:
-    """Write the encoders of the features that the run reads, and return the descriptions of the features by entry."""
+    """Write the encoders of the features that the run reads, and return the description of each feature.
+
+    The keys are those of the features in ``run.json``, such as ``features``.
+    """
     images = folder.build_feature(folder.read_eval_cache_record())
     captions = folder.build_feature(record["caption_features"]) if "caption_features" in record else None
     for cache in (images, captions):
@@ -242,7 +245,7 @@ def _select_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build_entry(feature: FeatureDescription) -> dict[str, Any]:
-    """Return an entry of the record for a feature, as in ``run.json`` but without the path of a cache."""
+    """Return the entry for a feature in the record of a packed model: as in ``run.json``, without the path of a cache."""
     identity = feature.build_cache(Path(CONFIG_FILE_NAME)).extractor_identity
     entry = {"name": feature.feature, "key": feature.key, "path": CONFIG_FILE_NAME, "extractor": dict(identity)}
     return {**entry, "description": feature.model_dump(mode="json")}
