@@ -30,21 +30,21 @@ class TrainInputs(Options):
     """Further files that a training reads. The default is the file that the feature cache or the experiment names."""
 
     captions: FileOrFolderPath | None = None
-    """The data set's dataset.json.  [default: the one the cache names]"""
+    """The dataset.json of the data set.  [default: the file that the feature cache names]"""
     eval_features: FileOrFolderPath | None = None
     """Cache for validation.  [default: the cache that the experiment names, in the folder of --features]"""
     caption_features: FileOrFolderPath | None = None
-    """Cache of captions to read instead of words.  [default: the experiment's]"""
+    """Cache of captions to read instead of words.  [default: the cache that the experiment names]"""
     truth_features: FileOrFolderPath | None = None
-    """Cache of the ground-truth regions of phrases.  [default: the experiment's]"""
+    """Cache of the ground-truth regions of phrases.  [default: the cache that the experiment names]"""
     start_from: FileOrFolderPath | None = None
-    """Run whose weights to start from.  [default: the run that the experiment names in start_from, with the same seed]"""
+    """Trained run with the initial weights.  [default: the run that the experiment names in start_from, with the same seed]"""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of CNN weights, for training on photos."""
     words: FileOrFolderPath | None = None
-    """File of word vectors that initialise the word embeddings.  [default: the experiment's]"""
+    """File of word vectors that initialise the word embeddings.  [default: the file that the experiment names]"""
     noise: FileOrFolderPath | None = None
-    """Noise file of vse-data noise, which makes training pairs wrong."""
+    """File that vse-data noise wrote. It replaces the captions of some training images by wrong ones."""
 
 
 class TrainOptions(Options):
@@ -92,13 +92,13 @@ class RunFileOptions(Options):
     features: FileOrFolderPath | None = None
     """The feature cache, if it was moved, or a cache of other photos, such as your album, by the same extractor."""
     captions: FileOrFolderPath | None = None
-    """The dataset.json, if it was moved.  [default: the one the cache names]"""
+    """The dataset.json, if it was moved.  [default: the file that the feature cache names]"""
     caption_features: FileOrFolderPath | None = None
     """The caption cache, if it was moved."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of the weights of a CNN or a text encoder, for new photos and captions."""
     images: FileOrFolderPath | None = None
-    """Folder of photos to search. It needs no data set and no cache, because their features are computed."""
+    """Folder of photos to search. No data set and no cache are needed, because the features are computed."""
 
 
 class EmbedRequest(Options):
@@ -117,11 +117,11 @@ class EmbedRequest(Options):
     allow_leak: Flag = False
     """Allow images that the run was trained on; the result records it."""
     last_epoch: Flag = False
-    """Take the weights of the last epoch instead of those of the best epoch; OUT is then RUN/SPLIT_last.h5."""
+    """Use the weights of the last epoch instead of the best epoch. OUT is then RUN/SPLIT_last.h5."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
     """Also store a correction of hubs in the run's folder, for all later searches: mean, csls, nnn or inverted-softmax, e.g.
-    csls:k=10. Its bank is the training split, and parameters that are not given are selected on the validation split. Both
-    splits are embedded."""
+    csls:k=10. The training split shows which items are hubs, and parameters that are not given are selected on the validation
+    split. Both splits are embedded."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
     """For a model that compares regions with words: group similar regions of each image, and store the mean of each group. An
     image with R regions has R / FACTOR groups. OUT is then RUN/SPLIT_pooled_FACTOR.h5."""
@@ -129,8 +129,8 @@ class EmbedRequest(Options):
     """For a model that scores each pair, such as SCAN: also store the scores with N random images of the training split and
     with their captions. vse-eval --correct needs them."""
     shortlist: Flag = False
-    """For TOD-Net: score only the pairs that can change a rank, in a fraction of the time. The scores of the backbone choose
-    them. OUT is then RUN/SPLIT_shortlist.h5."""
+    """For TOD-Net: score only the pairs that are likely to change a rank, chosen by their scores without TOD-Net. This takes a
+    fraction of the time. OUT is then RUN/SPLIT_shortlist.h5."""
     sentences: Flag = False
     """For a run that localises phrases: write the scores of all captions with all images, for the ensembles of vse-eval."""
     allow_code: AllowCode = False
@@ -145,7 +145,7 @@ class SearchRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
     split: Text | None = None
-    """The split, several such as train,val, or all.  [default: test, or all if there is no such split]"""
+    """The split to search, several splits such as train,val, or all.  [default: test, or all without a split test]"""
     corpus: FileOrFolderPath | None = None
     """Embeddings file of this run to search instead of embedding the split."""
     index: FileOrFolderPath | None = None
@@ -185,11 +185,12 @@ class ReportRequest(Options):
     data: FileOrFolderPath | None = None
     """dataset.json, if it is not at the path that the embeddings record."""
     embeddings: tuple[FileOrFolderPath, ...] = ()
-    """The embeddings of the first seed, if they are not at the path that RESULT records; give one file for each RESULT."""
+    """Embeddings file of the first seed, if it is not at the path that RESULT records. Give one file for each RESULT."""
     queries: NonNegativeInteger | None = None
     """Number of queries to display in each direction.  [default: 12; with --gallery 20 of the best and 20 of the worst]"""
     gallery: Flag = False
-    """Display the worst and the best queries, with filters by rank. For two RESULTs: those in which they differ most."""
+    """Display the worst and the best queries, with filters by rank. For two RESULTs, display the queries whose ranks differ
+    most."""
     seed: Seed = 0
     """Seed of the random choice of the displayed queries."""
     allow_code: AllowCode = False
@@ -201,26 +202,26 @@ class ServeRequest(Options):
 
     runs: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="RUN...")]
     k: Annotated[PositiveInteger, CliOption(("-k",), click_type=click.IntRange(1, 100))] = 10
-    """Number of results per query; a query may ask for more."""
+    """Default number of results per query. A request can ask for more or fewer."""
     split: Text | None = None
-    """The split to search, several such as train,val, or all.  [default: test, or all if there is no such split]"""
+    """The split to search, several splits such as train,val, or all.  [default: test, or all without a split test]"""
     features: tuple[FileOrFolderPath, ...] = ()
-    """The feature cache, if it was moved, or a cache of other photos, such as your album. Repeat it for each RUN, in
+    """The feature cache, if it was moved, or a cache of other photos, such as your album. Repeat the option for each RUN, in
     order."""
     captions: FileOrFolderPath | None = None
-    """The dataset.json, if it was moved.  [default: the one the caches name]"""
+    """The dataset.json, if it was moved.  [default: the file that the feature caches name]"""
     caption_features: tuple[FileOrFolderPath, ...] = ()
-    """The caption cache, if it was moved. Repeat it for each RUN, in their order."""
+    """The caption cache, if it was moved. Repeat the option for each RUN, in order."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder with the weights of a CNN or text encoder."""
     images: FileOrFolderPath | None = None
-    """Folder of photos to search. It needs no data set and no cache, because their features are computed."""
+    """Folder of photos to search. No data set and no cache are needed, because the features are computed."""
     index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """The FAISS index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
     """Parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[PositiveInteger, CliOption(metavar="K")] = 200
-    """For a model without one vector per item, such as SCAN: compare mean vectors first, and score only the best K."""
+    """For a model without one vector per item, such as SCAN: compare mean vectors first, and score only the K best items."""
     held_gb: Annotated[float, CliOption(click_type=click.FloatRange(0))] = 4.0
     """For a model without one vector per item: memory for the encoded images or captions of each run, in GB."""
     host: Text = "127.0.0.1"
@@ -232,7 +233,7 @@ class ServeRequest(Options):
     max_megapixels: Annotated[float, CliOption(click_type=click.FloatRange(0.01, 80))] = 25.0
     """Largest size of a photo in megapixels."""
     check: Flag = False
-    """Load everything, answer one query, print what each run finds, and end."""
+    """Load all runs, answer one query, print the best hit of each run, and end."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None

@@ -89,9 +89,9 @@ def prepare_task(
     else:
         vocabulary = Vocabulary.from_counts(pairs.count_words(), settings.min_count)
     images, val_images, cnn = _build_image_inputs(experiment, inputs, pairs, val, processes)
-    taken = images.size_in_memory_gb if isinstance(images, CachedImageFeatures) else 0
+    used_gb = images.size_in_memory_gb if isinstance(images, CachedImageFeatures) else 0
     texts = inputs.caption_cache, inputs.transformer, vocabulary
-    captions = load_caption_inputs(*texts, pairs, processes.device, _feature_memory_gb(experiment), taken)
+    captions = load_caption_inputs(*texts, pairs, processes.device, _feature_memory_gb(experiment), used_gb)
     if inputs.noise is not None and inputs.noise.tokens and inputs.caption_cache is not None:
         captions = _encode_wrong_captions(captions, pairs, inputs.caption_cache, inputs, processes.device)
     split = RetrievalSplit(val, val_images, load_caption_inputs(*texts, val, processes.device))
@@ -190,7 +190,11 @@ def _build_image_inputs(
 
 
 def _load_start_weights(model: Model, base: RunFolder, inputs: RunInputs, experiment: ExperimentConfig) -> None:
-    """Load the experiment's start parts, by default all, from ``base``. A CNN that ``base`` did not train is unchanged."""
+    """Load the best weights of the run ``base`` into the model: those of ``start_parts``, by default all parts.
+
+    A CNN that ``base`` did not train keeps its weights. Raises UserError if the weights do not fit, or if nothing is left to
+    train.
+    """
     parts = experiment.start_parts or [part for part in MODEL_PARTS if getattr(model, part) is not None]
     if inputs.word_vector_file is not None and "caption_encoder" in parts:
         raise UserError(
@@ -200,13 +204,13 @@ def _load_start_weights(model: Model, base: RunFolder, inputs: RunInputs, experi
     if tokens is not None and base.read_transformer().tokenizer_json != tokens.tokenizer_json:
         raise UserError(f"{base.tokenizer_file}: not the tokenizer of {tokens.name}; start from a run of the same model")
     prefixes = tuple(f"{part}." for part in parts)
-    best, read_sha256 = base.read_best_weights_with_sha256()
-    if read_sha256 != inputs.start_weights_sha256:
+    best, sha256 = base.read_best_weights_with_sha256()
+    if sha256 != inputs.start_weights_sha256:
         raise UserError(f"{base.best_weights_file}: was replaced during the start of this run; start it again")
     weights = {name: weight for name, weight in best.items() if name.startswith(prefixes)}
-    own = {name: weight for name, weight in model.state_dict().items() if name.startswith(prefixes)}
-    wrong = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
-    missing = [name for name in own if name not in weights and not name.startswith("cnn.")]
+    expected = {name: weight for name, weight in model.state_dict().items() if name.startswith(prefixes)}
+    wrong = [name for name in weights if name not in expected or expected[name].shape != weights[name].shape]
+    missing = [name for name in expected if name not in weights and not name.startswith("cnn.")]
     if wrong or missing:
         raise UserError(
             f"{base.best_weights_file}: weights of another model ({(wrong + missing)[0]} does not fit); start from a run with "

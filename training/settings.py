@@ -25,8 +25,8 @@ class ImagesConfig(Settings):
 
     source: Literal["cache", "pictures"] = Field(
         "cache",
-        description="source of an image: cache, the cached vector, or that of a random crop of a crop bank; pictures, a new "
-        "random crop of the photo at each visit",
+        description="source of an image: cache, the cached vector, or the vector of a random crop if the cache has several "
+        "crops of each image; pictures, a new random crop of the photo at each visit",
     )
     finetune: bool = Field(False, description="train the CNN too (source: pictures)")
     random_crop: Literal["resized", "plain"] | None = Field(
@@ -153,8 +153,7 @@ class TrainConfig(Settings):
     )
     validate_images: PositiveInt | None = Field(
         None,
-        description="number of images of the split to validate on, the first ones in every run (1000 in the code of VSE++); "
-        "none: all",
+        description="number of first images of the validation split to validate on (1000 in the code of VSE++); none: all",
     )
     validate_fold: PositiveInt | None = Field(
         None,
@@ -194,7 +193,8 @@ class AdversarySettings(Settings):
     def build(self, opponent: Any) -> Any:
         """Return the adversary. Raises UserError if the adversary does not fit the model, the loss or the features.
 
-        ``opponent`` is the model to play against, with its loss and data (:class:`vse.training.adversaries.base.Opponent`).
+        ``opponent`` is the model that the adversary is trained against, with its loss and data
+        (:class:`vse.training.adversaries.base.Opponent`).
         """
         raise NotImplementedError
 
@@ -220,7 +220,7 @@ class SolverSettings(Settings):
         """Raise UserError if the solver cannot read these caches. ``captions`` is None for captions as words."""
 
     def build(self, task: Any) -> Any:
-        """Return a solver, by default of :attr:`solver_class_path`. Raises UserError if ``task`` does not fit."""
+        """Return a solver, by default of :attr:`solver_class_path`. Raises UserError if it cannot solve ``task``."""
         return import_object(self.solver_class_path)(task)
 
 

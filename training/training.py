@@ -189,17 +189,17 @@ def _build_or_resume(
 
 
 def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
-    """Return the precision of all processes. ``auto`` becomes ``bf16`` if the devices of all processes support bf16."""
+    """Return the precision of all processes. ``auto`` is bf16 if the devices of all processes support it, else fp32."""
     if requested != "auto" and not processes.is_first:
-        return requested  # the first process checks the precision
+        return requested  # the first process checks that its device supports it
     chosen = choose_precision(processes.device, requested, "training", "train.precision")
     return "fp32" if requested == "auto" and processes.any(chosen == "fp32") else chosen
 
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> ExperimentConfig:
     """Return the experiment with the names of the features that the run reads. They may differ from those of the preset."""
-    read = _input_settings(experiment, inputs)
-    for key, name in read.items():
+    feature_names = _input_settings(experiment, inputs)
+    for key, name in feature_names.items():
         if (preset := getattr(experiment, key)) != name:
             log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, preset or "words", name)
     if inputs.caption_cache is None and not experiment.solver.accepts_words:
@@ -208,7 +208,9 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> Ex
             "caption_feature=hglmm) or a cache of one"
         )
     experiment.solver.check_inputs(inputs.image_cache, inputs.caption_cache)
-    return experiment.model_copy(update={**read, "model": experiment.model.with_caption_encoder(inputs.caption_input_kind)})
+    return experiment.model_copy(
+        update={**feature_names, "model": experiment.model.with_caption_encoder(inputs.caption_input_kind)}
+    )
 
 
 def _input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
@@ -243,7 +245,7 @@ def _agree_on_action(processes: ProcessGroup, decide: Callable[[], str]) -> str:
 
 
 def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: ProcessGroup) -> tuple[UserError | None, str | None]:
-    """Restore the checkpoint. Return an error or None, and the SHA-256 of the best weights that the checkpoint records."""
+    """Restore the checkpoint. Return an error if it is not usable, and the SHA-256 of the best weights that it records."""
     try:
         state = folder.read_checkpoint()
         with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
