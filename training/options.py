@@ -44,7 +44,7 @@ class TrainInputs(Options):
     words: FileOrFolderPath | None = None
     """File of word vectors that initialise the word embeddings.  [default: the file that the experiment names]"""
     noise: FileOrFolderPath | None = None
-    """File that vse-data noise wrote. It replaces the captions of some training images by wrong ones."""
+    """File that vse-data noise wrote, to make some training pairs wrong."""
 
 
 class TrainOptions(Options):

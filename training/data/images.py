@@ -121,21 +121,21 @@ class CachedFeatures:
             )
             column = torch.arange(int(max(1, self._vector_counts[indices].max(initial=1))), device=self._device)
             mask = column < counts[:, None]
-            which = (starts[:, None] + column).clamp(max=self._n_vectors - 1)
-            vectors = self._take_vectors(which.flatten()).view(*mask.shape, self._reader.cache.dim)
+            vector_indices = (starts[:, None] + column).clamp(max=self._n_vectors - 1)
+            vectors = self._take_vectors(vector_indices.flatten()).view(*mask.shape, self._reader.cache.dim)
             vectors = vectors * mask[:, :, None]
         mask[:, 0] = True  # an empty set becomes one vector of zeros
         return vectors, mask
 
-    def _take_vectors(self, which: Tensor) -> Tensor:
-        """Return vectors that are in memory, on the device in float32. ``which`` holds indices among all vectors."""
+    def _take_vectors(self, indices: Tensor) -> Tensor:
+        """Return vectors that are in memory, by their indices among the vectors of all rows, on the device in float32."""
         if self._vectors_on_gpu is not None:
-            return self._vectors_on_gpu.index_select(0, which.to(self._device)).float()
-        return self._read_mapped_vectors(which.numpy()).float()
+            return self._vectors_on_gpu.index_select(0, indices.to(self._device)).float()
+        return self._read_mapped_vectors(indices.numpy()).float()
 
-    def _read_mapped_vectors(self, which: Indices) -> Tensor:
-        rows = np.searchsorted(self._vector_starts, which, side="right") - 1
-        vectors = self._reader.read_vectors(self._cache_starts[rows] + which - self._vector_starts[rows])
+    def _read_mapped_vectors(self, indices: Indices) -> Tensor:
+        rows = np.searchsorted(self._vector_starts, indices, side="right") - 1
+        vectors = self._reader.read_vectors(self._cache_starts[rows] + indices - self._vector_starts[rows])
         return self._check_finite(torch.from_numpy(vectors), self._cache_rows[rows])
 
     def _load_all_vectors(self) -> Tensor:
@@ -297,7 +297,7 @@ class PhotoFeatures:
             for size in [batch] * (len(images) // batch) + [len(images) % batch] * (len(images) % batch > 0):
                 parts.append(compute_photo_inputs(extractor, torch.stack([next(crops) for _ in range(size)])))
                 progress.update(size)
-        return tuple(torch.cat(some) for some in zip(*parts, strict=True))
+        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 
     @cached_property
     def _extractor(self) -> CnnExtractor:

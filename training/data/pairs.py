@@ -291,15 +291,16 @@ def select_images_with_features(
 
 
 def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """Raise :class:`UserError` if a model without encoders would compare vectors of different pretrained networks."""
+    """Raise UserError if a model without encoders would compare embeddings by different runs, or by a run and a network."""
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
         return
-    theirs, ours = read_backbone(images), read_backbone(captions)
-    if (theirs and theirs.sha256) != (ours and ours.sha256):
-        of_images, of_captions = (by.experiment if by else "no run" for by in (theirs, ours))
+    backbones = read_backbone(images), read_backbone(captions)
+    image_sha256, caption_sha256 = (backbone and backbone.sha256 for backbone in backbones)
+    if image_sha256 != caption_sha256:
+        image_run, caption_run = (backbone.experiment if backbone else "no run" for backbone in backbones)
         raise UserError(
-            f"{captions.path} holds captions by {of_captions}, {images.path} images by {of_images}: not by the same model; "
+            f"{captions.path} holds captions by {caption_run}, {images.path} images by {image_run}: not by the same model; "
             "use two caches that the same vse-embed --as-features wrote"
         )
 

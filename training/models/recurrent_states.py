@@ -60,11 +60,11 @@ def compute_packed_states(
         caption = torch.arange(len(data)) - starts[step]
         mirror = starts[lengths[caption] - 1 - step] + caption
         data = data[mirror]
-    distinct, which = torch.unique(data, return_inverse=True)
+    distinct, row_of_word = torch.unique(data, return_inverse=True)
     distinct = nn.functional.pad(distinct, (0, -len(distinct) % TOTAL_ROW_MULTIPLE))
     input_weight, state_weight, input_bias, state_bias = network.all_weights[int(backwards)]
     projected = nn.functional.linear(table[distinct], input_weight, input_bias)
-    inputs = nn.functional.embedding(which, projected)
+    inputs = nn.functional.embedding(row_of_word, projected)
     product_dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else table.dtype
     recurrence = _GruRecurrence if isinstance(network, nn.GRU) else _LstmRecurrence
     states: Tensor = recurrence.apply(inputs, state_weight, state_bias, words.batch_sizes.tolist(), product_dtype)

@@ -47,9 +47,9 @@ class BoxFeatures(CachedFeatures):
         self.region_starts, self.region_counts = self._vector_starts, self._vector_counts
         self.image_indices = np.repeat(np.arange(len(image_ids)), self._vector_counts)
         within = np.arange(len(self.image_indices)) - self._vector_starts[self.image_indices]
-        every = RegionBoxes(cache)
-        self.boxes = every.boxes[every.offsets[self._cache_rows][self.image_indices] + within]
-        self.image_sizes = every.image_size[self._cache_rows]
+        cache_boxes = RegionBoxes(cache)
+        self.boxes = cache_boxes.boxes[cache_boxes.offsets[self._cache_rows][self.image_indices] + within]
+        self.image_sizes = cache_boxes.image_size[self._cache_rows]
         if not np.isfinite(self.boxes).all():
             raise UserError(f"{cache.path}: has boxes that are not finite (NaN); extract it again")
 
@@ -277,8 +277,8 @@ def find_truth_regions(phrases: PhraseArrays, truths: BoxFeatures, name: str) ->
     """
     keys = zip(truths.image_indices.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     index_of_box = {key: index for index, key in enumerate(keys)}
-    wanted = zip(phrases.image_indices.tolist(), map(bytes, phrases.truth_boxes + np.float32(0)), strict=True)
-    indices = [index_of_box.get(key, -1) for key in wanted]
+    phrase_keys = zip(phrases.image_indices.tolist(), map(bytes, phrases.truth_boxes + np.float32(0)), strict=True)
+    indices = [index_of_box.get(key, -1) for key in phrase_keys]
     if -1 in indices:
         first = indices.index(-1)
         box = ", ".join(f"{side:g}" for side in phrases.truth_boxes[first].tolist())
@@ -295,8 +295,8 @@ def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
     texts = list_phrase_texts(dataset)
     if cache.ids.tolist() != list(range(len(texts))):
         raise UserError(f"{cache.path} holds {len(cache.ids)} phrases, and {dataset.path} has {len(texts)}; extract it again")
-    wanted = np.stack([sha256_bytes(text.encode()) for text in texts]) if texts else np.empty((0, 32), np.uint8)
-    wrong = np.flatnonzero((read_input_hashes(cache) != wanted).any(1))
+    text_hashes = np.stack([sha256_bytes(text.encode()) for text in texts]) if texts else np.empty((0, 32), np.uint8)
+    wrong = np.flatnonzero((read_input_hashes(cache) != text_hashes).any(1))
     if len(wrong):
         raise UserError(f"{cache.path}: not the phrases of {dataset.path}, the first is {texts[wrong[0]]!r}; extract it again")
 

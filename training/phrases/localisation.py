@@ -120,11 +120,12 @@ def score_embedded_pairs(
     """
     parts = [np.empty(0, np.float32)]
     for start in range(0, len(rows), _PAIRS_PER_BLOCK):
-        some = (torch.from_numpy(indices[start : start + _PAIRS_PER_BLOCK]).to(regions.device) for indices in (rows, columns))
+        block = slice(start, start + _PAIRS_PER_BLOCK)
+        block_rows, block_columns = (torch.from_numpy(indices[block]).to(regions.device) for indices in (rows, columns))
         if model.scores_every_pair:
-            scores = model.score_pairs((regions,), (phrases,), *some)
+            scores = model.score_pairs((regions,), (phrases,), block_rows, block_columns)
         else:
-            scores = torch.linalg.vecdot(*(side[where] for side, where in zip((regions, phrases), some, strict=True)))
+            scores = torch.linalg.vecdot(regions[block_rows], phrases[block_columns])
         parts.append(scores.float().cpu().numpy())
     return np.concatenate(parts)
 

@@ -58,15 +58,16 @@ def score_shortlist(
         with torch.inference_mode():
             scorer = similarity.build_pair_scorer(direction, (images,), (captions,))
             scores = similarity.score_undeformed(images, captions)
-            own = scorer(image_of_caption, torch.arange(len(captions), device=device))
+            right = scorer(image_of_caption, torch.arange(len(captions), device=device))
             # An image without captions is not a query, so its threshold is infinite.
-            best = own.new_full((len(images),), torch.inf).scatter_reduce(0, image_of_caption, own, "amax", include_self=False)
+            best = right.new_full((len(images),), torch.inf)
+            best.scatter_reduce_(0, image_of_caption, right, "amax", include_self=False)
             thresholds = {
                 "i2t": best[:, None].expand_as(scores),
-                "t2i": own.expand_as(scores),
-                "both": torch.minimum(best[:, None], own),
+                "t2i": right.expand_as(scores),
+                "both": torch.minimum(best[:, None], right),
             }[name]
-            shares[name] = _score_rounds(name, scores, thresholds, scorer, (image_of_caption, own), min_round)
+            shares[name] = _score_rounds(name, scores, thresholds, scorer, (image_of_caption, right), min_round)
         matrices.append(blocks_from_scores(scores.cpu(), image_of_caption.cpu()))
     return (matrices[0], matrices[1] if len(matrices) > 1 else None), shares
 
@@ -76,7 +77,7 @@ def _score_rounds(
     scores: Float[Tensor, "n_images n_captions"],
     thresholds: Float[Tensor, "n_images n_captions"],
     scorer: PairScorer,
-    own_pairs: tuple[Tensor, Tensor],
+    right_pairs: tuple[Tensor, Tensor],
     min_round: int,
 ) -> float:
     """Replace the scores of the pairs that may reach their threshold by the model's scores. Return the share of these pairs.
@@ -85,16 +86,16 @@ def _score_rounds(
 
     ``name`` : direction, for the log.
     ``scores`` : backbone scores of all pairs, changed in place.
-    ``own_pairs`` : index of each caption's image, and the model's score of this image and caption.
+    ``right_pairs`` : index of each caption's image, and the model's score of this image and caption.
     """
     n_images, n_captions = scores.shape
     share = max(ROUND_SHARE, min_round / scores.numel())
     drawn = torch.randint(scores.numel(), (_SAMPLE,), generator=torch.Generator().manual_seed(0)).to(scores.device)
-    places = drawn // n_captions, drawn % n_captions
-    gaps = (thresholds[places] - scores[places]).sort().values
+    sample = drawn // n_captions, drawn % n_captions
+    gaps = (thresholds[sample] - scores[sample]).sort().values
     is_scored = torch.zeros_like(scores, dtype=torch.bool)
     columns = torch.arange(n_captions, device=scores.device)
-    scores[own_pairs[0], columns], is_scored[own_pairs[0], columns] = own_pairs[1], True
+    scores[right_pairs[0], columns], is_scored[right_pairs[0], columns] = right_pairs[1], True
     margin, n_reached = gaps.new_zeros(()), 1
     while n_reached and margin < torch.inf:
         position = int(torch.searchsorted(gaps, margin)) + round(share * len(gaps))
@@ -103,9 +104,9 @@ def _score_rounds(
         for rows in split_into_slices(n_images, _ROWS_PER_BLOCK):
             images, captions = torch.nonzero(~is_scored[rows] & (thresholds[rows] - scores[rows] <= margin), as_tuple=True)
             images = images + rows.start
-            found = scorer(images, captions)
-            n_reached += int((found >= thresholds[images, captions]).sum())
-            scores[images, captions], is_scored[images, captions] = found, True
+            exact = scorer(images, captions)
+            n_reached += int((exact >= thresholds[images, captions]).sum())
+            scores[images, captions], is_scored[images, captions] = exact, True
         scored = float(is_scored.float().mean())
         log.info("%s: %.0f%% of the pairs are scored; the last round had %d that change a rank", name, 100 * scored, n_reached)
     if not is_scored.all():

@@ -83,8 +83,8 @@ def describe_searched_images(trained: TrainedRun, split: str) -> str:
     n_images, dataset = len(trained.split.pairs.images), trained.dataset
     splits = dataset.parse_splits(split)
     names = "all splits" if split == ALL_SPLITS else f"split{'s' * (len(splits) > 1)} {' and '.join(splits)}"
-    every = "all" if n_images == len(dataset.images) else f"{n_images:,} of the"
-    return f"{every} {len(dataset.images):,} images of {dataset.name} ({names})"
+    share = "all" if n_images == len(dataset.images) else f"{n_images:,} of the"
+    return f"{share} {len(dataset.images):,} images of {dataset.name} ({names})"
 
 
 def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:
@@ -127,8 +127,8 @@ def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int)
         raise UserError(f"{file}: has scores of pairs, and no embeddings of {name} to search")
     similarity = vector_similarity_name(trained)
     if embeddings.similarity != similarity or vectors.shape[1] != dim:
-        there, here = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
-        raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {here} (the file: {there})")
+        in_file, in_run = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
+        raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {in_run} (the file: {in_file})")
     origin = (embeddings.dataset, embeddings.experiment, embeddings.seed)
     own_origin = (trained.image_cache.dataset, trained.experiment.name, trained.record["seed"])
     is_in_dataset = embeddings.dataset == trained.dataset.name

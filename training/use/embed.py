@@ -208,10 +208,10 @@ def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
 
 
 def count_unknown_words(trained: TrainedRun) -> dict[str, int]:
-    """Count the words in the captions of the split that are not in the vocabulary.
+    """Count the words in the captions of the split that are not in the vocabulary, and log their share.
 
-    Returns the number of unknown words (key ``words``), of all words (``of``), and of captions with an unknown word
-    (``captions``).
+    Returns the number of unknown words (key ``words``), the number of all words (``of``), and the number of captions with an
+    unknown word (``captions``).
     """
     counts = {"words": 0, "of": 0, "captions": 0}
     by_language: dict[str, list[int]] = {}
@@ -380,8 +380,8 @@ def embed_runs(request: EmbedRequest) -> list[Path]:
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
         if as_features is None:
             split, allow_leak = request.split or "test", request.allow_leak
-            which = request.sentences, request.last_epoch, request.pool_regions, request.bank_images, request.shortlist
-            written = [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *which)]
+            kind = request.sentences, request.last_epoch, request.pool_regions, request.bank_images, request.shortlist
+            written = [embed_split(runs[0], request.out, split, files, device, allow_unfinished, allow_leak, *kind)]
             if request.correct is not None:
                 bank = [
                     embed_split(runs[0], runs[0] / f"{split}.h5", split, files, device, allow_unfinished)

@@ -260,5 +260,5 @@ class RelativeEncoder(Encoder):
 
     def forward(self, vectors: Float[Tensor, "n input_dim"]) -> BatchVectors:
         cosines = l2_normalize(vectors.float()) @ self.anchors.T
-        highest, places = cosines.topk(int(self.k), dim=1)
-        return (torch.zeros_like(cosines).scatter_(1, places, highest.clamp(min=0) ** self.power),)
+        highest, columns = cosines.topk(int(self.k), dim=1)
+        return (torch.zeros_like(cosines).scatter_(1, columns, highest.clamp(min=0) ** self.power),)
