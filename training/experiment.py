@@ -176,7 +176,7 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
 
 
 def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the combinations of a ladder that can be trained, and for each other combination the reason why it cannot.
+    """Return the names of a ladder's combinations that can be trained, and the reason for each other combination by name.
 
     A ladder combines each of its image and caption features with each of its experiments. An experiment may be unable to read
     a feature: encoders, similarities and solvers accept only some of words, vectors and sets. Raises :class:`UserError` if the
@@ -202,7 +202,7 @@ def correctable_combinations(names: Sequence[str], dataset: str | None = None) -
 
 
 def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
-    """Return the reason why the experiment of a combination cannot read its features, or None if it can."""
+    """Return the reason why an experiment cannot read the features of a combination, or None if it can."""
     image_input = InputSpec(_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
     if experiment.solver.reads_phrases:
         return f"the solver {experiment.solver.name!r} reads phrases, not captions"

@@ -171,8 +171,8 @@ def _build_or_resume(
 ) -> tuple[Solver, Vocabulary, str, str | None]:
     """Build the solver and, for a resume, restore the checkpoint.
 
-    Returns the solver, the vocabulary, the action (``start`` if the checkpoint is not usable) and the SHA-256 of the best
-    weights.
+    Returns the solver, the vocabulary, the action, and the SHA-256 of the best weights (None for a start). If the checkpoint
+    is not usable, the action becomes ``start`` with ``overwrite``, and UserError is raised without it.
     """
     solver, vocabulary = build()
     if action != "resume":
@@ -282,7 +282,11 @@ def _build_run_record(
 def _run_epochs(
     folder: RunFolder, solver: Solver, extra_state: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
 ) -> str | None:
-    """Train the remaining epochs. Return the SHA-256 of the best weights. Every checkpoint also contains ``extra_state``."""
+    """Train the remaining epochs, and return the SHA-256 of the best weights.
+
+    ``extra_state`` : entries that every checkpoint contains besides the state of the solver.
+    ``best_sha256`` : SHA-256 of the best weights so far, or None.
+    """
     first, patience = solver.processes.is_first, solver.patience
     events = _open_tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
 

@@ -172,12 +172,14 @@ class AceAdversary(Adversary):
         ``query_scores`` : scores of the queries within the batch.
         ``batch_indices`` : indices of the batch's own items of ``side``.
         """
-        to_captions = side is self.captions
+        samples_captions = side is self.captions
         assert batch.pair_indices is not None
         queries, embed = (
-            (batch.image_embeddings, model.embed_captions) if to_captions else (batch.caption_embeddings, model.embed_images)
+            (batch.image_embeddings, model.embed_captions)
+            if samples_captions
+            else (batch.caption_embeddings, model.embed_images)
         )
-        batch_embeddings = (batch.caption_embeddings if to_captions else batch.image_embeddings)[0]
+        batch_embeddings = (batch.caption_embeddings if samples_captions else batch.image_embeddings)[0]
         indices, candidates = side.choose_candidates(batch_indices, batch_embeddings.detach())
         logits = side.inference(queries[0].detach(), candidates)
         false = side.mask_false_negatives(batch.image_indices, batch.pair_indices, indices).to(logits.device)
@@ -190,7 +192,7 @@ class AceAdversary(Adversary):
                 negatives = self._embed_items(embed, side, indices[chosen.flatten().cpu().numpy()])
             rows = torch.arange(len(chosen), device=chosen.device).repeat_interleave(chosen.shape[1])
             columns = torch.arange(len(rows), device=chosen.device)
-            if to_captions:
+            if samples_captions:
                 return model.similarity.score_pairs(queries, (negatives,), rows, columns).view_as(chosen)
             return model.similarity.score_pairs((negatives,), queries, columns, rows).view_as(chosen)
 

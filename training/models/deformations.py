@@ -23,9 +23,9 @@ SCALES_WITH_IDENTITY_INPUT: dict[str, tuple[Callable[[Tensor], Tensor], float]] 
 class ConditionalNetwork(nn.Module):
     """An MLP with ReLU on the concatenation of a vector and its condition.
 
-    Leading axes of vectors and conditions broadcast. Vectors (1, n, dim) and conditions (k, 1, dim) cost n + k passes through
-    the first layer, which is linear, and k n passes through the other layers. With ``zero``, the weights of the last layer
-    start as 0.
+    Leading axes of vectors and conditions broadcast. Because the first layer is linear, vectors (1, n, dim) and conditions
+    (k, 1, dim) need only n + k passes through it. The other layers need k n passes. With ``zero``, the weights of the last
+    layer start as 0.
     """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, zero: bool) -> None:

@@ -49,9 +49,12 @@ def check_own_parts(experiment: ExperimentConfig) -> None:
 
 
 def check_part(name: str, sets: tuple[str, ...] = ()) -> str:
-    """Try the user's own part ``name``, such as ``my_loss.py:MyLoss``, with settings ``key=value``; return its kind.
+    """Try the user's own part ``name``, such as ``my_loss.py:MyLoss``, and return its kind, such as ``loss``.
 
-    The code must be allowed to run. Raises UserError if the part fails or is of no known kind.
+    ``sets`` : settings of the part, as ``key=value``.
+
+    Raises UserError if the code is not allowed to run, if the part fails, or if it is not a loss, similarity, encoder or
+    extractor.
     """
     if not is_code_name(name):
         raise UserError(f"{name!r} names no code of your own; give a file and a name in it, such as my_loss.py:my_loss")

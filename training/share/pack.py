@@ -108,6 +108,7 @@ def _copy_text_network(encoder: TextExtractor, out: Path) -> dict[str, Any]:
 
 
 def _describe_unverified(cache: FeatureCache, error: UserError, with_network: bool) -> FeatureDescription:
+    """Describe a feature whose network cannot be loaded, with a warning. Raises the error if the network is to be packed."""
     if with_network:
         raise error
     log.warning("%s. The packed model names the network; whoever uses it needs that file", error)
@@ -224,9 +225,9 @@ def _pack_features(
     for cache in (images, captions):
         if cache is not None and "backbone" in cache.provenance:
             raise UserError(f"{folder.path}: reads the embeddings of another run, and only one model can be packed")
-    # A CNN that was trained is a part of the model's own weights.
-    inside = options.with_backbone and not experiment.images.finetune
-    features = {"features": pack_image_feature(images, staged, options.weights_dir, inside)}
+    # The weights of the model already contain a CNN that was trained.
+    with_cnn = options.with_backbone and not experiment.images.finetune
+    features = {"features": pack_image_feature(images, staged, options.weights_dir, with_cnn)}
     if captions is not None:
         features["caption_features"] = pack_caption_feature(captions, staged, options.weights_dir, options.with_backbone)
     return features
@@ -253,7 +254,10 @@ def _build_entry(feature: FeatureDescription) -> dict[str, Any]:
 
 @contextmanager
 def _write_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes ``out`` at the end of the block."""
+    """Yield a temporary folder that becomes ``out`` at the end of the block.
+
+    Raises UserError if ``out`` exists, unless it is a packed model and ``--force`` is given.
+    """
     if out.exists() and not is_packed(out):
         raise UserError(f"{out}: exists and is not a packed model; name another folder")
     if out.exists() and not may_replace_other_kinds():
