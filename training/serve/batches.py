@@ -7,12 +7,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
-Query = TypeVar("Query")
+Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 
 
-class QueryBatches(Generic[Query, Answer]):
+class QueryBatches(Generic[Asked, Answer]):
     """A thread that answers the queries of other threads, several queries at once.
 
     Queries that arrive during a computation form the next batch. A query never waits for others to arrive.
@@ -20,9 +20,9 @@ class QueryBatches(Generic[Query, Answer]):
     ``answer_all`` : function that returns, for each query of a batch, its answer or an exception for the waiting thread.
     """
 
-    def __init__(self, answer_all: Callable[[Sequence[Query]], Sequence[Answer | Exception]]) -> None:
+    def __init__(self, answer_all: Callable[[Sequence[Asked]], Sequence[Answer | Exception]]) -> None:
         self._answer_all = answer_all
-        self._waiting: SimpleQueue[tuple[Query, Future[Answer]]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Asked, Future[Answer]]] = SimpleQueue()
         self._executor = ThreadPoolExecutor(1)
 
     @property
@@ -30,7 +30,7 @@ class QueryBatches(Generic[Query, Answer]):
         """The number of queries that wait for the next batch."""
         return self._waiting.qsize()
 
-    def ask(self, query: Query) -> Answer:
+    def ask(self, query: Asked) -> Answer:
         """Return the answer to a query. Raises the exception that ``answer_all`` returned for this query."""
         future: Future[Answer] = Future()
         self._waiting.put((query, future))
@@ -42,7 +42,7 @@ class QueryBatches(Generic[Query, Answer]):
         return self._executor.submit(work).result()
 
     def _answer_waiting(self) -> None:
-        batch: list[tuple[Query, Future[Answer]]] = []
+        batch: list[tuple[Asked, Future[Answer]]] = []
         try:
             while True:
                 batch.append(self._waiting.get_nowait())

@@ -8,7 +8,8 @@ from typing import Any
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, draw_attention
 from vse.eval.report.pages import jpeg_source, small_jpeg
 from vse.eval.search.top_k import Attention, SearchHit
-from vse.pipeline.dataset.dataset import Dataset, Image
+from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.dataset.dataset import Image as DatasetImage
 from vse.training.serve.page_request import ItemKind, PageRequest
 from vse.training.serve.photos import SMALL_PHOTO_SIDE
 from vse.training.serve.run_answer import RunAnswer, SplitImage
@@ -47,7 +48,7 @@ def build_attention(query: Query, attention: Attention, run_name: str, hit_id: i
     }
 
 
-def build_image(dataset: Dataset, image: Image) -> dict[str, Any]:
+def build_image(dataset: Dataset, image: DatasetImage) -> dict[str, Any]:
     """Return the fields of the page of an image with all its captions."""
     return {
         "id": image.imgid,

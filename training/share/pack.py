@@ -279,6 +279,3 @@ def _write_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
 
 
-_HUB_SCHEME = "hf:"  # ``Path("hf://user/name")`` has this first part
-_NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-_FILE_PATTERNS = (CARD_FILE_NAME, "*.json", "*.safetensors", "metrics.csv", "text_network/*")
