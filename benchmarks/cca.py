@@ -19,7 +19,7 @@ from common import report, seconds
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.pipeline.cores import count_allowed_cores
+from vse.pipeline.command import count_allowed_cores
 from vse.training.solvers.cca import Covariances, compute_canonical_directions, compute_covariances
 
 IMAGES, BLOCK, PER_IMAGE, DIM_X, DIM_Y, DIRECTIONS = 113_287, 1024, 5, 4096, 6000, 256

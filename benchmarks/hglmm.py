@@ -37,7 +37,7 @@ from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_step
 from vse.features.extractors.hglmm import HglmmEncoder
 from vse.features.extractors.mixture import compute_fisher_vectors, draw_initial_mixture, fit_mixture
 from vse.features.extractors.words import WordVectors
-from vse.features.settings.texts import HglmmConfig, MixtureKind
+from vse.features.settings.captions import HglmmConfig, MixtureKind
 
 
 def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, object]]:

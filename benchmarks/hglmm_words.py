@@ -16,7 +16,7 @@ from common import report, seconds
 
 from vse.features.extractors.hglmm import HglmmEncoder
 from vse.features.extractors.words import WordVectors
-from vse.features.settings.texts import HglmmConfig
+from vse.features.settings.captions import HglmmConfig
 
 WORDS, DIM = 300_000, 300
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from common import report
 
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import ranks_from_embeddings
 
 K = 10

@@ -22,10 +22,9 @@ from torch import Tensor
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.ranking.ranks import ranks_from_blocks
 from vse.training.experiment import ExperimentConfig
-from vse.training.models.similarities.todnet import TodNetSimilarity
+from vse.training.models.similarities.todnet import TodNetSimilarity, score_shortlist
 from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import MAX_TILE_CAPTIONS, MAX_TILE_IMAGES
-from vse.training.solvers.shortlist import score_shortlist
 
 
 def load_similarity(run: Path, dim: int) -> TodNetSimilarity:

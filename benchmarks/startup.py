@@ -28,8 +28,8 @@ from common import report
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
-    "data": "vse.features.data_cli:main",
-    "extract": "vse.features.cli:main",
+    "data": "vse.features.cli:data_main",
+    "extract": "vse.features.cli:extract_main",
     "train": "vse.training.cli:train_main",
     "embed": "vse.training.cli:embed_main",
     "eval": "vse.eval.cli:eval_main",

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.rows import ExtractorInput, list_extractor_inputs
 from vse.features.extractors.text import TextExtractor
-from vse.features.settings.texts import TextConfig
+from vse.features.settings.captions import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
 

@@ -21,7 +21,7 @@ import torch
 from common import report
 
 from vse.features.extractors.words import TfidfEncoder
-from vse.features.settings.texts import TfidfConfig
+from vse.features.settings.captions import TfidfConfig
 
 CHUNK = TfidfConfig(name="tfidf").chunk
 

@@ -47,7 +47,7 @@ from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.data.images import CachedImageFeatures
 from vse.training.data.pairs import Pairs, RetrievalSplit, WordIndices, describe_model_inputs, select_images_with_features
-from vse.training.data.samplers.base import ShuffledSampler
+from vse.training.data.samplers import ShuffledSampler
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.models.build import Model, build_model
 from vse.training.processes.group import ProcessGroup

@@ -28,7 +28,7 @@ from pathlib import Path
 from common import report
 
 from training import make_up
-from vse.pipeline.cores import count_allowed_cores
+from vse.pipeline.command import count_allowed_cores
 
 IMAGES, VAL, DIM, WORDS, SHARDS = 113_287, 1_000, 4096, 11_000, 64
 KINDS = {"VmRSS": "peak_gb", "RssAnon": "anon_gb", "RssFile": "file_gb"}

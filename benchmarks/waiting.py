@@ -3,7 +3,7 @@
 Claims: next to a program that keeps one core busy, training with as many threads as cores is at least 1.5 times as fast
 if the threads sleep while they wait (``OMP_WAIT_POLICY=PASSIVE``) as if they spin, OpenMP's default. On an idle machine
 sleeping costs less than 30%. In both cases, sleeping threads on all cores reach at least 0.9 times the speed of one
-thread. ``ours`` is the choice of the commands at their start (``vse.pipeline.cores``): within 5% of the better of
+thread. ``ours`` is the choice of the commands at their start (``vse.pipeline.command``): within 5% of the better of
 spinning and sleeping, with and without other programs. ``short spin`` (``GOMP_SPINCOUNT=10000``) lies between the two.
 The model is that of the demo, on made-up data. Every variant has a process of its own; in each round the variants run one
 after another next to zero, one and two busy programs. The numbers are medians of the rounds; ``slept`` is the number of
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vse.pipeline.cores import count_allowed_cores, set_up_openmp
+from vse.pipeline.command import count_allowed_cores, set_up_openmp
 
 SPIN = "while True: pass"
 NEIGHBOURS = ("none", "one busy core", "two busy cores")  # the index is the number of spinning processes

@@ -50,7 +50,8 @@ def _evaluate(request: EvaluationRequest) -> list[str]:
 def _compare(request: EvaluationRequest) -> list[str]:
     """Compare two models and return the lines to print. The last line is the path of the comparison file."""
     from vse.eval.files.results import read_comparison
-    from vse.eval.tables.significance import compare_files, format_difference_lines
+    from vse.eval.protocols.compare import compare_files
+    from vse.eval.tables.significance import format_difference_lines
 
     written = compare_files(request.files, request.out, request.protocol, request.options)
     return [*format_difference_lines(read_comparison(written)), str(written)]

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import click
 from pydantic import Field
 
+from vse.eval import DEFAULT_KS
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import (
     CliOption,
@@ -38,7 +39,6 @@ DEFAULT_IOU_THRESHOLD = 0.5  # a candidate box is right if its IoU with the grou
 N_BOOTSTRAP_SAMPLES = 1000  # number of bootstrap samples for a confidence interval
 N_CROSS_CHECK_QUERIES = 1000  # number of queries per direction that are compared with a FAISS search; 0 compares all
 N_COMPARISON_SAMPLES = 10_000  # number of samples for a p-value of a comparison
-DEFAULT_KS = (1, 5, 10)  # the K of R@K in every result; rsum adds up these recalls of both directions
 TREC_DEPTH = 1000  # number of answers for each query in a TREC run file
 FAMILY_METHODS = ("holm", "bonferroni", "fdr")  # corrections of p-values for the number of comparisons
 COST_NAMES = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # costs in seconds (_s) or MB (_mb)

@@ -45,7 +45,7 @@ from vse.features.settings import find_extractor
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, list_mentions, load_dataset_file
 from vse.pipeline.dataset.identity import N_PHOTOS_COMPARED, DataIdentity, describe_data_differences, hash_available_photos
-from vse.pipeline.dataset.phrases import iou
+from vse.pipeline.dataset.images import iou
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5
 from vse.pipeline.files.images import BadImage, image_exists

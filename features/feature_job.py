@@ -167,7 +167,7 @@ def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings
 
 
 def _check_feature_outputs(dataset: Dataset, config: FeatureSettings, out: Path, word_file: Path | None) -> None:
-    from vse.features.cache.output_checks import check_cache_output
+    from vse.features.cache.shards import check_cache_output
 
     word_file = config.find_word_file(word_file)
     inputs = [

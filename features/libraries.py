@@ -1,12 +1,18 @@
-"""Optional libraries with pretrained networks, imported when they are needed."""
+"""Libraries with pretrained networks, imported when they are needed: torchvision, and the optional ones."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module, metadata
+from types import ModuleType
 from typing import Any
 
 from vse.pipeline.errors import UserError, extra_install_command
+
+_COMPILER_MODULE = "torch._dynamo.utils"
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,7 @@ class OptionalLibrary:
 
         Raises UserError, which names ``model_name`` and the missing extra, if the library is not installed.
         """
-        from vse.features import torchvision_import  # noqa: F401  these libraries import torchvision, too
-
+        import_torchvision()  # these libraries import torchvision, too
         try:
             return import_module(self.module_name)
         except ImportError:
@@ -55,3 +60,33 @@ OPTIONAL_LIBRARIES = {
     ),
     "open_clip": OptionalLibrary("OpenCLIP", "open_clip", "open_clip_torch", "openclip"),
 }
+
+
+def import_torchvision() -> Any:
+    """Import and return torchvision, without torch's compiler, whose import takes longer than torch's own import.
+
+    ``torchvision.ops.roi_align`` imports a function from the compiler, but calls it only for deterministic algorithms on a
+    GPU. A stand-in module provides the function here. The function imports the compiler when it is called.
+    """
+    with replace_compiler():
+        return import_module("torchvision")
+
+
+def _is_compile_supported(device: str) -> bool:
+    supported: bool = import_module(_COMPILER_MODULE).is_compile_supported(device)
+    return supported
+
+
+@contextmanager
+def replace_compiler() -> Iterator[None]:
+    """Replace the compiler's module by a stand-in within this block, unless the compiler is already imported."""
+    if _COMPILER_MODULE in sys.modules:
+        yield
+        return
+    stand_in: Any = ModuleType(_COMPILER_MODULE)
+    stand_in.is_compile_supported = _is_compile_supported
+    sys.modules[_COMPILER_MODULE] = stand_in
+    try:
+        yield
+    finally:
+        del sys.modules[_COMPILER_MODULE]

@@ -1,7 +1,8 @@
 """Estimate the downloads, the disk space and the time of a workflow target before it runs (``vse-data plan``).
 
-Speeds come from this machine's runs and caches (:mod:`vse.features.own_rates`), or else from ``config/rates.yaml``. The latter
-were measured on another machine, so an estimate from them is a range. Unknown sizes and speeds are listed, not guessed.
+Speeds come from this machine's runs and caches (:mod:`vse.features.up_to_date`), or else from ``config/rates.yaml``.
+The latter were measured on another machine, so an estimate from them is a range. Unknown sizes and speeds are listed,
+not guessed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from vse.features.own_rates import OwnRates, measure_calibration, read_own_rates
 from vse.features.settings import load_feature
 from vse.features.settings.base import FeatureSettings
+from vse.features.up_to_date import OwnRates, measure_calibration, read_own_rates
 from vse.pipeline.dataset.columns import caption_counts
 from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file
 from vse.pipeline.dataset.preparation import source_folder
@@ -55,7 +56,7 @@ class Rates(Settings):
 
     machine: str
     calibration_per_s: PositiveFloat | None = Field(
-        None, description="result of vse.features.own_rates.measure_calibration on this machine"
+        None, description="result of vse.features.up_to_date.measure_calibration on this machine"
     )
     networks: dict[str, NetworkRates] = Field(default_factory=dict)
     features: dict[str, PositiveFloat] = Field(default_factory=dict, description="rows per second, by the preset's name")

@@ -152,7 +152,7 @@ def folds_command(request: FoldsRequest) -> None:
     Each file has all images. One part is the test split, the next part the validation split, and the rest the training split.
     The folds read the image features of the original data set; nothing is extracted again.
     """
-    from vse.pipeline.dataset.splits import write_folds
+    from vse.pipeline.dataset.splits_and_noise import write_folds
 
     for path in write_folds(request.dataset, request.out, request.count, request.seed, request.name, request.only):
         click.echo(path)
@@ -211,7 +211,7 @@ def noise_command(request: NoiseRequest) -> None:
 
     The dataset.json is not changed. Validation and test keep the correct pairs.
     """
-    from vse.pipeline.dataset.noise import import_noise_index, write_noise
+    from vse.pipeline.dataset.splits_and_noise import import_noise_index, write_noise
 
     if request.from_index is not None:
         if request.rate is not None:
@@ -265,7 +265,7 @@ class ChoicesRequest(Options):
 @command("import-choices", group=data_group)
 def import_choices_command(request: ChoicesRequest) -> None:
     """Convert published choices between captions for vse-eval --choices: SugarCrepe, ARO or Winoground."""
-    from vse.pipeline.imports.published_choices import import_choices
+    from vse.pipeline.dataset.choices import import_choices
 
     click.echo(import_choices(request.files, request.images, request.out, request.corpus))
 

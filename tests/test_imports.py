@@ -57,7 +57,7 @@ MAIN_JOB = """
 import sys
 from pathlib import Path
 from vse.eval.cli import eval_main
-from vse.features.cli import main as extract_main
+from vse.features.cli import extract_main
 from vse.training.cli import embed_main, search_main, train_main
 
 cache, folder = map(Path, sys.argv[1:])

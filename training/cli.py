@@ -5,6 +5,9 @@ Each command imports the code that it needs only when it runs.
 
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING
+
 import click
 
 from vse.pipeline.command import entry_point
@@ -21,6 +24,11 @@ from vse.training.options import (
     SearchCommandRequest,
     TrainRequest,
 )
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger(__name__)
 
 
 class _ExperimentListCommand(click.Command):
@@ -75,7 +83,7 @@ def search_command(request: SearchCommandRequest) -> None:
     and corners (x1, y1, x2, y2 in pixels).
     """
     from vse.features.backbones.device import use_threads
-    from vse.training.share.hub import find_model
+    from vse.training.share.pack import find_model
     from vse.training.use.localise import find_phrase
     from vse.training.use.search import search_run
 
@@ -165,6 +173,6 @@ def push_command(request: PushRequest) -> None:
 
     The token is that of hf auth login, or HF_TOKEN. HF_ENDPOINT is the address of another hub.
     """
-    from vse.training.share.hub import push_model
+    from vse.training.share.pack import push_model
 
     click.echo(push_model(request.folder, request.name, request.private))

@@ -13,8 +13,7 @@ from vse.features.cache.feature_cache import FeatureCache
 from vse.pipeline.presets.own_code import is_code_name
 from vse.pipeline.presets.parts import import_object, part_field
 from vse.pipeline.presets.schema import Settings
-from vse.training.data.samplers import SAMPLERS
-from vse.training.data.samplers.base import Sampler, ShuffledSampler
+from vse.training.data.samplers import SAMPLERS, Sampler, ShuffledSampler
 from vse.training.losses import LOSSES
 
 WeightGroup = Literal["words", "embeddings", "biases", "norms", "vectors"]

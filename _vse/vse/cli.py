@@ -1,24 +1,38 @@
-"""The command ``vse``, whose sub-commands are all commands of the package, grouped by task.
+"""The command ``vse``, whose sub-commands are all commands of the package, grouped by task; and ``vse doctor``.
 
 ``vse train`` is the same as ``vse-train``. A sub-command is imported when it is needed.
 """
 
 from __future__ import annotations
 
-import click
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
 
-from vse.pipeline.command import entry_point
-from vse.pipeline.errors import UserError, did_you_mean
+import click
+from packaging.requirements import Requirement
+
+from vse.features.settings import load_feature
+from vse.features.settings.base import WEIGHT_FILE_SUFFIXES
+from vse.pipeline import __version__
+from vse.pipeline.command import count_allowed_cores, entry_point
+from vse.pipeline.errors import UserError, did_you_mean, extra_install_command
+from vse.pipeline.options import Options, command
 from vse.pipeline.presets.parts import import_object
+from vse.pipeline.presets.preset_files import list_preset_names
 
 # For each task, the names of sub-commands and the click commands that they run.
 COMMANDS_BY_TASK = {
     "Start": {
         "quickstart": "vse.quickstart:quickstart_command",
-        "doctor": "vse.doctor:doctor_command",
+        "doctor": "vse.cli:doctor_command",
     },
     "Prepare data and features": {
-        "data": "vse.features.data_cli:data_group",
+        "data": "vse.features.cli:data_group",
         "extract": "vse.features.cli:extract",
     },
     "Train": {
@@ -46,6 +60,12 @@ _COMMANDS = {name: place for commands in COMMANDS_BY_TASK.values() for name, pla
 _SUMMARY_LENGTH = 90  # characters of a command's summary in the help
 
 
+def load_command(name: str) -> click.Command:
+    """Import and return a sub-command of ``vse`` by its name, such as ``train``."""
+    found: click.Command = import_object(_COMMANDS[name])
+    return found
+
+
 class _TaskGroup(click.Group):
     """A group that imports its commands by their places in ``COMMANDS_BY_TASK``, and lists them by task."""
 
@@ -53,7 +73,7 @@ class _TaskGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return import_object(_COMMANDS[cmd_name]) if cmd_name in _COMMANDS else None
+        return load_command(cmd_name) if cmd_name in _COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for task, places in COMMANDS_BY_TASK.items():
@@ -76,3 +96,144 @@ def vse_group() -> None:
 
 
 main = entry_point(vse_group)
+
+
+DISTRIBUTION = "vse-pipeline"
+# For each extra (optional group of dependencies) of the package, the abilities that it enables.
+ABILITY_BY_EXTRA = {
+    "timm": "image features of timm's networks, such as effnet and dino",
+    "text": "caption features of transformers, such as minilm",
+    "openclip": "features of OpenCLIP, such as clip",
+    "serve": "the search page of vse serve",
+    "xlsx": "spreadsheets of Excel (.xlsx)",
+    "datasets": "data sets of the Hugging Face library datasets",
+    "edgeboxes": "box proposals of EdgeBoxes and selective search",
+    "chunker": "noun phrases of captions by spaCy",
+    "nltk": "captions split into words by NLTK",
+    "eccv": "the protocols cxc and eccv",
+    "tensorboard": "vse train --tensorboard",
+    "remote": "archives of photos at a URL",
+    "slurm": "the workflow on SLURM",
+    "storage": "the workflow with its files in S3 or another storage",
+    "kubernetes": "the workflow on Kubernetes",
+    "docs": "this documentation as a site",
+    "test": "the tests",
+}
+_LIBRARIES = ("torch", "torchvision", "faiss-cpu", "faiss-gpu", "snakemake", "numpy", "h5py")
+_INSTRUCTION_SETS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "bf16", "amx_bf16": "AMX", "bf16": "bf16"}
+
+
+class DoctorRequest(Options):
+    """``vse doctor`` has no arguments."""
+
+
+@command("doctor")
+def doctor_command(request: DoctorRequest) -> None:
+    """Print versions, processor, GPU, memory, extras and weights, and for each missing part what it would enable."""
+    for name, text in (*_describe_machine(), *_describe_extras(), *_describe_weights()):
+        click.echo(f"{name:<11}{text}")
+
+
+def _describe_machine() -> Iterator[tuple[str, str]]:
+    yield "vse", f"{__version__} in {Path(__file__).resolve().parent}"
+    yield "Python", f"{platform.python_version()}, {platform.platform()}"
+    versions = {name: version for name in _LIBRARIES if (version := _find_version(name)) is not None}
+    yield "libraries", ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield "processor", _describe_processor()
+    yield "GPU", _describe_gpu(versions.get("torch", ""))
+    if (memory := _read_memory_gb()) is not None:
+        yield "memory", f"{memory[0]:.1f} of {memory[1]:.1f} GB free"
+    yield "disk", f"{shutil.disk_usage(Path.cwd()).free / 1e9:.1f} GB free in {Path.cwd()}"
+
+
+def _find_version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _describe_processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()] if cpuinfo.is_file() else []
+    values = {key.strip(): value.strip() for key, _, value in lines}
+    flags = {*values.get("flags", "").split(), *values.get("Features", "").split()}
+    sets = dict.fromkeys(title for flag, title in _INSTRUCTION_SETS.items() if flag in flags)
+    name = values.get("model name") or platform.processor() or platform.machine()
+    cores = count_allowed_cores()
+    usable = f"{cores} core{'s' if cores > 1 else ''} for this process"
+    return "; ".join([name, usable, *([", ".join(sets)] if sets else [])])
+
+
+def _describe_gpu(torch_version: str) -> str:
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.strip().splitlines()
+    except (OSError, subprocess.SubprocessError):
+        found = []
+    if not found:
+        return "none found; everything runs on the processor"
+    if torch_version.endswith("+cpu"):
+        return f"{'; '.join(found)}, but PyTorch is installed without CUDA: pip install --force-reinstall torch torchvision"
+    return "; ".join(found)
+
+
+def _read_memory_gb() -> tuple[float, float] | None:
+    """Return the available and the total memory in 1e9 bytes, or None if the system does not report it."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.is_file():
+        return None
+    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in meminfo.read_text().splitlines())}
+    return kib["MemAvailable"] * 1024 / 1e9, kib["MemTotal"] * 1024 / 1e9
+
+
+def _describe_extras() -> Iterator[tuple[str, str]]:
+    missing = {extra: packages for extra in ABILITY_BY_EXTRA if (packages := _list_missing_packages(extra))}
+    yield "extras", ", ".join(extra for extra in ABILITY_BY_EXTRA if extra not in missing) or "none"
+    for extra, packages in missing.items():
+        lacks = ", ".join(packages)
+        yield "  missing", f"{extra}, for {ABILITY_BY_EXTRA[extra]} (lacks {lacks}): {extra_install_command(extra)}"
+
+
+def _list_missing_packages(extra: str) -> list[str]:
+    requirements = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
+    wanted = (one for one in requirements if one.marker is not None and one.marker.evaluate({"extra": extra}))
+    always = {one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})}
+    return sorted({one.name for one in wanted if one.name not in always and _find_version(one.name) is None})
+
+
+def _describe_weights() -> Iterator[tuple[str, str]]:
+    features_by_model: dict[str, list[str]] = {}
+    for name in list_preset_names("features"):
+        settings = load_feature(name)
+        model, weights = getattr(settings, "model", None), getattr(settings, "weights", None)
+        if model is not None and weights != "random" and not settings.list_input_files():
+            features_by_model.setdefault(model, []).append(name)
+    missing = []
+    for model, features in features_by_model.items():
+        if (place := find_weights(model)) is not None:
+            yield "weights", f"{model}: {place}"
+        else:
+            missing.append((model, features))
+    folder = os.environ.get("VSE_WEIGHTS_DIR")
+    hint = f"put their files into {folder}" if folder else "name a folder of weights in VSE_WEIGHTS_DIR"
+    if missing:
+        yield "  missing", f"weights of these networks. They are downloaded when they are first used; offline, {hint}:"
+    for model, features in missing:
+        shown = ", ".join(features[:3]) + (", ..." if len(features) > 3 else "")
+        yield "", f"{model}, for {shown}"
+
+
+def find_weights(model: str) -> Path | None:
+    """Return a file or folder with the weights of a network: in VSE_WEIGHTS_DIR, or in the cache of a hub."""
+    stem = model.rpartition("/")[2]
+    torch_hub = Path(os.environ.get("TORCH_HOME", Path.home() / ".cache" / "torch")) / "hub" / "checkpoints"
+    hugging_face = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")) / "hub"
+    candidates = [
+        *torch_hub.glob(f"{stem}-*.pth"),
+        *hugging_face.glob(f"models--{model.replace('/', '--')}"),
+        *hugging_face.glob(f"models--{model.replace('/', '--')}.*"),  # timm adds the training data to the name
+    ]
+    if folder := os.environ.get("VSE_WEIGHTS_DIR"):
+        candidates = [*(Path(folder, f"{stem}{suffix}") for suffix in ("", *WEIGHT_FILE_SUFFIXES)), *candidates]
+    return next((path for path in candidates if path.exists()), None)

@@ -248,8 +248,8 @@ class ModelComparison(SavableResult):
     _output_kind = COMPARISON_KIND
 
     def __init__(self, files: Sequence[Path], folder: Path, job: EvaluationJob) -> None:
+        from vse.eval.protocols.compare import compare_files
         from vse.eval.search.gpu import choose_faiss_device
-        from vse.eval.tables.significance import compare_files
 
         choose_faiss_device(job.options.device)
         out = compare_files(files, folder / "comparison.json", job.protocol, job.options)

@@ -14,17 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-import vse.features.data_cli  # noqa: F401  adds sub-commands to vse-data
-from vse.doctor import find_weights
-from vse.eval.cli import eval_command
-from vse.features.cli import extract
+from vse.cli import find_weights, load_command
 from vse.features.settings import load_feature
-from vse.pipeline.cli import data_group
 from vse.pipeline.command import record_command
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import CliOption, FileOrFolderPath, PositiveInteger, Text
 from vse.pipeline.options import Options, command
-from vse.training.cli import embed_command, report_command, train_command
 
 if TYPE_CHECKING:
     from vse.pipeline.dataset.dataset import Dataset
@@ -42,14 +37,6 @@ FEW_PAIRS_MIN_COUNT = 1  # with few pairs, TF-IDF reads words that occur at leas
 _ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
 _MIN_ENGLISH_SHARE = 0.1  # captions with at least this share of these words count as English
 _N_CAPTIONS_FOR_LANGUAGE = 1000
-_COMMANDS: dict[str, click.Command] = {
-    "vse-data": data_group,
-    "vse-extract": extract,
-    "vse-train": train_command,
-    "vse-embed": embed_command,
-    "vse-eval": eval_command,
-    "vse-report": report_command,
-}
 
 
 class QuickstartRequest(Options):
@@ -162,7 +149,7 @@ class _Steps:
         if self._threads is not None and name in ("vse-extract", "vse-train", "vse-embed"):
             words += ["--threads", str(self._threads)]
         with record_command(line), redirect_stdout(sys.stderr):
-            _COMMANDS[name].main(args=words, prog_name=name, standalone_mode=False)
+            load_command(name.removeprefix("vse-")).main(args=words, prog_name=name, standalone_mode=False)
 
     def extract_captions(self, dataset_file: Path, feature: str, cache: Path, min_count: int | None) -> None:
         """Extract a feature of captions into ``cache``. TF-IDF reads words that occur ``min_count`` times, if it is given."""

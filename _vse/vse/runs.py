@@ -335,7 +335,7 @@ def load(
         ```
     """
     from vse.features.backbones.device import use_threads
-    from vse.training.share.hub import find_model
+    from vse.training.share.pack import find_model
 
     use_threads(threads)
     files = RunFileOptions(

@@ -1,14 +1,52 @@
-"""Cards: the facts that a reader needs to compare two results, and the facts in which two results differ.
+"""Cards: the facts that a reader needs to compare two results, the facts in which they differ, and the names of models.
 
 A card is built from the provenance of a result. The provenance comes from ``run.json``; without it the settings are unknown.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vse.eval.files.results import DifferingFact, list_changed_settings
+from pydantic import BaseModel
+
+
+class DifferingFact(BaseModel):
+    """A fact in which two models differ: its ``name``, such as ``train.epochs``, and its value for each model."""
+
+    name: str
+    a: str
+    b: str
+
+
+_CHANGED_SETTING_PATTERN = re.compile(r"([^:]+): .* -> (.*)", re.DOTALL)
+
+
+def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
+    """Return the name of a model in tables: its label (``vse-train --name``), or its experiment and its changed settings.
+
+    For example, ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin; changed features are left out.
+    """
+    config = provenance.get("config")
+    label = config.get("label") if isinstance(config, Mapping) else None
+    return str(label) if label else experiment + changes_suffix(provenance)
+
+
+def changes_suffix(provenance: Mapping[str, Any]) -> str:
+    """Return e.g. ``[margin=0.1]`` for the settings that differ from the preset, or an empty text."""
+    changes = [match.groups() for text in list_changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
+    named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
+    last = [key.rpartition(".")[2] for key in named]
+    names = [name if last.count(name) == 1 else key for key, name in zip(named, last, strict=True)]
+    return f"[{', '.join(f'{name}={value}' for name, value in zip(names, named.values(), strict=True))}]" if names else ""
+
+
+def list_changed_settings(provenance: Mapping[str, Any]) -> list[str]:
+    """Return the recorded changes of a run's settings from its preset, such as ``loss.margin: 0.2 -> 0.1``."""
+    recorded = provenance.get("changed_settings")
+    return [text for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []
+
 
 # Settings that name or list experiments, and settings that affect only speed or memory.
 _IGNORED_SETTINGS = {

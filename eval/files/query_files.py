@@ -12,8 +12,7 @@ import numpy as np
 
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import RankedList, break_ties, rank_captions, rank_images
-from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS
-from vse.eval.ranking.rank_arrays import BestAnswers
+from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, BestAnswers
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, read_first_bytes
 from vse.pipeline.files.writing import open_atomic

@@ -1,28 +1,76 @@
-"""Schemas and readers of the JSON files that ``vse-eval`` writes: results and comparisons."""
+"""Schemas and readers of the JSON files that ``vse-eval`` writes: results and comparisons; the identity of a test split."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 from annotated_types import Len
+from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError, model_validator
 
-from vse.eval.files.split_identity import SplitIdentity
-from vse.eval.options import N_IMAGES_PER_FOLD
+from vse.eval.files.cards import DifferingFact, display_name
+from vse.eval.options import N_IMAGES_PER_FOLD, published_folder
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.pipeline.dataset.identity import DataChecksums
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import FileMetadata
 from vse.pipeline.files.outputs import json_kind
 from vse.pipeline.files.writing import read_json, sha256_json
+from vse.pipeline.presets.preset_files import read_yaml
 
 log = logging.getLogger(__name__)
+
+
+class SplitIdentity(BaseModel):
+    """The identity of the images of a split.
+
+    Attributes
+    ----------
+    ids : kind of the hashed ids: ``coco_ids`` or ``image_ids``
+    sha256 : SHA-256 of the sorted ids as a canonical JSON list
+    name : name of the published test split with these images, e.g. ``karpathy``; None if it is unknown
+    """
+
+    ids: str
+    sha256: str
+    name: str | None = None
+
+
+def split_identity_from_ids(dataset: str, kind: str, ids: NDArray[np.int64]) -> SplitIdentity:
+    """Return the identity of the images with ``ids`` (n,). ``kind`` is ``image_ids`` or ``coco_ids``."""
+    sha256 = sha256_json(sorted(ids.tolist()))
+    return SplitIdentity(ids=kind, sha256=sha256, name=find_split_name(dataset, sha256))
+
+
+def find_split_name(dataset: str, sha256: str) -> str | None:
+    """Return the name of the published test split whose image ids have the hash ``sha256``; None if there is no such split.
+
+    The folder in the environment variable ``VSE_PRESETS`` may define further names.
+    """
+    return next((name for name, known in _read_known_splits(dataset) if known == sha256), None)
+
+
+def _read_known_splits(dataset: str) -> Iterator[tuple[str, str]]:
+    user_folder = os.environ.get("VSE_PRESETS")
+    for folder in [*([Path(user_folder, "published")] if user_folder else []), published_folder()]:
+        path = folder / "splits.yaml"
+        if not path.is_file():
+            continue
+        content = read_yaml(path) or {}
+        splits = (content.get(dataset) or {}) if isinstance(content, dict) else None
+        if not isinstance(splits, dict):
+            raise UserError(f"{path}: names splits as DATASET: {{ NAME: SHA-256 }}")
+        for name, hashes in splits.items():
+            for sha256 in hashes if isinstance(hashes, list) else [hashes]:
+                yield str(name), str(sha256)
+
+
 RESULT_KIND = json_kind("a result of vse-eval", "version", "dataset", "split", "seeds", "protocols")
 COMPARISON_KIND = json_kind("a comparison of vse-eval", "version", "dataset", "split", "comparisons")
 UNSAVED_RESULT_PATH = Path("result.json")  # the path used in place of a result file that is not written
@@ -181,14 +229,6 @@ class Result(BaseModel):
         return f" + {self.correction['method']} ({bank})"
 
 
-class DifferingFact(BaseModel):
-    """A fact in which two models differ: its ``name``, such as ``train.epochs``, and its value for each model."""
-
-    name: str
-    a: str
-    b: str
-
-
 class ComparedMetric(BaseModel):
     """A metric of two models on the same queries, with the interval and p-value of the difference."""
 
@@ -231,7 +271,6 @@ class Comparison(BaseModel):
     sha256: str
 
 
-_CHANGED_SETTING_PATTERN = re.compile(r"([^:]+): .* -> (.*)", re.DOTALL)
 _Schema = TypeVar("_Schema", bound=BaseModel)
 _Protocol = TypeVar("_Protocol")
 
@@ -260,31 +299,6 @@ def check_consistent_data(files: Sequence[tuple[Path, Result | Comparison]]) -> 
                     f"{' and '.join(differing)} differ; files that are compared must have the same data set"
                 )
         others.append((path, result.data))
-
-
-def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
-    """Return the name of a model in tables: its label (``vse-train --name``), or its experiment and its changed settings.
-
-    For example, ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin; changed features are left out.
-    """
-    config = provenance.get("config")
-    label = config.get("label") if isinstance(config, Mapping) else None
-    return str(label) if label else experiment + changes_suffix(provenance)
-
-
-def changes_suffix(provenance: Mapping[str, Any]) -> str:
-    """Return e.g. ``[margin=0.1]`` for the settings that differ from the preset, or an empty text."""
-    changes = [match.groups() for text in list_changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
-    named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
-    last = [key.rpartition(".")[2] for key in named]
-    names = [name if last.count(name) == 1 else key for key, name in zip(named, last, strict=True)]
-    return f"[{', '.join(f'{name}={value}' for name, value in zip(names, named.values(), strict=True))}]" if names else ""
-
-
-def list_changed_settings(provenance: Mapping[str, Any]) -> list[str]:
-    """Return the recorded changes of a run's settings from its preset, such as ``loss.margin: 0.2 -> 0.1``."""
-    recorded = provenance.get("changed_settings")
-    return [text for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []
 
 
 def mean_and_std(metric: Metric | None) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.files.split_identity import SplitIdentity, split_identity_from_ids
+from vse.eval.files.results import SplitIdentity, split_identity_from_ids
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores, shared_tensor
 from vse.pipeline.dataset.identity import DataIdentity
 from vse.pipeline.errors import UserError, did_you_mean

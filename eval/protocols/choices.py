@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from vse.eval.files.split import Embeddings
 from vse.eval.options import CHOICES_PROTOCOL
-from vse.eval.ranking.metrics import Floats, MeasuredQueries, QueriesByDirection
-from vse.eval.ranking.rank_arrays import BestAnswers, Ints
+from vse.eval.ranking.metrics import BestAnswers, Floats, Ints, MeasuredQueries, QueriesByDirection
 from vse.pipeline.dataset.choices import Choice, read_choices
 from vse.pipeline.errors import UserError
 

@@ -30,11 +30,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.options import DEFAULT_KS
 from vse.eval.ranking.answers import unit_rows
-from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, position_metrics
-from vse.eval.ranking.rank_arrays import BestAnswers, Ints
+from vse.eval.ranking.metrics import BestAnswers, Ints, MeasuredQueries, QueriesByDirection, position_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, check_finite, iter_caption_scores, shared_tensor
 from vse.pipeline.errors import UserError, extra_install_command
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors

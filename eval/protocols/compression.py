@@ -1,12 +1,15 @@
-"""The option ``--compress`` of ``vse-eval``: recall against the bytes in which the candidates are stored."""
+"""The option ``--compress`` of ``vse-eval``: ways to store embeddings in fewer bytes, and the recall of each way."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import faiss
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,16 +18,148 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.files.split import Embeddings
 from vse.eval.protocols.correction import check_bank
 from vse.eval.protocols.result_content import mean_and_std_over_seeds
-from vse.eval.ranking.metrics import QueriesByDirection, build_fold, fold_metrics
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.answers import Vectors, unit_rows
+from vse.eval.ranking.metrics import QueriesByDirection, Ranks, build_fold, fold_metrics
 from vse.eval.ranking.ranks import blocks_from_embeddings, ranks_from_blocks, shared_tensor
 from vse.eval.ranking.statistics import compute_intervals
 from vse.eval.search.approximate import find_candidates, rank_listed_candidates
-from vse.eval.search.codecs import Codec, FittedCodec, parse_codecs
+from vse.eval.search.index import MIN_ROWS_PER_CENTROID
 from vse.eval.search.top_k import compute_exact_scores
-from vse.eval.search.vectors import Vectors
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
+
+_PQ_BITS = 8
+_BYTES_PER_FLOAT = 4
+CODEC_EXAMPLES = "dims=256,128 int8 binary pq32"
+
+
+@dataclass(frozen=True)
+class Codec:
+    """A codec of vectors of ``dim`` numbers. ``kind`` is float32, dims, int8, binary or pq.
+
+    ``size`` : for ``dims``, the number of leading dimensions that are kept; for ``pq``, the bytes per vector; otherwise 0.
+    """
+
+    kind: str
+    dim: int
+    size: int = 0
+
+    @property
+    def name(self) -> str:
+        return {"dims": f"dims={self.size}", "pq": f"pq{self.size}"}.get(self.kind, self.kind)
+
+    @property
+    def bytes_per_vector(self) -> int:
+        sizes = {"float32": _BYTES_PER_FLOAT * self.dim, "dims": _BYTES_PER_FLOAT * self.size, "int8": self.dim}
+        return {**sizes, "binary": -(-self.dim // 8), "pq": self.size}[self.kind]
+
+    @property
+    def encodes_queries(self) -> bool:
+        """True if queries are encoded like the stored vectors. Then a pair has the same score in both directions."""
+        return self.kind in ("float32", "dims", "binary")
+
+    def fit(self, vectors: Vectors) -> FittedCodec:
+        """Fit the codec to ``vectors`` (n, dim). Raises UserError if they are too few for a product quantiser."""
+        if self.kind == "int8":
+            scalar = faiss.ScalarQuantizer(self.dim, faiss.ScalarQuantizer.QT_8bit)
+            scalar.train(np.ascontiguousarray(vectors))
+            return FittedCodec(self, scalar)
+        if self.kind == "pq":
+            needed = MIN_ROWS_PER_CENTROID * 2**_PQ_BITS
+            if len(vectors) < needed:
+                raise UserError(
+                    f"--compress {self.name}: needs {needed:,} vectors to be fitted, and there are {len(vectors):,}; with the "
+                    "embeddings of the training split (vse-embed RUN --split train), it is fitted to these"
+                )
+            product = faiss.ProductQuantizer(self.dim, self.size, _PQ_BITS)
+            product.train(np.ascontiguousarray(vectors))
+            return FittedCodec(self, product)
+        return FittedCodec(self, None)
+
+
+@dataclass(frozen=True)
+class FittedCodec:
+    """A codec with its fitted FAISS quantiser; ``quantiser`` is None for codecs without a quantiser."""
+
+    codec: Codec
+    quantiser: Any
+
+    def encode(self, vectors: Vectors) -> Any:
+        """Return the codes of ``vectors`` (n, dim): (n, bytes_per_vector) uint8, or float32 for ``float32`` and ``dims``."""
+        if self.quantiser is not None:
+            return self.quantiser.compute_codes(np.ascontiguousarray(vectors))
+        if self.codec.kind == "binary":
+            return np.packbits(vectors >= 0, axis=1, bitorder="little")
+        cut = vectors[:, : self.codec.size or self.codec.dim]
+        return unit_rows(shared_tensor(cut)).numpy() if self.codec.kind == "dims" else cut
+
+    def decode(self, codes: Any) -> Vectors:
+        """Return the vectors of codes in float32: for ``binary``, 1 and -1 for each bit."""
+        if self.quantiser is not None:
+            decoded: Vectors = self.quantiser.decode(codes)
+            return decoded
+        if self.codec.kind == "binary":
+            bits = np.unpackbits(codes, axis=1, count=self.codec.dim, bitorder="little")
+            return 2 * bits.astype(np.float32) - 1
+        vectors: Vectors = codes
+        return vectors
+
+    def encode_and_decode(self, vectors: Vectors) -> Vectors:
+        """Encode ``vectors`` (n, dim), and return the decoded vectors. A search compares these with the queries."""
+        return self.decode(self.encode(vectors))
+
+    def prepare_queries(self, vectors: Vectors) -> Vectors:
+        """Return query vectors in the form whose inner products with decoded vectors are the scores."""
+        return self.encode_and_decode(vectors) if self.codec.encodes_queries else vectors
+
+    def build_index(self, vectors: Vectors) -> Any:
+        """Return a FAISS index of the codes of ``vectors``. ``binary`` compares by the Hamming distance."""
+        codec = self.codec
+        index: Any
+        if codec.kind == "binary":
+            index = faiss.IndexBinaryFlat(8 * codec.bytes_per_vector)
+        elif codec.kind == "int8":
+            index = faiss.IndexScalarQuantizer(codec.dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
+            index.sq, index.is_trained = self.quantiser, True
+        elif codec.kind == "pq":
+            index = faiss.IndexPQ(codec.dim, codec.size, _PQ_BITS, faiss.METRIC_INNER_PRODUCT)
+            index.pq, index.is_trained = self.quantiser, True
+        else:
+            index = faiss.IndexFlatIP(codec.size or codec.dim)
+        index.add(np.ascontiguousarray(self.encode(vectors) if codec.encodes_queries else vectors))
+        return index
+
+    def search(self, index: Any, queries: Vectors, k: int) -> Any:
+        """Return the rows (n, k) of the nearest stored vectors, by an index of :meth:`build_index`."""
+        encoded = self.encode(queries) if self.codec.encodes_queries else queries
+        return index.search(np.ascontiguousarray(encoded), k)[1]
+
+
+def parse_codecs(texts: Sequence[str], dim: int) -> list[Codec]:
+    """Return the codecs that texts such as ``dims=256,128`` and ``int8 binary pq32`` name, for vectors of ``dim`` numbers.
+
+    Raises UserError if a name is unknown, or if a number does not fit ``dim``.
+    """
+    codecs: list[Codec] = []
+    for part in (part for text in texts for part in text.split()):
+        dims, product = re.fullmatch(r"dims=(\d{1,6}(?:,\d{1,6})*)", part), re.fullmatch(r"pq(\d{1,6})", part)
+        if part in ("int8", "binary"):
+            codecs.append(Codec(part, dim))
+        elif dims:
+            codecs += [Codec("dims", dim, int(number)) for number in dims[1].split(",")]
+        elif product:
+            codecs.append(Codec("pq", dim, int(product[1])))
+        else:
+            raise UserError(f"--compress {part}: no such codec; such as {CODEC_EXAMPLES} work")
+    for codec in codecs:
+        if codec.kind == "dims" and not 1 <= codec.size < dim:
+            raise UserError(
+                f"--compress {codec.name}: give a number from 1 to {dim - 1}, because the vectors have {dim} numbers"
+            )
+        if codec.kind == "pq" and (not codec.size or dim % codec.size):
+            raise UserError(f"--compress {codec.name}: {dim} dimensions cannot be divided into {codec.size} equal parts")
+    return list(dict.fromkeys(codecs))
+
 
 _BANK_SPLIT = "train"
 _N_TIMED_ANSWERS = 10  # results per query in a timed search
@@ -49,7 +184,7 @@ def measure_compression(
 
     Parameters
     ----------
-    texts : names of codecs, see :func:`vse.eval.search.codecs.parse_codecs`
+    texts : names of codecs, see :func:`vse.eval.protocols.compression.parse_codecs`
     rescored : number of best candidates per query that are also ranked again by the uncompressed vectors; None for no
         such ranking
     samples : number of bootstrap samples for intervals; 0 computes none

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval.files.cards import display_name, list_changed_settings
 from vse.eval.files.embeddings import (
     EMBEDDINGS_KIND,
     Embeddings,
@@ -30,7 +31,6 @@ from vse.eval.files.embeddings import (
     write_embeddings,
     write_scores,
 )
-from vse.eval.files.results import display_name, list_changed_settings
 from vse.eval.files.split import MATRIX_NAMES, MeanScores
 from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks

@@ -68,8 +68,8 @@ from vse.eval.protocols.protocols import (
 )
 from vse.eval.protocols.result_content import build_result, list_unfinished_runs, mean_and_std_over_seeds
 from vse.eval.ranking.hubness import diagnose_hubs, mean_cosine, measure_hubs
-from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, chance_recall, fold_metrics
-from vse.eval.ranking.statistics import compute_intervals
+from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, fold_metrics
+from vse.eval.ranking.statistics import chance_recall, compute_intervals
 from vse.eval.search.approximate import measure_index_recalls, measure_reranked_search
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output

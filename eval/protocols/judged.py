@@ -15,6 +15,7 @@ comparison of strengths of association in contingency tables", Biometrika 1953 (
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,12 +23,13 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.judgements import Judgements
-from vse.eval.files.split import Embeddings
+from vse.eval.files.split import Embeddings, select_language
 from vse.eval.protocols.result_content import mean_and_std_over_seeds
-from vse.eval.ranking.metrics import Floats, MeasuredQueries, QueriesByDirection
-from vse.eval.ranking.rank_arrays import BestAnswers, Ints
-from vse.eval.ranking.ranks import iter_caption_scores
+from vse.eval.ranking.answers import unit_rows
+from vse.eval.ranking.metrics import BestAnswers, Floats, Ints, MeasuredQueries, QueriesByDirection
+from vse.eval.ranking.ranks import blocks_from_embeddings, iter_caption_scores, ranks_from_blocks, shared_tensor
 from vse.eval.ranking.statistics import compute_interval
+from vse.pipeline.dataset.languages import parse_languages
 from vse.pipeline.errors import UserError
 
 _DEPTH = 10  # number of candidates that nDCG@10 and judged@10 count
@@ -240,3 +242,44 @@ def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDA
         rows.append(np.array([row_of.get(id_, -1) for id_ in wanted.tolist()], np.int64))
     known = (rows[0] >= 0) & (rows[1] >= 0)
     return rows[0][known], rows[1][known], known
+
+
+def parse_language_pairs(texts: Sequence[str]) -> list[str]:
+    """Return the protocols of pairs such as ``en:de``, in both directions: ``en:de`` and ``de:en``."""
+    protocols: list[str] = []
+    for text in texts:
+        languages = parse_languages(text.replace(":", ","), "--pairs") if text.count(":") == 1 else []
+        if len(languages) != 2:
+            raise UserError(f"--pairs {text}: give two languages, such as en:de")
+        protocols += [":".join(languages), ":".join(reversed(languages))]
+    return list(dict.fromkeys(protocols))
+
+
+def rank_language_pair(embeddings: Embeddings, protocol: str, ks: Sequence[int]) -> QueriesByDirection:
+    """Return the ranked queries of a protocol such as ``en:de``, as the direction ``t2t``.
+
+    Only images with captions in all languages of the file count. Raises UserError if the file has no embeddings of captions,
+    or no captions in one of the languages.
+    """
+    if embeddings.captions is None:
+        raise UserError(f"the protocol {protocol} needs caption embeddings, and the file has none")
+    source = Path(protocol)  # errors name the protocol in place of a file; the caller adds the file
+    queries, answers = (select_language(source, embeddings, language) for language in protocol.split(":"))
+    assert queries.captions is not None
+    assert answers.captions is not None
+    candidates = unit_rows(shared_tensor(answers.captions))
+    query_rows, image_of_answer = queries.image_of_caption(), torch.from_numpy(answers.image_of_caption())
+    units = unit_rows(shared_tensor(queries.captions))
+    # ScoreBlocks allow one query per image, so each pass ranks one caption of every image.
+    order = np.argsort(query_rows, kind="stable")
+    counts = np.bincount(query_rows)
+    number_in_image = np.empty_like(query_rows)
+    number_in_image[order] = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ranks = np.empty(len(query_rows), np.int64)
+    for number in range(int(counts.max())):
+        chosen = np.flatnonzero(number_in_image == number)
+        vectors = torch.zeros(len(counts), units.shape[1])
+        vectors[torch.from_numpy(query_rows[chosen])] = units[torch.from_numpy(chosen)]
+        blocks = blocks_from_embeddings(vectors, candidates, image_of_answer)
+        ranks[chosen] = ranks_from_blocks(blocks).i2t[query_rows[chosen]]
+    return {"t2t": MeasuredQueries.from_ranks(ranks, query_rows, ks)}

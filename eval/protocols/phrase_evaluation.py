@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, is_phrase_score_file, read_phrase_scores
-from vse.eval.files.results import Metric
-from vse.eval.files.split_identity import split_identity_from_ids
+from vse.eval.files.phrase_scores import (
+    PhraseScores,
+    check_same_phrases,
+    is_phrase_score_file,
+    rank_phrases,
+    read_phrase_scores,
+)
+from vse.eval.files.results import Metric, split_identity_from_ids
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.protocols.protocols import unify_seeds
 from vse.eval.protocols.result_content import build_result, list_unfinished_runs, mean_and_std_over_seeds
-from vse.eval.ranking.localisation import rank_phrases
 from vse.eval.ranking.metrics import QueriesByDirection, fold_metrics
 from vse.eval.ranking.statistics import compute_differences, compute_intervals
 from vse.pipeline.errors import UserError

@@ -3,7 +3,7 @@
 ``full`` searches the complete split, and ``1k`` searches each fold of 1,000 images. In ``sentence`` and
 ``sentence-1k`` captions query captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`, for protocols such as
 ``judged-expert`` :mod:`vse.eval.protocols.judged`, and for protocols such as ``en:de``
-:mod:`vse.eval.protocols.language_pairs`.
+:mod:`vse.eval.protocols.judged`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
 from vse.eval.files.judgements import Judgements
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.split import MATRIX_NAMES, ROW_FIELDS, select_language
-from vse.eval.options import COCO_PROTOCOLS, DEFAULT_KS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
+from vse.eval.options import COCO_PROTOCOLS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
 from vse.eval.protocols.choices import ChoiceSet, rank_choices
 from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
-from vse.eval.protocols.judged import rank_judged_queries
-from vse.eval.protocols.language_pairs import parse_language_pairs, rank_language_pair
+from vse.eval.protocols.judged import parse_language_pairs, rank_judged_queries, rank_language_pair
 from vse.eval.ranking.answers import find_best_answers, find_sentence_answers
 from vse.eval.ranking.metrics import DIRECTIONS, MeasuredQueries, QueriesByDirection, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor

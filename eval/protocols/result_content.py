@@ -12,9 +12,10 @@ import faiss
 import numpy as np
 import torch
 
+from vse.eval import DEFAULT_KS
 from vse.eval.files.embeddings import parse_provenance
 from vse.eval.files.results import RESULT_VERSION, Combination, Result, file_reference, hash_file_content, mean_and_std
-from vse.eval.options import DEFAULT_KS, JUDGED_PREFIX, PHRASE_PROTOCOL
+from vse.eval.options import JUDGED_PREFIX, PHRASE_PROTOCOL
 from vse.eval.ranking.metrics import METRIC_TITLES, POSITION_METRICS, RANK_METRICS, metric_title
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance

@@ -1,9 +1,9 @@
-"""The best answers to each query, from scores that are computed or read block by block (some images at a time)."""
+"""The best answers to each query, from scores that are computed block by block; vectors that are read block by block."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,8 +11,15 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.rank_arrays import BestAnswers, Ints, Ranks, Scores
-from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, check_finite, iter_caption_scores, rows_with_captions
+from vse.eval.ranking.metrics import BestAnswers, Ints, Ranks, Scores
+from vse.eval.ranking.ranks import (
+    ScoreBlocks,
+    blocks_from_embeddings,
+    check_finite,
+    iter_caption_scores,
+    rows_with_captions,
+    shared_tensor,
+)
 from vse.pipeline.errors import UserError
 
 
@@ -178,3 +185,33 @@ def _ranked_list(query: int, scores: Scores, right: Ints, depth: int) -> RankedL
     is_right[right] = True
     rows = rows[np.lexsort((rows, is_right[rows], -scores[rows]))][: depth or n]
     return RankedList(query, rows, scores[rows])
+
+
+N_ROWS_PER_BLOCK = 65_536  # rows that are read at once: 256 MB for 1,024 dimensions
+
+Vectors = NDArray[np.float32]
+
+
+class Corpus(Protocol):
+    """Vectors (n, dim) that are read a block at a time: an array, a memory map or a data set of an HDF5 file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, Vectors]]:
+    """Yield the corpus in blocks of ``block`` rows, each with the index of its first row.
+
+    Raises UserError if ``checked`` and a row is not finite.
+    """
+    if block < 1:
+        raise ValueError(f"blocks of {block} rows")
+    for start in range(0, len(corpus), block):
+        rows = np.ascontiguousarray(corpus[start : start + block], np.float32)
+        if checked:
+            check_finite("corpus", shared_tensor(rows), start)
+        yield start, rows

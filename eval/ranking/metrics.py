@@ -1,4 +1,4 @@
-"""Metrics of retrieval, over the complete split or over folds of 1,000 images, and the metrics of a random order.
+"""Ranks and best answers as arrays, and metrics of retrieval over the complete split or over folds of 1,000 images.
 
 :class:`MeasuredQueries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them
 to the metrics of a result file. To add a metric of the positions in a ranked list, write a function that takes
@@ -11,15 +11,69 @@ Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.options import DEFAULT_KS
-from vse.eval.ranking.rank_arrays import BestAnswers, Ints, Ranks
+from vse.eval import DEFAULT_KS
+
+Ints = NDArray[np.int64]  # rows, ids, ranks or counts
+Scores = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """0-based ranks of both directions.
+
+    Attributes
+    ----------
+    i2t : (n_queries,) rank of the best own caption of each image that has captions. An image without captions is no query,
+        but it is a candidate for captions.
+    t2i : (n_captions,) rank of each caption's image
+    by_caption : (n_captions,) rank of each caption as the answer to its image, counted among the captions of other images;
+        None if not requested. The lowest rank among the captions of an image is the image's rank in ``i2t``.
+    """
+
+    i2t: Ints
+    t2i: Ints
+    by_caption: Ints | None = None
+
+    @property
+    def by_direction(self) -> dict[str, Ints]:
+        return {"i2t": self.i2t, "t2i": self.t2i}
+
+
+@dataclass(frozen=True)
+class BestAnswers:
+    """The best right and the best wrong answer to each query of one direction.
+
+    ``queries``, ``right_answers`` and ``wrong_answers`` are row indices in the split; :meth:`with_ids` replaces them by ids.
+
+    Attributes
+    ----------
+    queries : (n,) the queries
+    ranks : (n,) 0-based: the number of wrong answers that score at least as high as the best right one
+    right_answers, right_scores : (n,) the best right answer and its score; the first one if several tie
+    wrong_answers, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
+    """
+
+    queries: Ints
+    ranks: Ints
+    right_answers: Ints
+    right_scores: Scores
+    wrong_answers: Ints
+    wrong_scores: Scores
+
+    def with_ids(self, query_ids: Ints, answer_ids: Ints) -> BestAnswers:
+        """Return the answers with ids in place of rows. The meaningless row of a missing wrong answer is not replaced."""
+        wrong = np.where(np.isneginf(self.wrong_scores), self.wrong_answers, answer_ids[self.wrong_answers])
+        return replace(
+            self, queries=query_ids[self.queries], right_answers=answer_ids[self.right_answers], wrong_answers=wrong
+        )
+
 
 Floats = NDArray[np.float64]
 
@@ -224,7 +278,7 @@ QueriesByDirection = Mapping[str, MeasuredQueries]
 def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT_KS) -> QueriesByDirection:
     """Build the queries of a fold in both directions. ``image_of_caption`` (n_captions,) has the row of each caption's image.
 
-    :data:`POSITION_METRICS` are included if :attr:`vse.eval.ranking.rank_arrays.Ranks.by_caption` is known.
+    :data:`POSITION_METRICS` are included if :attr:`vse.eval.ranking.metrics.Ranks.by_caption` is known.
     """
     images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
     query_images = {"i2t": images, "t2i": image_of_caption}
@@ -332,28 +386,3 @@ def _recall_sums(directions: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     rsum = sum(recalls)
     return {"rsum": rsum, "mean_recall": rsum / 6}
-
-
-def compute_chance_within(k: int, n_candidates: int, n_right: int = 1) -> float:
-    """Return the probability that, in a random order, one of ``n_right`` right answers is among the first ``k`` candidates."""
-    missed = 1.0
-    for n in range(n_right):
-        missed *= max(0, n_candidates - k - n) / max(1, n_candidates - n)
-    return 1.0 - missed
-
-
-def captions_per_image(n_images: int, n_captions: int) -> int:
-    """Return the mean number of captions of an image, rounded, at least 1."""
-    return max(1, round(n_captions / max(1, n_images)))
-
-
-def chance_recall(direction: str, k: int, n_images: int, n_captions: int) -> float:
-    """Return R@``k`` of a random order in percent, in the direction ``i2t`` or ``t2i``."""
-    if direction == "t2i":
-        return 100.0 * compute_chance_within(k, n_images)
-    return 100.0 * compute_chance_within(k, n_captions, captions_per_image(n_images, n_captions))
-
-
-def chance_rsum(n_images: int, n_captions: int) -> float:
-    """Return rsum of a random order: the sum of R@1, R@5 and R@10 in both directions."""
-    return sum(chance_recall(direction, k, n_images, n_captions) for direction in ("i2t", "t2i") for k in DEFAULT_KS)

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.rank_arrays import Ints, Ranks
+from vse.eval.ranking.metrics import Ints, Ranks
 from vse.pipeline.errors import UserError, did_you_mean
 
 _MAX_BYTE_SUMMANDS = 255  # number of bytes, each 0 or 1, whose sum fits into a byte

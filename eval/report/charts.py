@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from vse.eval.ranking.metrics import compute_chance_within
+from vse.eval.ranking.statistics import compute_chance_within
 
 RESULT_COLOURS = ("#2a6f97", "#d9731a")  # first and second result, as in templates/report.html
 _QUIET_COLOUR, _AXIS_COLOUR, _GRID_COLOUR, _INK_COLOUR = "#4a5560", "#8a949e", "#e6e9ed", "#1d2733"

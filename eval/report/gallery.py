@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import blocks_from_embeddings, shared_tensor
 from vse.eval.report.drawings import Drawing, DrawnWord, PairIds, ResultAttention, draw_attention
 from vse.eval.report.pages import DatasetPhotos, Photo
-from vse.eval.report.query_selection import select_groups
+from vse.eval.report.report_inputs import select_groups
 from vse.eval.search.top_k import Attention
 
 N_CANDIDATES = 5  # number of candidates displayed for each query

@@ -12,18 +12,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.phrase_scores import PhraseScores
+from vse.eval.files.phrase_scores import MISSED_RANK, PhraseRanks, PhraseScores, rank_phrases, rowwise_iou
 from vse.eval.files.results import ProtocolMetrics, mean_and_std
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.protocols.phrase_evaluation import build_phrase_folds
-from vse.eval.ranking.localisation import MISSED_RANK, PhraseRanks, rank_phrases, rowwise_iou
 from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.ranking.statistics import compute_differences
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
-from vse.eval.report.metrics_section import ReportDifference, ReportMetric, format_difference
 from vse.eval.report.pages import thumbnail_uri_and_size
-from vse.eval.report.query_selection import take_queries_of_new_images
-from vse.eval.report.report_inputs import ReportInput
+from vse.eval.report.report_inputs import ReportInput, take_queries_of_new_images
+from vse.eval.report.sections import ReportDifference, ReportMetric, format_difference
 from vse.pipeline.dataset.dataset import Caption, Dataset, Mention, list_mentions
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError

@@ -15,10 +15,9 @@ from markupsafe import Markup
 from vse.eval.files.results import Result
 from vse.eval.options import N_GALLERY_QUERIES, N_REPORT_QUERIES, PHRASE_PROTOCOL
 from vse.eval.protocols.result_content import combination_line, compression_line, hubs_line, rerank_line
-from vse.eval.ranking.metrics import DIRECTIONS, captions_per_image, chance_rsum
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import DIRECTIONS, Ranks
 from vse.eval.ranking.ranks import ranks_from_blocks
-from vse.eval.report.caption_sections import AcceptedAnswer, ChoiceCard, find_accepted_answers, sample_choices
+from vse.eval.ranking.statistics import captions_per_image, chance_rsum
 from vse.eval.report.charts import (
     RESULT_COLOURS,
     Curve,
@@ -27,10 +26,19 @@ from vse.eval.report.charts import (
 )
 from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, ResultAttention
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
-from vse.eval.report.metrics_section import ReportDifference, build_sections, compute_retrieval_differences, headline_metrics
 from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
 from vse.eval.report.phrases import are_phrase_results, build_phrase_section, compute_phrase_metric_differences
 from vse.eval.report.report_inputs import ReportInput, align_queries, read_report_input
+from vse.eval.report.sections import (
+    AcceptedAnswer,
+    ChoiceCard,
+    ReportDifference,
+    build_sections,
+    compute_retrieval_differences,
+    find_accepted_answers,
+    headline_metrics,
+    sample_choices,
+)
 from vse.pipeline.command import format_code_version
 from vse.pipeline.dataset.columns import caption_counts
 from vse.pipeline.dataset.dataset import load_dataset_file

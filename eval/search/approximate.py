@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vse.eval.options import DEFAULT_KS
-from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, RANK_METRICS, compute_metrics
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval import DEFAULT_KS
+from vse.eval.ranking.answers import N_ROWS_PER_BLOCK, Vectors
+from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, RANK_METRICS, Ranks, compute_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.eval.search.gpu import copy_to_gpu
 from vse.eval.search.index import build_index, min_training_rows, set_search_parameters
@@ -27,7 +27,6 @@ from vse.eval.search.top_k import (
     exact_search,
     search,
 )
-from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Vectors
 from vse.pipeline.errors import UserError
 
 _MAX_CANDIDATES = 2**24  # largest number of candidates of the queries in a chunk

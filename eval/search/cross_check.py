@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.ranking.answers import unit_rows
-from vse.eval.ranking.rank_arrays import BestAnswers, Ranks
+from vse.eval.ranking.answers import Vectors, unit_rows
+from vse.eval.ranking.metrics import BestAnswers, Ranks
 from vse.eval.ranking.ranks import find_similarity, shared_tensor
 from vse.eval.search.top_k import N_RESCORED_CANDIDATES, DirectionSearch, RowIndices, Scores, TopK, build_both_searches, search
-from vse.eval.search.vectors import Vectors
 
 log = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from pydantic import (
 )
 
 from vse.eval.files.array_folder import MAX_IN_MEMORY_BYTES
+from vse.eval.ranking.answers import N_ROWS_PER_BLOCK, Corpus, Vectors, read_blocks
 from vse.eval.search.gpu import strip_faiss_location
 from vse.eval.search.top_k import RowIndices, search_index
-from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Corpus, Vectors, read_blocks
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, changed_file_error
 from vse.pipeline.files.outputs import OutputKind, json_kind, may_replace_other_kinds

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from vse.eval.ranking.answers import N_ROWS_PER_BLOCK, Vectors
 from vse.eval.ranking.ranks import check_finite, shared_tensor
 from vse.eval.search.top_k import (
     MAX_DIM_ROUNDED_DIFFERENTLY,
@@ -22,7 +23,6 @@ from vse.eval.search.top_k import (
     compute_inner_products,
     exact_search_single,
 )
-from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Vectors
 
 _ROWS_PER_PRODUCT = 1024  # rows that fit into the cache of a core
 _PRODUCTS_PER_BLOCK = 16  # number of matrix products between two updates of the candidates

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from vse.eval.ranking.answers import N_ROWS_PER_BLOCK, Corpus, Vectors, read_blocks
 from vse.eval.ranking.metrics import IMAGE_TEXT_DIRECTIONS, Direction
 from vse.eval.ranking.ranks import TiledSimilarity, check_finite, find_similarity, shared_tensor
 from vse.eval.search.gpu import GPU_SEARCH_LIMIT, current_gpu, fall_back_to_cpu
-from vse.eval.search.vectors import N_ROWS_PER_BLOCK, Corpus, Vectors, read_blocks
 from vse.pipeline.errors import UserError
 
 N_RESCORED_CANDIDATES = 200  # number of candidates of a query that are scored exactly

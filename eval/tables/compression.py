@@ -20,9 +20,8 @@ from vse.eval.files.results import (
     read_result,
 )
 from vse.eval.options import TableRequest
-from vse.eval.tables.chart_files import write_chart_file
 from vse.eval.tables.summary import UNKNOWN_INTERVAL, method_name
-from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, column_title, metric_cell
+from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, column_title, metric_cell, write_chart_file
 from vse.pipeline.errors import UserError, to_printable_line
 
 _METRIC_COLUMNS = ("i2t_r1", "i2t_r10", "t2i_r1", "t2i_r10", "rsum")

@@ -17,9 +17,16 @@ from numpy.typing import NDArray
 
 from vse.eval.files.results import Result, check_consistent_data, drop_comparisons, read_result
 from vse.eval.options import COST_NAMES, TableRequest
-from vse.eval.tables.chart_files import write_chart_file
 from vse.eval.tables.summary import BEST_GROUP_COLUMN, GROUP_COLUMN, method_name, summarise_results
-from vse.eval.tables.table import EMPTY_TABLE_REQUEST, Groups, PrintedTable, TableKind, column_title, metric_cell
+from vse.eval.tables.table import (
+    EMPTY_TABLE_REQUEST,
+    Groups,
+    PrintedTable,
+    TableKind,
+    column_title,
+    metric_cell,
+    write_chart_file,
+)
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
 

@@ -11,8 +11,15 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.files.results import ProtocolMetrics, Result, check_consistent_data, drop_comparisons, mean_and_std, read_result
-from vse.eval.files.split_identity import find_split_name
+from vse.eval.files.results import (
+    ProtocolMetrics,
+    Result,
+    check_consistent_data,
+    drop_comparisons,
+    find_split_name,
+    mean_and_std,
+    read_result,
+)
 from vse.eval.options import FOLDED_PROTOCOLS, N_IMAGES_PER_FOLD, PHRASE_PROTOCOL, TableRequest
 from vse.eval.tables.published_rows import PublishedRow, published_rows, table_experiments
 from vse.eval.tables.summary import GROUP_COLUMN, UNKNOWN_INTERVAL, describe_result

@@ -1,147 +1,37 @@
-"""Compare two models on the same queries: write the comparison file, and tabulate comparison files."""
+"""Two tables of comparisons: ``significance`` lists comparison files, and ``compare`` lists all pairs of systems."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from vse.eval.files.cards import list_differing_facts
-from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
-from vse.eval.files.judgements import read_judgement_files
-from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import (
-    COMPARISON_KIND,
-    COMPARISON_VERSION,
     ComparedMetric,
     Comparison,
     check_consistent_data,
-    display_name,
+    drop_comparisons,
     drop_repeated_protocols,
-    file_reference,
-    hash_file_content,
+    mean_and_std,
     read_comparison,
 )
-from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE_PROTOCOL, AllEvaluateOptions, TableRequest
-from vse.eval.protocols.choices import read_choice_sets
-from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, compute_phrase_differences, read_seed_phrase_scores
-from vse.eval.protocols.protocols import (
-    RankingOptions,
-    describe_test_set,
-    join_folds,
-    rank_queries_of_seeds,
-    read_seed_embeddings,
-    select_languages_of_seeds,
-    select_protocols,
-)
-from vse.eval.protocols.result_content import list_unfinished_runs
+from vse.eval.options import PHRASE_PROTOCOL, TableRequest
 from vse.eval.ranking.metrics import metric_title
-from vse.eval.ranking.statistics import SIGNIFICANCE_LEVEL, compute_differences
-from vse.eval.tables.table import EMPTY_TABLE_REQUEST, PrintedTable, TableKind, metric_cell
-from vse.pipeline.command import current_provenance, format_code_version
+from vse.eval.ranking.statistics import (
+    SIGNIFICANCE_LEVEL,
+    ComparedFamily,
+    assign_letters,
+    compare_all_pairs,
+)
+from vse.eval.tables.groups import ComparedSystem, read_systems
+from vse.eval.tables.summary import method_name
+from vse.eval.tables.table import COMPARED_PROTOCOL, EMPTY_TABLE_REQUEST, PrintedTable, TableKind, metric_cell
+from vse.pipeline.command import format_code_version
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import FileMetadata
-from vse.pipeline.files.outputs import check_output
-from vse.pipeline.files.writing import write_json
-
-
-def compare_files(
-    files: Sequence[Path],
-    out: Path | None = None,
-    protocol: str | Sequence[str] = "auto",
-    options: AllEvaluateOptions = AllEvaluateOptions(),
-) -> Path:
-    """Compare two models, given as files of embeddings, scores or phrase scores; write and return the comparison file.
-
-    Two files are the two models. More files are the seeds of two models, equally many of each, and are paired in their order.
-    See :func:`vse.eval.ranking.statistics.compute_differences` for the values of each metric. The file is ``out`` or, if that
-    is None, ``results/<dataset>_<a>_vs_<b>.json``.
-    """
-    phrases, threshold = (
-        are_phrase_score_files(files, protocol, options.iou),
-        DEFAULT_IOU_THRESHOLD if options.iou is None else options.iou,
-    )
-    samples = N_COMPARISON_SAMPLES if options.bootstrap is None else options.bootstrap
-    if not samples:
-        raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
-    models = _split_models(files, read_phrase_scores if phrases else read_embeddings)
-    if phrases:
-        scores = [read_seed_phrase_scores(paths) for paths in models]
-        check_same_phrases(models[0][0], scores[0][0], models[1][0], scores[1][0])
-        out = _prepare_output(files, scores, out)
-        not_finished = list_unfinished_runs([run for seeds in scores for run in seeds], out, options.allow_unfinished)
-        compared = {PHRASE_PROTOCOL: compute_phrase_differences(models, scores, samples, threshold)}
-        return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
-    runs = [select_languages_of_seeds(paths, read_seed_embeddings(paths), options.language) for paths in models]
-    (a_parts, *_), (b_parts, *_) = map(join_folds, runs)
-    check_same_split(models[0][0], describe_test_set(a_parts), models[1][0], describe_test_set(b_parts))
-    names, others = (
-        select_protocols(paths, seeds, protocol, options.pairs) for paths, seeds in zip(models, runs, strict=True)
-    )
-    out = _prepare_output(files, runs, out)
-    not_finished = list_unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
-    judgements = read_judgement_files(options, models[0][0], describe_test_set(a_parts))
-    choices = read_choice_sets(options.choices, describe_test_set(a_parts), out)
-    ranking = RankingOptions(options.cross_check, options.cross_checked, judgements=judgements, choices=choices)
-    compared = {}
-    for name in choices or (*names, *judgements):
-        if name in others or name in judgements or name in choices:
-            first, second = (
-                rank_queries_of_seeds(paths, seeds, name, ranking) for paths, seeds in zip(models, runs, strict=True)
-            )
-            compared[name] = compute_differences([one.folds for one in first], [one.folds for one in second], samples)
-    settings = {} if options.language is None else {"language": options.language}
-    return _write_comparison(runs, out, compared, samples, not_finished, settings)
-
-
-def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None) -> Path:
-    """Return the file to write, named after the two models if ``out`` is None. Raises UserError if it must not be replaced."""
-    if out is None:
-        names = [str(seeds[0].experiment) for seeds in runs]
-        if names[0] == names[1]:
-            numbers = [seeds[0].seed for seeds in runs]
-            suffixes = "ab" if None in numbers else numbers
-            names = [f"{name}-{suffix}" for name, suffix in zip(names, suffixes, strict=True)]
-        name = f"{runs[0][0].dataset}_{'_vs_'.join(names)}"
-        out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
-    check_output(out, COMPARISON_KIND, files)
-    return out
-
-
-def _write_comparison(
-    runs: Sequence[Sequence[Embeddings]] | Sequence[Sequence[PhraseScores]],
-    out: Path,
-    compared: Mapping[str, Any],
-    samples: int,
-    unfinished: Sequence[Mapping[str, str]],
-    settings: Mapping[str, Any] = MappingProxyType({}),
-) -> Path:
-    first = runs[0][0]
-    if isinstance(first, Embeddings):
-        first = describe_test_set(join_folds([run for run in runs[0] if isinstance(run, Embeddings)])[0])
-    comparison = {
-        "version": COMPARISON_VERSION,
-        "dataset": first.dataset,
-        "split": first.split,
-        "data": first.identity.checksums.model_dump(),
-        "n_images": len(np.unique(first.image_ids)),
-        "n_captions": len(np.unique(first.caption_ids)),
-        **settings,
-        "a": _model_entry(runs[0], out),
-        "b": _model_entry(runs[1], out),
-        "samples": samples,
-        "comparisons": compared,
-        "differing_facts": [fact.model_dump() for fact in list_differing_facts(*(parse_provenance(one[0]) for one in runs))],
-        **({"unfinished": unfinished} if unfinished else {}),
-        "provenance": {"made": current_provenance()},
-    }
-    return write_json(out, {**comparison, "sha256": hash_file_content(comparison)})
 
 
 def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
@@ -276,30 +166,101 @@ def _flatten_metrics(
     return leaves
 
 
-def _split_models(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
-    """Return the files of each model. Raises UserError unless they are two models with equally many seeds."""
-    if len(files) < 2:
-        raise UserError("--compare needs the files of two models")
-    if len(files) == 2:
-        if files[0].resolve() == files[1].resolve():
-            raise UserError(f"{files[0]} is given twice; --compare needs two models")
-        return [files[0]], [files[1]]
-    by_name: dict[str, list[Path]] = {}
-    for path in files:
-        run = read(path)
-        by_name.setdefault(display_name(experiment_name(path, run), parse_provenance(run)), []).append(path)
-    if len(by_name) != 2 or len({len(side) for side in by_name.values()}) != 1:
-        found = ", ".join(f"{len(side)} of {name}" for name, side in by_name.items())
-        raise UserError(f"--compare needs equally many seeds of two experiments; there are {found}")
-    first, second = by_name.values()
-    return first, second
+_DEFAULT_METRIC, _DEFAULT_FAMILY = "rsum", "holm"
+_MIN_PRINTED_P = 0.0001
 
 
-def _model_entry(runs: Sequence[FileMetadata], out: Path) -> dict[str, Any]:
-    return {
-        "experiment": runs[0].experiment,
-        "name": display_name(str(runs[0].experiment), parse_provenance(runs[0])),
-        **({"trained_on": runs[0].trained_on} if runs[0].trained_on else {}),
-        "seeds": [run.seed for run in runs],
-        "embeddings": [file_reference(run, out) for run in runs],
-    }
+class ComparedTable(TableKind):
+    """``vse-table compare``: a row per pair in the CSV file, and a row per system on the terminal and in LaTeX."""
+
+    first_columns = ("dataset", "split", "protocol", "metric", "a", "b")
+    option_names = frozenset({"family", "metric"})
+
+    def build_frame(self, request: TableRequest) -> pd.DataFrame:
+        metric, family = request.metric or _DEFAULT_METRIC, request.family or _DEFAULT_FAMILY
+        systems = read_systems(drop_comparisons(request.results), metric)
+        if len(systems) < 2:
+            raise UserError("the table compare needs at least two results")
+        keys = [metric] if metric in ("rsum", "mean_recall") else metric.split("_", 1)
+        return _build_frame(systems, compare_all_pairs([one.queries for one in systems], keys, family), metric, family)
+
+    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+        return build_printed_comparison(frame)
+
+
+def _build_frame(systems: Sequence[ComparedSystem], family: ComparedFamily, metric: str, method: str) -> pd.DataFrame:
+    differs = np.zeros((len(systems), len(systems)), bool)
+    for pair in family.pairs:
+        differs[pair.a, pair.b] = differs[pair.b, pair.a] = pair.is_significant
+    letters = assign_letters(family.values, differs)
+    names = _name_systems(systems)
+    rows: list[dict[str, Any]] = []
+    for pair in family.pairs:
+        first, second = systems[pair.a], systems[pair.b]
+        row: dict[str, Any] = {
+            "dataset": first.result.dataset,
+            "split": first.result.split,
+            "protocol": COMPARED_PROTOCOL,
+            "metric": metric,
+        }
+        row |= {"a": names[pair.a], "b": names[pair.b], "difference": pair.difference}
+        row |= {"low": pair.interval[0], "high": pair.interval[1]}
+        row |= {"p": f"{pair.p:.2g}", "p_corrected": f"{pair.p_corrected:.2g}"}
+        row |= {"significant": "yes" if pair.is_significant else "no", "family": method, "comparisons": len(family.pairs)}
+        row |= {"smallest_visible": family.smallest_visible}
+        for side, index, system in (("a", pair.a, first), ("b", pair.b, second)):
+            protocol = system.result.protocols[COMPARED_PROTOCOL]
+            row |= {f"{side}_value": family.values[index], f"{side}_std": mean_and_std(protocol.metric(metric))[1]}
+            row |= {f"{side}_letters": letters[index], f"{side}_seeds": len(system.queries), f"{side}_file": system.path.name}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _name_systems(systems: Sequence[ComparedSystem]) -> list[str]:
+    """Return the names of the systems: the methods, or the names of the files if two methods have the same name."""
+    names = [method_name(one.result) for one in systems]
+    return [name if names.count(name) == 1 else one.path.stem for name, one in zip(names, systems, strict=True)]
+
+
+def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
+    """Return a row per system, the best first, with its letters, its difference to the best system and the p-value.
+
+    The best system and the systems that do not differ significantly from it are bold.
+    """
+    facts: dict[str, dict[str, Any]] = {}
+    for row in frame.to_dict("records"):
+        for side in ("a", "b"):
+            facts[row[side]] = {name: row[f"{side}_{name}"] for name in ("value", "std", "letters", "seeds")}
+    ordered = sorted(facts, key=lambda name: -facts[name]["value"])
+    best = ordered[0]
+    lines = []
+    for name in ordered:
+        of_system = facts[name]
+        cell = metric_cell(of_system["value"], 1, of_system["std"])
+        cell = f"**{cell}**" if set(of_system["letters"]) & set(facts[best]["letters"]) else cell
+        difference, p = _describe_difference(frame, name, best)
+        lines.append([name, of_system["seeds"], cell, of_system["letters"], difference, p])
+    first = frame.iloc[0]
+    titles = ["method", "seeds", metric_title(first["metric"].rpartition("_")[2]), "group", "difference to the best", "p"]
+    direction, n_pairs = first["metric"].partition("_")[0], int(first["comparisons"])
+    count = f"{n_pairs} comparisons" if n_pairs > 1 else "1 comparison"
+    notes = [
+        f"dataset {first['dataset']}, split {first['split']}, protocol {first['protocol']}"
+        f"{f', direction {direction}' if direction in ('i2t', 't2i') else ''}",
+        "methods that share a letter do not differ significantly; bold: the best, and those that share a letter with it",
+        f"{count}: {first['family']} corrects the p-values; intervals are not corrected",
+        f"differences below about {first['smallest_visible']:.1f} cannot be seen on this split",
+    ]
+    return PrintedTable(lines, [("", title) for title in titles], 1, notes)
+
+
+def _describe_difference(frame: pd.DataFrame, name: str, best: str) -> tuple[str, str]:
+    """Return two texts: the difference of a system to the best system with its interval, and the corrected p-value."""
+    if name == best:
+        return "", ""
+    row = frame[((frame["a"] == name) & (frame["b"] == best)) | ((frame["a"] == best) & (frame["b"] == name))].iloc[0]
+    sign = 1 if row["a"] == name else -1
+    low, high = sorted((sign * row["low"], sign * row["high"]))
+    text = f"{metric_cell(sign * row['difference'], 1, signed=True)} [{metric_cell(low, 1)}, {metric_cell(high, 1)}]"
+    p = float(row["p_corrected"])
+    return text, f"{p:.4f}" if p >= _MIN_PRINTED_P else f"below {_MIN_PRINTED_P}"

@@ -13,20 +13,19 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.files.cards import build_card
+from vse.eval import DEFAULT_KS
+from vse.eval.files.cards import build_card, changes_suffix, list_changed_settings
 from vse.eval.files.results import (
     ProtocolMetrics,
     Result,
     SeedStatistics,
-    changes_suffix,
     check_consistent_data,
     drop_comparisons,
     drop_repeated_protocols,
-    list_changed_settings,
     mean_and_std,
     read_result,
 )
-from vse.eval.options import DEFAULT_KS, PHRASE_PROTOCOL, TableRequest
+from vse.eval.options import PHRASE_PROTOCOL, TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS, RANK_METRICS
 from vse.eval.tables.table import COMPARED_PROTOCOL, Groups, PrintedTable, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError

@@ -1,22 +1,26 @@
-"""The base class of all tables. Its methods and functions write a table as CSV, LaTeX or text for a terminal."""
+"""The base class of all tables. Its methods and functions write a table as CSV, LaTeX, text for a terminal, or a chart."""
 
 from __future__ import annotations
 
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+import matplotlib
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from vse.eval.files.results import drop_transductive_results
 from vse.eval.options import TableRequest
 from vse.eval.ranking.metrics import DIRECTIONS, metric_title
 from vse.pipeline.errors import UserError, escape_csv_cell, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
-from vse.pipeline.files.writing import write_text
+from vse.pipeline.files.writing import write_bytes, write_text
 
 FILE_MARKER = "made by vse-table"  # a text in LaTeX tables and charts; only files with it may be replaced
 _BOLD_PATTERN = re.compile(r"\*\*(.*?)\*\*")
@@ -191,3 +195,25 @@ def metric_cell(value: float, digits: int, deviation: float = math.nan, signed: 
         return ""
     text = f"{value:{'+' if signed else '-'}.{digits}f}".replace("-", "−")
     return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
+
+
+_CHART_SIZE = (8.0, 5.2)  # inches
+_FILE_METADATA = {
+    "svg": {"Creator": FILE_MARKER, **dict.fromkeys(("Date", "Format", "Type"))},
+    "png": {"Software": FILE_MARKER},
+}
+
+
+def write_chart_file(out: Path, draw: Callable[[Axes], None], name: str) -> Path:
+    """Write the chart that ``draw`` draws as ``.svg`` or ``.png``; return ``out``. ``name`` seeds the ids of SVG elements."""
+    suffix = out.suffix.removeprefix(".")
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # ignore the user's matplotlibrc
+        matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9})
+        figure = Figure(figsize=_CHART_SIZE, layout="constrained")
+        draw(figure.add_subplot())
+        for text in figure.findobj(matplotlib.text.Text):
+            text.set_parse_math(False)  # dollar signs in names do not begin a formula
+        content = BytesIO()
+        figure.savefig(content, format=suffix, dpi=150, metadata=_FILE_METADATA[suffix])
+    return write_bytes(out, content.getvalue())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vse.pipeline import __version__
-from vse.pipeline.cores import count_allowed_cores
+from vse.pipeline.command import count_allowed_cores
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import try_lock
 

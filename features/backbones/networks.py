@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from vse.features.backbones.model_folder import download_first_file, hash_tensors
 from vse.features.backbones.weight_files import WEIGHTS_FILE_KEY, WeightsFile
-from vse.features.libraries import OPTIONAL_LIBRARIES
+from vse.features.libraries import OPTIONAL_LIBRARIES, import_torchvision
 from vse.features.settings.base import WEIGHT_FILE_SUFFIXES, NetworkSettings
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import InputFile
@@ -189,7 +189,7 @@ def _build_model(
         if library not in builders:
             raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
         return builders[library](name, config.weights if pretrained else None, notes)
-    from vse.features.torchvision_import import torchvision
+    torchvision = import_torchvision()
 
     names = torchvision.models.list_models(family or torchvision.models)
     if config.model not in names:
@@ -216,7 +216,7 @@ def _rename_weights(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Ten
 
 
 def _download_weights(name: str, weights: str, notes: dict[str, Any]) -> dict[str, Tensor]:
-    from vse.features.torchvision_import import torchvision
+    torchvision = import_torchvision()
 
     choices = torchvision.models.get_model_weights(name)
     if weights != "pretrained" and weights not in choices.__members__:

@@ -36,7 +36,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json
 
 if TYPE_CHECKING:
-    from vse.features.settings.texts import TextConfig
+    from vse.features.settings.captions import TextConfig
 
 
 class TextBackbone(ABC):

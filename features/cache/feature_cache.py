@@ -94,7 +94,7 @@ class FeatureCache:
 
     @property
     def has_rows(self) -> bool:
-        """False if a :class:`vse.features.cache.description.FeatureDescription` built this cache, without rows."""
+        """False if a :class:`vse.features.cache.reader.FeatureDescription` built this cache, without rows."""
         return bool(self.shard_arrays)
 
     @property

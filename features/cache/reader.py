@@ -1,4 +1,4 @@
-"""Read the rows of a feature cache by index or id, and the boxes of its regions."""
+"""Read a feature cache: its description, its rows by index or id, and the boxes of its regions."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from vse.features.cache.arrays import ByteSource, StoredArray, view_bytes
-from vse.features.cache.feature_cache import FeatureCache
-from vse.features.cache.rows import TextUnit
+from vse.features.cache.arrays import BlockChecker, ByteSource, StoredArray, view_bytes
+from vse.features.cache.feature_cache import ROW_HASH_NAMES, FeatureCache
+from vse.features.cache.rows import FeatureKind, TextUnit
 from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.errors import UserError
 
@@ -219,3 +222,64 @@ def check_text_unit(cache: FeatureCache, wanted: TextUnit) -> None:
     if cache.kind != "text" or cache.text_unit != wanted:
         hint = f" (a preset with of: {wanted})" if cache.kind == "text" else ""
         raise UserError(f"{cache.path} holds {cache.describe()}; features of {wanted} are needed{hint}")
+
+
+_DATA_NOTES = {"counts", "data", "upper_bound"}  # entries of the provenance that describe the rows, not the feature
+
+
+class FeatureDescription(BaseModel):
+    """The extractor of a feature, and the shape and type of its rows.
+
+    A training run records the descriptions of its features, so that these features can be computed for new photos and captions
+    without the caches.
+
+    row_shape : shape of a row or, with ``is_ragged``, of one of its vectors
+    is_ragged : whether rows have different numbers of vectors
+    """
+
+    model_config = ConfigDict(frozen=True)
+    dataset: str
+    feature: str
+    kind: FeatureKind
+    key: str
+    dtype: Literal["float16", "float32"]
+    row_shape: tuple[PositiveInt, ...]
+    is_ragged: bool
+    provenance: dict[str, Any]
+
+    def build_cache(self, path: Path, model_folder: Path | None = None) -> FeatureCache:
+        """Return the feature as a cache without rows.
+
+        ``path`` is the cache file of the feature. It may be missing: messages name it, and a fitted encoder lies next to it.
+        For a packed model, ``path`` is the file with the description, and ``model_folder`` the folder with the encoder.
+        """
+        return FeatureCache(
+            path=path,
+            dataset=self.dataset,
+            feature=self.feature,
+            kind=self.kind,
+            key=self.key,
+            provenance=self.provenance,
+            dataset_file=path.with_name("dataset.json"),
+            ids=np.empty(0, np.int64),
+            offsets=np.zeros(1, np.int64) if self.is_ragged else None,
+            row_shape=self.row_shape,
+            dtype=np.dtype(self.dtype),
+            shard_arrays=(),
+            skipped_ids=frozenset(),
+            block_checker=BlockChecker([]),
+            model_folder=model_folder,
+        )
+
+
+def describe_feature(cache: FeatureCache) -> FeatureDescription:
+    """Return the description of the feature in a cache."""
+    left_out = {*ROW_HASH_NAMES, *_DATA_NOTES}
+    return FeatureDescription.model_validate(
+        {
+            **{name: getattr(cache, name) for name in ("dataset", "feature", "kind", "key", "row_shape")},
+            "dtype": cache.dtype.name,
+            "is_ragged": cache.offsets is not None,
+            "provenance": {name: value for name, value in cache.provenance.items() if name not in left_out},
+        }
+    )

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ from vse.pipeline.dataset.dataset import Caption, Dataset, Image, list_phrase_te
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
 from vse.pipeline.files.writing import sha256_json
+
+if TYPE_CHECKING:
+    import h5py
+
 
 CACHE_FORMAT, CACHE_VERSION = "vse-features", 1
 Ids = NDArray[np.int64]
@@ -159,3 +163,31 @@ class FeatureRows:
     image_size: NDArray[np.int32] | None = None
     skipped: Sequence[Mapping[str, Any]] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+
+
+_BLOCK_BYTES = 2**24  # size of a block of features that is checked and written at once
+
+
+def write_features(path: Path, file: h5py.File, rows: FeatureRows) -> None:
+    """Write the features block by block. Raises UserError if a feature is not finite."""
+    features = rows.features
+    stored = file.create_dataset("features", shape=features.shape, dtype=features.dtype)
+    start = 0
+    for block in features.blocks if isinstance(features, RowBlocks) else _split_into_blocks(features):
+        bad = np.flatnonzero(~np.isfinite(block).all(axis=tuple(range(1, block.ndim))))
+        if len(bad):
+            vector = start + bad[0]
+            row = vector if rows.offsets is None else np.searchsorted(rows.offsets, vector, side="right") - 1
+            raise UserError(
+                f"{path}: {len(bad)} vectors are NaN or infinite in {features.dtype}, the first has id {rows.ids[row]}; "
+                "if they are only too large for float16, store them with --set dtype=float32"
+            )
+        stored[start : start + len(block)] = block
+        start += len(block)
+    if start != len(features):
+        raise ValueError(f"{start} rows of features, {len(features)} expected")
+
+
+def _split_into_blocks(features: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    size = max(1, _BLOCK_BYTES // max(1, features[:1].nbytes))
+    return (features[start : start + size] for start in range(0, len(features), size))

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from vse.features.cache.arrays import CHECKSUMS_KEY, are_checksums
-from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, CacheIdentity, FeatureRows, Ids, RowBlocks
+from vse.features.cache.rows import CACHE_FORMAT, CACHE_VERSION, CacheIdentity, FeatureRows, Ids, write_features
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import is_valid_name
+from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read_first_bytes
 from vse.pipeline.files.writing import open_atomic, read_json, sha256_file, sha256_json, write_json
 from vse.pipeline.presets.presets import list_setting_changes
 
@@ -34,7 +35,6 @@ REGION_ARRAY_NAMES = ("boxes", "scores")  # arrays with one entry per region
 ROW_ARRAY_NAMES = ("image_size",)  # arrays with one entry per row
 CHECKED_ARRAY_NAMES = ("features", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES)  # arrays with block checksums and virtual views
 PAGE_BYTES = 4096  # size of a memory page
-_BLOCK_BYTES = 2**24  # size of a block of features that is checked and written at once
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def write_shard(
             arrays = {**vars(rows), "sources": rows.input_hashes}
             for name in ("ids", "features", "sources", "offsets", *REGION_ARRAY_NAMES, *ROW_ARRAY_NAMES):
                 if name == "features":
-                    _write_features(path, file, rows)
+                    write_features(path, file, rows)
                 elif arrays[name] is not None:
                     file.create_dataset(name, data=arrays[name])
         n_bytes = stream.seek(0, os.SEEK_END)
@@ -253,31 +253,6 @@ def _check_row_counts(rows: FeatureRows) -> None:
         raise ValueError(f"{n} ids for {len(rows.features)} rows of features and {len(rows.input_hashes)} of input hashes")
 
 
-def _write_features(path: Path, file: h5py.File, rows: FeatureRows) -> None:
-    """Write the features block by block. Raises UserError if a feature is not finite."""
-    features = rows.features
-    stored = file.create_dataset("features", shape=features.shape, dtype=features.dtype)
-    start = 0
-    for block in features.blocks if isinstance(features, RowBlocks) else _split_into_blocks(features):
-        bad = np.flatnonzero(~np.isfinite(block).all(axis=tuple(range(1, block.ndim))))
-        if len(bad):
-            vector = start + bad[0]
-            row = vector if rows.offsets is None else np.searchsorted(rows.offsets, vector, side="right") - 1
-            raise UserError(
-                f"{path}: {len(bad)} vectors are NaN or infinite in {features.dtype}, the first has id {rows.ids[row]}; "
-                "if they are only too large for float16, store them with --set dtype=float32"
-            )
-        stored[start : start + len(block)] = block
-        start += len(block)
-    if start != len(features):
-        raise ValueError(f"{start} rows of features, {len(features)} expected")
-
-
-def _split_into_blocks(features: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    size = max(1, _BLOCK_BYTES // max(1, features[:1].nbytes))
-    return (features[start : start + size] for start in range(0, len(features), size))
-
-
 def encode_cache_file(
     cache: Path,
     shards: Sequence[ShardRecord],
@@ -345,3 +320,67 @@ def concatenate_offsets(parts: Sequence[Ids]) -> Ids:
     """Return the offsets of all rows, given the offsets of each shard's rows. All offsets start at 0."""
     counts = np.concatenate([np.diff(part) for part in parts])
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SHARD_KIND = OutputKind(
+    "a shard of a feature cache", lambda path: read_first_bytes(path, len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE
+)
+_RECORD_KIND = json_kind("the record of a shard", "identity", "sha256")
+_MANIFEST_KIND = json_kind("the manifest of a feature cache", "shards", "key")
+_ENCODER_KIND = OutputKind("an encoder of captions", lambda path: b'"vse"' in read_first_bytes(path, 2**16))
+_ENCODER_TIMES_KIND = json_kind("the record of an encoder", "seconds")
+_FAILURES_KIND = OutputKind(
+    "a list of images that were left out", lambda path: "id" in json.loads(read_first_bytes(path, 2**16).partition(b"\n")[0])
+)
+
+
+def build_cache_kind(out: Path) -> OutputKind:
+    """Return the kind of file that a new cache may overwrite at ``out``: a feature cache.
+
+    A damaged cache is recognised, too, if the file begins like HDF5 and has a manifest.
+    """
+    manifest = shards_folder(out) / "manifest.json"
+    return OutputKind(
+        "a feature cache",
+        lambda path: (
+            _read_dataset_and_feature(path) is not None or (_MANIFEST_KIND.is_at(manifest) and _SHARD_KIND.is_at(path))
+        ),
+    )
+
+
+def check_cache_output(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
+    """Check that the cache of this data set and feature may be written to ``out``. Raises UserError if not.
+
+    The cache file, the shards and the file ``encoder`` may overwrite files of the same kind, but none of the ``inputs``, and
+    no cache of another data set or feature.
+    """
+    files = list(inputs)
+    check_output(out, build_cache_kind(out), files)
+    check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES_KIND, files)
+    if encoder is not None:
+        check_output(encoder, _ENCODER_KIND, files)
+        check_output(encoder.with_suffix(".json"), _ENCODER_TIMES_KIND, files)
+    if shards_folder(out).exists() and not shards_folder(out).is_dir():
+        raise UserError(f"cannot write {out}: {shards_folder(out)} is a file, and the shards would lie in that folder")
+    check_output(shards_folder(out) / "manifest.json", _MANIFEST_KIND, files)
+    for shard in sorted(shards_folder(out).glob("shard-*")):
+        check_output(shard, _RECORD_KIND if shard.suffix == ".json" else _SHARD_KIND, files)
+    existing = _read_dataset_and_feature(out)
+    if existing is not None and existing != (dataset, feature):
+        raise UserError(f"{out}: holds the feature {existing[1]!r} of {existing[0]!r}; give another --out, or delete it")
+
+
+def parse_feature_name(out: Path, dataset: str) -> str:
+    """Return the feature name in the file name of a cache: ``clip`` for ``birds_clip.h5`` of the data set ``birds``."""
+    return out.stem.removeprefix(f"{dataset}_")
+
+
+def _read_dataset_and_feature(path: Path) -> tuple[str, str] | None:
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            if file.attrs.get("format") != CACHE_FORMAT:
+                return None
+            return str(file.attrs["dataset"]), str(file.attrs["feature"])
+    except (OSError, KeyError):
+        return None

@@ -16,11 +16,11 @@ from tqdm import tqdm
 
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
-from vse.features.cache.output_checks import check_cache_output, parse_feature_name
 from vse.features.cache.rows import CacheIdentity, FeatureRows, Ids, list_row_ids, sha256_bytes
+from vse.features.cache.shards import check_cache_output, parse_feature_name
 from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.phrases import clip_boxes
+from vse.pipeline.dataset.images import clip_boxes
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import WatchedFile, check_input, check_zip, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_json

@@ -15,9 +15,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from vse.features.cache.output_checks import check_cache_output
 from vse.features.cache.rows import FeatureRows, Ids
-from vse.features.cache.shards import read_manifest, shards_folder
+from vse.features.cache.shards import check_cache_output, read_manifest, shards_folder
 from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_pages, write_imported_cache
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.dataset import load_dataset_file, remember_checks

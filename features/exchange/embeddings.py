@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
-from vse.features.cache.output_checks import check_cache_output, parse_feature_name
 from vse.features.cache.rows import CacheIdentity, FeatureKind, FeatureRows, Ids, list_row_ids
 from vse.features.cache.shards import (
+    check_cache_output,
+    parse_feature_name,
     shard_path,
     shard_slice,
     shards_folder,

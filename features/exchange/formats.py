@@ -12,7 +12,7 @@ from vse.features.exchange.clip_retrieval import import_clip, is_clip_folder
 from vse.features.options import ImportRequest
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.remote import is_remote, to_path_or_url
+from vse.pipeline.files.archives import is_remote, to_path_or_url
 from vse.pipeline.imports.hugging_face import import_hugging_face, is_saved_dataset
 from vse.pipeline.imports.photos import find_archives
 from vse.pipeline.imports.rows import ImportSettings, check_import_output, parse_columns

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import open_cache, read_input_hashes
-from vse.features.cache.output_checks import check_cache_output, parse_feature_name
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import FeatureRows
+from vse.features.cache.shards import check_cache_output, parse_feature_name
 from vse.features.data_checks import check_belongs_to_dataset
 from vse.features.exchange.arrays import hash_rows, map_npy_file, read_ids, write_imported_cache
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, ascii_words, find_tokeniser

@@ -29,14 +29,16 @@ from vse.features.extractors.proposals import (
     run_selective_search,
 )
 from vse.features.extractors.regions import load_detector, propose_boxes
+from vse.features.libraries import import_torchvision
 from vse.features.settings.base import ExtractionArguments
 from vse.features.settings.images import BoxesConfig, RegionsConfig
-from vse.features.torchvision_import import torchvision
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.phrases import clip_boxes
+from vse.pipeline.dataset.images import clip_boxes
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_and_hash
 from vse.pipeline.files.writing import sha256_json
+
+torchvision = import_torchvision()
 
 
 @dataclass(frozen=True)

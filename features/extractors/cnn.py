@@ -233,7 +233,7 @@ def rebuild_cnn_extractor(
 ) -> CnnExtractor:
     """Load the CNN that computed a cache.
 
-    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.weight_files`). A bf16 CNN computes in fp32 on a
+    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.model_folder`). A bf16 CNN computes in fp32 on a
     device without bf16. Raises UserError if no CNN computed the cache, or if the CNN's weights are missing or have changed.
 
     weights_dir : folder whose files replace downloads of weights

@@ -21,8 +21,7 @@ from torch.nn.functional import normalize
 from vse.features.backbones.device import pick_device
 from vse.features.extractors.mixture import Mixture, compute_fisher_vectors, draw_initial_mixture, fit_mixture, power_normalize
 from vse.features.extractors.words import WordVectors, prepare_word_vectors
-from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, TokenLists
-from vse.features.settings.texts import HglmmConfig
+from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, HglmmConfig, TokenLists
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 

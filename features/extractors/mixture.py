@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vse.features.settings.texts import MixtureKind
+from vse.features.settings.captions import MixtureKind
 
 MIN_SPREAD = 1e-3  # lower limit of deviations and variances
 _BLOCK_SAMPLES = 256  # number of samples in one computation, small enough for a processor's cache

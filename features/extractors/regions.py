@@ -21,9 +21,13 @@ from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast, hash_weights, load_backbone
 from vse.features.extractors.cnn import compute_scaled_size, image_to_tensor
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
+from vse.features.libraries import import_torchvision
 from vse.features.settings.images import RegionsConfig
-from vse.features.torchvision_import import torchvision
 from vse.pipeline.errors import UserError, did_you_mean
+
+torchvision = import_torchvision()
+
+torchvision = import_torchvision()
 
 MIN_BOX_SIDE = 1e-2  # pixels of the network's input
 

@@ -29,7 +29,7 @@ from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import ExtractorInput, FeatureRows, list_input_ids
 from vse.features.extractors.captions import load_cache_encoder
 from vse.features.settings.base import Extractor
-from vse.features.settings.texts import TextConfig
+from vse.features.settings.captions import TextConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.progress import progress_bar
@@ -152,7 +152,7 @@ def _split_into_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[lis
 def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> TextExtractor:
     """Load the text encoder that computed a cache, to encode other texts.
 
-    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.weight_files`). A bf16 encoder computes in fp32
+    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.model_folder`). A bf16 encoder computes in fp32
     on a device without bf16. Raises UserError if the encoder is missing or has changed.
     """
     provenance = cache.provenance

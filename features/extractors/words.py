@@ -17,20 +17,31 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from vse.features.settings.base import dictionary_path
 from vse.features.settings.captions import (
     CaptionCorpus,
     CaptionEncoder,
+    MeanVectorConfig,
+    TfidfConfig,
     TokenLists,
     WordSettings,
-    dictionary_path,
-    tensor_to_words,
-    words_to_tensor,
 )
-from vse.features.settings.texts import MeanVectorConfig, TfidfConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_gzip_xz_bz2, open_decoded_stream
 
 log = logging.getLogger(__name__)
+
+
+def words_to_tensor(words: Sequence[str]) -> Tensor:
+    """Return words as a uint8 tensor of their UTF-8 bytes, separated by line feeds."""
+    import torch
+
+    return torch.frombuffer(bytearray("\n".join(words).encode()), dtype=torch.uint8)
+
+
+def tensor_to_words(tensor: Tensor) -> list[str]:
+    """Return the words from which :func:`words_to_tensor` built the tensor."""
+    return bytes(tensor.numpy()).decode().split("\n")
 
 
 @dataclass(frozen=True)

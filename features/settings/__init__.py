@@ -31,10 +31,10 @@ EXTRACTORS: Registry[FeatureSettings] = Registry(
         "cnn": "vse.features.settings.images:CnnConfig",
         "regions": "vse.features.settings.images:RegionsConfig",
         "boxes": "vse.features.settings.images:BoxesConfig",
-        "tfidf": "vse.features.settings.texts:TfidfConfig",
-        "mean_vector": "vse.features.settings.texts:MeanVectorConfig",
-        "hglmm": "vse.features.settings.texts:HglmmConfig",
-        "text": "vse.features.settings.texts:TextConfig",
+        "tfidf": "vse.features.settings.captions:TfidfConfig",
+        "mean_vector": "vse.features.settings.captions:MeanVectorConfig",
+        "hglmm": "vse.features.settings.captions:HglmmConfig",
+        "text": "vse.features.settings.captions:TextConfig",
     },
 )
 DEFAULT_EXTRACTOR: str = next(iter(EXTRACTORS))  # for a preset that names no extractor

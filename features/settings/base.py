@@ -16,13 +16,14 @@ from pydantic import Field, PositiveInt
 
 from vse.features.libraries import OPTIONAL_LIBRARIES, OptionalLibrary
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.writing import sha256_json
+from vse.pipeline.files.writing import sha256_file, sha256_json
 from vse.pipeline.presets.parts import import_object
 from vse.pipeline.presets.schema import Settings
 
 if TYPE_CHECKING:
     from vse.features.cache.rows import CacheIdentity, ExtractorInput, FeatureRows
     from vse.pipeline.dataset.dataset import Dataset
+
 
 ExtractorOption = Literal["skip_bad", "weights_dir", "words"]
 WEIGHT_FILE_SUFFIXES = (".safetensors", ".pth", ".pt")
@@ -309,3 +310,21 @@ class Extractor(ABC):
         Raises :class:`BadImage` if an image is unreadable. With ``skip_bad``, unreadable images are left out of the rows and
         listed in :attr:`FeatureRows.skipped`.
         """
+
+
+def hash_word_file(path: Path) -> str:
+    """Return the SHA-256 of a file of word vectors; for a ``.npy`` table, a hash of the table and its words.
+
+    Raises UserError if a file is missing.
+    """
+    dictionary = dictionary_path(path)
+    for file in (path, dictionary):
+        if file is not None and not file.is_file():
+            advice = f"; the words of {path.name} belong there, one per line" if file is dictionary else ""
+            raise UserError(f"{file}: no such file of word vectors{advice}")
+    return sha256_file(path) if dictionary is None else sha256_json([sha256_file(path), sha256_file(dictionary)])
+
+
+def dictionary_path(table: Path) -> Path | None:
+    """Return the path of the file with the words of a ``.npy`` table of word vectors; None for a table in another format."""
+    return table.with_name("dictionary.txt") if table.suffix == ".npy" else None

@@ -34,10 +34,9 @@ from vse.pipeline.dataset.columns import (
     image_ids,
     select_images,
 )
-from vse.pipeline.dataset.images import Caption, Image, intern_tokens, parse_images, pause_garbage_collection
+from vse.pipeline.dataset.images import Caption, Image, Phrase, intern_tokens, parse_images, pause_garbage_collection
 from vse.pipeline.dataset.parquet_checks import check_parquet_columns
 from vse.pipeline.dataset.parquet_io import ParquetColumns, ParquetColumnsWriter
-from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import (
     MAX_NAME_BYTES,
@@ -86,8 +85,8 @@ class Dataset:
     data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for queries.
 
     ``parent`` is the name of a data set with the same images; this data set reads the caches of image features of its parent.
-    Most data sets have no parent (an empty text). A fold of a cross-validation (:mod:`vse.pipeline.dataset.splits`) has a
-    parent with other splits, and a ``fold``, such as ``0 of 5``. A data set with further captions
+    Most data sets have no parent (an empty text). A fold of a cross-validation (:mod:`vse.pipeline.dataset.splits_and_noise`)
+    has a parent with other splits, and a ``fold``, such as ``0 of 5``. A data set with further captions
     (:mod:`vse.pipeline.imports.added_captions`) has a parent with fewer captions.
     """
 

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from lxml import etree
 
-from vse.pipeline.dataset.phrases import Box
+from vse.pipeline.dataset.images import (
+    Box,
+)
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 

@@ -15,15 +15,15 @@ from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, read_head
-from vse.pipeline.dataset.entities_dataset import (
+from vse.pipeline.dataset.images import Image
+from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
+from vse.pipeline.dataset.published_datasets import (
     ENTITIES_SPLITS,
     MIN_CAPTION_SIMILARITY,
     build_entities_content,
+    build_multilingual_content,
     mark_entities_phrases,
 )
-from vse.pipeline.dataset.images import Image
-from vse.pipeline.dataset.multilingual import build_multilingual_content
-from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.images import BadImage, check_image_exists
 from vse.pipeline.files.inputs import is_valid_name
@@ -147,7 +147,7 @@ def add_phrases(
     """Write a copy of a data set, with phrases marked in its captions, to ``out/dataset.json``, and link ``out/images``.
 
     The phrases come from the folder ``entities`` of Flickr30K Entities
-    (:func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
+    (:func:`vse.pipeline.dataset.published_datasets.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
     (:func:`mark_noun_phrases`). The copy is called ``name``, or like the folder ``out``. It reads the caches of image features
     of the original data set. Returns the path of ``dataset.json``.
     """

@@ -21,9 +21,8 @@ from threading import Lock
 from urllib.parse import quote
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.archives import MemberPlace
+from vse.pipeline.files.archives import BLOCK_BYTES, MemberPlace, RemoteFile, is_remote, open_remote_file
 from vse.pipeline.files.inputs import FileState, InputFile, error_reason, read_file_state
-from vse.pipeline.files.remote import BLOCK_BYTES, RemoteFile, is_remote, open_remote_file
 from vse.pipeline.files.writing import write_bytes
 
 INDEX_NAME = "archives.sqlite"
@@ -50,7 +49,7 @@ FROM photos JOIN archives ON archives.id = photos.archive WHERE file = ?
 class PhotoArchive:
     """A tar archive with photographs: its path or URL, and its size and version at the time of the import.
 
-    ``version`` is the attribute of :class:`~vse.pipeline.files.remote.RemoteFile`; it is empty for a local file.
+    ``version`` is the attribute of :class:`~vse.pipeline.files.archives.RemoteFile`; it is empty for a local file.
     """
 
     location: str

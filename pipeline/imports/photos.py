@@ -14,10 +14,17 @@ from pathlib import Path, PurePath, PurePosixPath
 from urllib.parse import unquote
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.archives import ArchiveMember, open_archive, open_tar
+from vse.pipeline.files.archives import (
+    ArchiveMember,
+    RemoteFile,
+    list_remote_files,
+    open_archive,
+    open_remote_file,
+    open_tar,
+    to_path_or_url,
+)
 from vse.pipeline.files.inputs import check_input, is_path_text
 from vse.pipeline.files.photo_archives import PhotoArchive, PhotoIndexWriter
-from vse.pipeline.files.remote import RemoteFile, list_remote_files, open_remote_file, to_path_or_url
 from vse.pipeline.files.writing import remove_temporary_files, write_bytes
 from vse.pipeline.imports.rows import BadRow, ImportedRow, RowCollector
 

@@ -22,7 +22,7 @@ from vse.pipeline.dataset.preparation import (
     check_dataset_name,
     check_dataset_output,
 )
-from vse.pipeline.dataset.splits import sample_splits
+from vse.pipeline.dataset.splits_and_noise import sample_splits
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path_text

@@ -13,10 +13,9 @@ from typing import Any
 
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
-from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_member_fault
+from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_member_fault, is_remote
 from vse.pipeline.files.inputs import error_reason
 from vse.pipeline.files.photo_archives import MAX_PHOTO_BYTES
-from vse.pipeline.files.remote import is_remote
 from vse.pipeline.files.writing import lock_for_writing, parse_json
 from vse.pipeline.imports.photos import ARCHIVE_SUFFIXES, Archive, PhotoIndexer, PhotoWriter, find_archives
 from vse.pipeline.imports.rows import (

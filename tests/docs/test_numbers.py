@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.numbers import PageNumber, page_numbers, unmarked_intervals
 from tests.docs.pages import ROOT
-from vse.eval.tables.compared import build_printed_comparison
+from vse.eval.tables.significance import build_printed_comparison
 from vse.eval.tables.table import format_text_table
 
 _PAGE_NAMES = "choices compression flickr8k hubness judged languages late_interaction noise phrases quickstart"

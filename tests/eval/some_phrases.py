@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vse.eval.files.phrase_scores import PhraseScores
-from vse.eval.ranking.localisation import rowwise_iou
+from vse.eval.files.phrase_scores import PhraseScores, rowwise_iou
 from vse.pipeline.dataset.dataset import list_mentions, load_dataset_file
 
 TYPES = ["people", "clothing", "people/other", "scene"]

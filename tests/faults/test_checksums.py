@@ -14,7 +14,7 @@ from tests.faults.damages import DAMAGES, damage, record_use
 from tests.faults.suite import StartSuite
 from tests.training.conftest import COMMAND, assert_same, experiment, interrupted, state
 from vse.features.cache.feature_cache import open_cache
-from vse.features.cli import main as extract_main
+from vse.features.cli import extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.training.cli import embed_main, train_main

@@ -16,14 +16,13 @@ import pytest
 from tests.conftest import TINY_FEATURE
 from tests.faults.suite import StartSuite, Suite
 from vse.eval.cli import eval_main, table_main
-from vse.features.cli import main as extract_main
-from vse.features.data_cli import main as data_main
+from vse.features.cli import data_main, extract_main
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.feature_job import extract_feature
 from vse.features.options import FeatureRequest
-from vse.features.settings.texts import TfidfConfig
+from vse.features.settings.captions import TfidfConfig
 from vse.pipeline.demo import create_demo
 from vse.training.cli import embed_main, report_main, search_main, train_main
 from vse.training.experiment import load_experiment

@@ -17,8 +17,8 @@ from tests.faults.suite import StartSuite
 from tests.hostile import hanging_is_an_error, refused
 from tests.pipeline.import_files import write_table
 from tests.training.conftest import done
-from vse.features.cli import main as extract_main
-from vse.features.data_cli import main
+from vse.features.cli import data_main as main
+from vse.features.cli import extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.duplicates import compute_perceptual_hash
 from vse.pipeline.files.images import BadImage, decode_image, read_image_size

@@ -76,7 +76,7 @@ def test_a_training_killed_at_any_moment_ends_with_the_same_weights(cache: Path,
 def test_an_extraction_killed_at_any_moment_gives_the_same_cache(demo: Path, forks: Forks, tmp_path: Path) -> None:
     def extract(folder: Path, kill_at: int | None = None) -> tuple[int, int]:
         arguments = [*EXTRACT, "--dataset", demo, "--out", folder / "demo_tfidf.h5"]
-        return forks.run("vse.features.cli:main", arguments, tmp_path / "log", kill_at)
+        return forks.run("vse.features.cli:extract_main", arguments, tmp_path / "log", kill_at)
 
     code, n_changes = extract(tmp_path / "whole")
     assert code == 0, (tmp_path / "log").read_text()

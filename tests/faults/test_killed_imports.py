@@ -24,13 +24,13 @@ from tests.test_killed import files
 
 N_IMAGES = 6
 MOST_KILLS = 3  # of one try
-MAIN = "vse.features.data_cli:main"
+MAIN = "vse.features.cli:data_main"
 
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     libraries = ["datasets"] if find_spec("datasets") else []
-    forks = Forks(["vse.features.data_cli", "vse.features.exchange.formats", *libraries])
+    forks = Forks(["vse.features.cli", "vse.features.exchange.formats", *libraries])
     yield forks
     forks.close()
 

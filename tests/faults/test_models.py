@@ -20,8 +20,8 @@ from tests.features.tiny_text import pooling_module, tiny_bert, with_modules
 from vse.features.backbones.networks import load_backbone
 from vse.features.backbones.texts import load_text_backbone
 from vse.features.backbones.transformer import read_transformer
+from vse.features.settings.captions import TextConfig
 from vse.features.settings.images import CnnConfig
-from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError
 
 CANARY = """

@@ -25,7 +25,7 @@ from tests.faults.suite import StartSuite
 from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.options import AllEvaluateOptions
-from vse.eval.tables.significance import compare_files
+from vse.eval.protocols.compare import compare_files
 from vse.features.settings import EXTRACTORS
 from vse.training.use.embed import embed_split
 

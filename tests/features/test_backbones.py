@@ -20,8 +20,8 @@ from tests.conftest import TINY_FEATURE
 from vse.features.backbones.networks import LayerOutput, fold_batch_norms, hash_weights, load_backbone
 from vse.features.cache.rows import list_extractor_inputs
 from vse.features.extractors.cnn import CnnExtractor
+from vse.features.libraries import replace_compiler
 from vse.features.settings.images import CnnConfig
-from vse.features.torchvision_import import replace_compiler
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file

@@ -16,7 +16,7 @@ from tests.features.conftest import Fails, extracted_cache, sets
 from vse.features.backbones.networks import LayerOutput, load_backbone
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import list_extractor_inputs
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extraction import extract_shards
 from vse.features.extractors.boxes import BoxesExtractor, compute_cells_per_pixel
 from vse.features.extractors.cnn import normalize_pixels

@@ -17,7 +17,7 @@ from tests.served import Server, served
 from vse.features.cache.feature_cache import merge_shards, open_cache, verify_cache
 from vse.features.cache.rows import CacheIdentity
 from vse.features.cache.shards import shards_folder
-from vse.features.data_cli import main
+from vse.features.cli import data_main as main
 from vse.features.exchange import bundle_fetch
 from vse.features.exchange.bundle_fetch import check_bundle, fetch_features
 from vse.features.exchange.bundles import pack_bundle

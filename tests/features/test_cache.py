@@ -17,7 +17,7 @@ from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_ca
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import CacheIdentity, FeatureRows, RowBlocks, sha256_bytes
 from vse.features.cache.shards import shard_path, shards_folder, write_shard
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.pipeline.errors import UserError
 
 IDENTITY = CacheIdentity("demo", "tiny", "image", {"crops": "1c", "seed": 0})

@@ -13,12 +13,12 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from tests.features.conftest import Edit, Fails, extracted_cache, succeed
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import list_extractor_inputs
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder, fit_principal_components
 from vse.features.extractors.words import MeanVectorEncoder, TfidfEncoder, WordVectors
 from vse.features.settings import load_feature
-from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TfidfConfig
+from vse.features.settings.captions import HglmmConfig, MeanVectorConfig, TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 

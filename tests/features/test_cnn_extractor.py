@@ -15,7 +15,7 @@ from tests.features.conftest import Fails, extracted_cache, sets
 from vse.features.cache.feature_cache import open_cache, skipped_images_path
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import list_extractor_inputs
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor, cut_crops
 from vse.features.extractors.images import read_ahead

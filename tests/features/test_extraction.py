@@ -16,13 +16,13 @@ from tests.features.conftest import Edit, Fails, extracted_cache, succeed
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.shards import shard_path
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extraction import extract_shards, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor, FeatureSettings
+from vse.features.settings.captions import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
 from vse.features.settings.images import BoxesConfig, RegionsConfig
-from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 

@@ -12,9 +12,8 @@ from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import extract_feature
 from vse.features.options import ExtractOptions, FeatureRequest
 from vse.features.settings import EXTRACTORS, has_auto_precision, load_feature
-from vse.features.settings.captions import FittedCaptionSettings
+from vse.features.settings.captions import FittedCaptionSettings, HglmmConfig, TextConfig, TfidfConfig
 from vse.features.settings.images import BoxesConfig, CnnConfig
-from vse.features.settings.texts import HglmmConfig, TextConfig, TfidfConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.presets import list_preset_names

@@ -26,7 +26,7 @@ from tests.hostile import (
     refused_or_done,
     spoilt_json,
 )
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extractors.proposals import read_boxes
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import write_json

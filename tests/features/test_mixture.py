@@ -22,7 +22,7 @@ from vse.features.extractors.mixture import (
     fit_mixture,
     power_normalize,
 )
-from vse.features.settings.texts import MixtureKind
+from vse.features.settings.captions import MixtureKind
 
 
 def samples(n: int, dim: int, seed: int = 0) -> torch.Tensor:

@@ -27,8 +27,8 @@ from tests.served import served
 from vse.eval.report.pages import DatasetPhotos
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.shards import read_arrays, shard_path
-from vse.features.cli import main as extract_main
-from vse.features.data_cli import main
+from vse.features.cli import data_main as main
+from vse.features.cli import extract_main
 from vse.features.extraction import extract_shards, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.up_to_date import hash_changed_photos
@@ -37,7 +37,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, UnreadableArchive, decode_image, read_image_bytes, read_image_size
 from vse.pipeline.files.photo_archives import INDEX_NAME
 from vse.training.data.images import PhotoCrops
-from vse.training.serve.photos import read_photo
+from vse.training.serve.page_request import read_photo
 
 IN_PLACE = ("--format", "webdataset-in-place")
 N_ARCHIVES, N_EACH = 3, 4

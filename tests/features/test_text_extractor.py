@@ -21,10 +21,10 @@ from tests.features.tiny_text import MAX_TOKENS, OTHERS, pooling_module, tiny_be
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import ExtractorInput, list_extractor_inputs
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extraction import verify_inputs
 from vse.features.extractors.text import TextExtractor, load_text_input_encoder
-from vse.features.settings.texts import TextConfig
+from vse.features.settings.captions import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 

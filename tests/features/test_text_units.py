@@ -15,15 +15,14 @@ from tests.features.drawn_phrases import TEXTS, drawn_phrases, without_phrases
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader, check_text_unit
 from vse.features.cache.rows import ExtractorInput
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extraction import extract_shards, verify_inputs
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder
 from vse.features.extractors.text import TextExtractor, load_text_input_encoder
 from vse.features.extractors.words import TfidfEncoder
 from vse.features.settings import load_feature
-from vse.features.settings.captions import select_phrase_words
-from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
+from vse.features.settings.captions import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig, select_phrase_words
 from vse.pipeline.dataset.dataset import list_mentions, list_phrase_texts, load_dataset_file
 from vse.pipeline.errors import UserError
 

@@ -16,7 +16,7 @@ from tests.features.conftest import Edit, Fails, extracted_cache, sets
 from tests.features.drawn_phrases import TRUTHS, drawn_phrases, without_phrases
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.extraction import count_covered_phrases, extract_shards, verify_inputs
 from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.proposals import check_truth_cache, collect_truth_boxes

@@ -12,7 +12,7 @@ from tests.features.conftest import Fails, succeed
 from tests.test_killed import content
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.shards import read_shard_record, shard_path, shards_folder
-from vse.features.cli import main
+from vse.features.cli import extract_main as main
 from vse.features.data_checks import compute_data_checksums
 from vse.features.feature_job import choose_shard_count
 from vse.pipeline.dataset.columns import Caption, Image

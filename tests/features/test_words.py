@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vse.features.extractors.words import WordVectors, read_word_vectors, train_word_vectors
-from vse.features.settings.captions import hash_word_file
+from vse.features.settings.base import hash_word_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file
 

@@ -16,7 +16,7 @@ import vse
 from tests.eval.evaluating import succeeds
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cli import main as extract_main
+from vse.features.cli import extract_main
 
 
 def test_a_feature_is_extracted_as_the_command_does(few: Path) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, console_scripts
-from vse.cli import COMMANDS_BY_TASK, main
-from vse.doctor import ABILITY_BY_EXTRA
+from vse.cli import ABILITY_BY_EXTRA, COMMANDS_BY_TASK, main
 
 Capture = pytest.CaptureFixture[str]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vse.pipeline.cores import are_cores_idle, cgroup_quota, core_affinity, count_allowed_cores, set_up_openmp
+from vse.pipeline.command import are_cores_idle, cgroup_quota, core_affinity, count_allowed_cores, set_up_openmp
 
 several_cores = pytest.mark.skipif(len(core_affinity()) < 2, reason="one core has no neighbours")
 
@@ -106,7 +106,7 @@ def test_a_job_of_slurm_allows_its_cores(job: str, cores: int, proc: Path, cgrou
 BOUND_TO_ONE_CORE = """
 import json, os, sys
 from pathlib import Path
-from vse.pipeline.cores import count_allowed_cores, set_up_openmp
+from vse.pipeline.command import count_allowed_cores, set_up_openmp
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 environment = {}
 set_up_openmp(environment, cgroups=Path(sys.argv[1]), pause=lambda: sys.exit("looks at cores that it does not need"))

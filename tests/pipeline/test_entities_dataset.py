@@ -13,7 +13,7 @@ from tests.pipeline.conftest import Fails, Output, succeed
 from tests.pipeline.entities_files import annotation, thing, write_entities, write_photo
 from vse.pipeline.cli import main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.phrases import Phrase
+from vse.pipeline.dataset.images import Phrase
 
 CAPTIONS = {
     "11": "[/EN#7/people Two dogs] run .\n[/EN#0/notvisual It] is [/EN#8/scene a t-shirt 's sea] .",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.hostile import NOT_FILES, refused, refused_or_done
 from tests.pipeline.conftest import Patch
-from vse.features.cli import main as extract_main
+from vse.features.cli import extract_main
 from vse.training.cli import train_main
 
 SUITE = "hostile presets"

@@ -20,7 +20,7 @@ from PIL import Image, ImageFilter
 from tests.conftest import TINY_FEATURE
 from tests.hostile import refused
 from tests.pipeline.conftest import succeed
-from vse.features.cli import main as extract_main
+from vse.features.cli import extract_main
 from vse.pipeline.files.images import BadImage, decode_image, read_image_size
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.pipeline.dataset.dataset import list_mentions, list_phrase_texts, load_dataset_file
-from vse.pipeline.dataset.phrases import Phrase, iou
+from vse.pipeline.dataset.images import Phrase, iou
 from vse.pipeline.errors import UserError
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]

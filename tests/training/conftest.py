@@ -27,7 +27,7 @@ from vse.features.cache.shards import shard_path, write_shard
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.extractors.cnn import CnnExtractor
-from vse.features.settings.texts import TfidfConfig
+from vse.features.settings.captions import TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.training.cli import search_main

@@ -13,7 +13,7 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import parse_provenance, read_embeddings
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
-from vse.features.settings.texts import TfidfConfig
+from vse.features.settings.captions import TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.imports.added_captions import add_captions
 from vse.training.cli import embed_main, train_main

@@ -49,7 +49,7 @@ OTHERS = '''
 from typing import ClassVar
 import numpy as np
 from torch import nn
-from vse.training.data.samplers.base import Sampler
+from vse.training.data.samplers import Sampler
 from vse.training.kinds import InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings
 from vse.training.models.similarities.vectors import CosineSettings, CosineSimilarity

@@ -18,8 +18,8 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
 from vse.features.settings import load_feature
 from vse.features.settings.base import Extractor
+from vse.features.settings.captions import TextConfig
 from vse.features.settings.images import BoxesConfig, CnnConfig, RegionsConfig
-from vse.features.settings.texts import TextConfig
 from vse.pipeline.presets import presets
 from vse.pipeline.presets.presets import list_setting_changes
 from vse.training.data.samplers import SAMPLERS

@@ -7,8 +7,7 @@ from pydantic import ValidationError
 
 from vse.pipeline.presets.parts import Registry
 from vse.training.adversaries import ADVERSARIES
-from vse.training.data.samplers import SAMPLERS
-from vse.training.data.samplers.base import Sampler
+from vse.training.data.samplers import SAMPLERS, Sampler
 from vse.training.kinds import InputKind
 from vse.training.losses import LOSSES
 from vse.training.losses.base import Loss

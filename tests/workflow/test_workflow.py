@@ -18,7 +18,7 @@ from tests.training.conftest import done
 from vse.features.backbones.device import has_bf16
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.data_cli import main as data_main
+from vse.features.cli import data_main
 from vse.features.extractors.proposals import check_truth_cache
 
 ROOT = Path(__file__).parents[2]

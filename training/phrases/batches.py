@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
-from vse.eval.ranking.localisation import rowwise_iou
+from vse.eval.files.phrase_scores import rowwise_iou
 from vse.pipeline.presets.schema import Settings
 from vse.training.data.images import Indices
 from vse.training.losses.base import Cost, PairLoss, QueryScores

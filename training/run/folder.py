@@ -19,8 +19,8 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from vse.features.backbones.transformer import Transformer
-from vse.features.cache.description import FeatureDescription, describe_feature
 from vse.features.cache.feature_cache import FeatureCache, open_cache
+from vse.features.cache.reader import FeatureDescription, describe_feature
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, error_reason, is_path_text, read_run_file, wrap_read_errors

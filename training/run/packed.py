@@ -14,8 +14,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from vse.features.cache.description import FeatureDescription
 from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureDescription
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, error_reason, wrap_read_errors
 from vse.pipeline.files.writing import read_json

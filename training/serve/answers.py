@@ -1,15 +1,17 @@
-"""Loaded runs that all answer each query, and the photos of the images that they search."""
+"""Loaded runs that answer all waiting queries together, and the photos of the images that they search."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from queue import Empty, SimpleQueue
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,16 +22,68 @@ from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, count_pixels, read_image_bytes
 from vse.training.options import RunFileOptions
-from vse.training.serve.batches import QueryBatches
-from vse.training.serve.page_request import ItemKind
-from vse.training.serve.photos import SMALL_PHOTO_SIDE, read_photo
-from vse.training.serve.run_answer import RunAnswer, SplitImage
+from vse.training.run.inputs import training_dataset_file
+from vse.training.serve.page_request import SMALL_PHOTO_SIDE, ItemKind, RunAnswer, SplitImage, read_photo
 from vse.training.use.corpus import describe_searched_images, find_default_split
 from vse.training.use.model import EncodedQuery, Query, TrainedRun
-from vse.training.use.open_run import training_dataset_file
 from vse.training.use.searcher import SearchAnswer, Searcher, SearchOptions, SearchQuery, load_run_for_search
 
 log = logging.getLogger(__name__)
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+
+
+class QueryBatches(Generic[Asked, Answer]):
+    """A thread that answers the queries of other threads, several queries at once.
+
+    Queries that arrive during a computation form the next batch. A query never waits for others to arrive.
+
+    ``answer_all`` : function that returns, for each query of a batch, its answer or an exception for the waiting thread.
+    """
+
+    def __init__(self, answer_all: Callable[[Sequence[Asked]], Sequence[Answer | Exception]]) -> None:
+        self._answer_all = answer_all
+        self._waiting: SimpleQueue[tuple[Asked, Future[Answer]]] = SimpleQueue()
+        self._executor = ThreadPoolExecutor(1)
+
+    @property
+    def n_waiting(self) -> int:
+        """The number of queries that wait for the next batch."""
+        return self._waiting.qsize()
+
+    def ask(self, query: Asked) -> Answer:
+        """Return the answer to a query. Raises the exception that ``answer_all`` returned for this query."""
+        future: Future[Answer] = Future()
+        self._waiting.put((query, future))
+        self._executor.submit(self._answer_waiting)  # finds nothing if an earlier call has answered the query
+        return future.result()
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Run a function in the answering thread, and return its result."""
+        return self._executor.submit(work).result()
+
+    def _answer_waiting(self) -> None:
+        batch: list[tuple[Asked, Future[Answer]]] = []
+        try:
+            while True:
+                batch.append(self._waiting.get_nowait())
+        except Empty:
+            pass
+        if not batch:
+            return
+        try:
+            answers = self._answer_all([query for query, _ in batch])
+        except Exception as error:  # is raised in each waiting thread
+            answers = [error] * len(batch)
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+
 _LARGE_PHOTO_SIDE = 1600  # longer side of a photo that is displayed alone
 _MAX_CACHED_PHOTOS = 1024  # small photos in memory, about 30 KB each
 _MAX_EXAMPLE_LENGTH = 60  # characters of an example query

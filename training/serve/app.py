@@ -16,18 +16,25 @@ from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge
 from vse.eval.report.pages import render_page
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.training.serve.answers import ServedRuns, UnknownId
-from vse.training.serve.page_fields import build_attention, build_image, build_results
 from vse.training.serve.page_request import (
     MAX_RESULTS,
     MAX_TEXT_LENGTH,
+    PHOTO_SLOTS,
     ItemKind,
     PageRequest,
+    SplitImage,
+    TooManyLargePhotos,
+    UploadedPhotos,
+    build_answer_json,
+    build_attention,
+    build_attention_json,
+    build_image,
+    build_results,
     read_id,
     read_number,
     read_page_request,
+    read_upload,
 )
-from vse.training.serve.photos import PHOTO_SLOTS, TooManyLargePhotos, UploadedPhotos, read_upload
-from vse.training.serve.run_answer import SplitImage, build_answer_json, build_attention_json
 from vse.training.serve.server import REFUSAL_KEY
 from vse.training.use.model import Query
 

@@ -1,13 +1,106 @@
-"""Searches in the address of a web page: read the parameters, and build the addresses of further pages of results."""
+"""A search page: the request in its address, the decoded photos, and the answers of the runs as the contents of the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from threading import BoundedSemaphore, Lock
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlencode
 
+from PIL import Image
 from werkzeug.exceptions import BadRequest
+
+from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, draw_attention
+from vse.eval.report.pages import jpeg_source, small_jpeg
+from vse.eval.search.top_k import Attention, SearchHit
+from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.dataset.dataset import Image as DatasetImage
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import (
+    MAX_PIXELS,
+    QUERY_IMAGE_FORMATS,
+    count_pixels,
+    decode_image,
+    read_image_bytes,
+)
+from vse.training.use.model import Query
+
+
+class SplitImage(NamedTuple):
+    """An image of the split as a query, which finds similar images."""
+
+    image_id: int
+
+
+@dataclass(frozen=True)
+class RunAnswer:
+    """The hits of one run for a query, best first, or an ``error`` message.
+
+    ``n_searched`` : number of images or captions in the searched splits.
+    ``name`` : name of the run.
+    ``seconds`` : time from the query to the answer.
+    ``start`` : number of better results, on earlier pages.
+    ``remark`` : message about words that are unknown to the run, or empty.
+    ``n_ranked`` : number of items on all pages of results: all searched items, or only the candidates.
+    ``n_scored`` : number of items that the model scored pair by pair; None if only vectors were compared.
+    ``attends`` : True if attention between the query and the hits can be displayed.
+    """
+
+    name: str
+    seconds: float
+    n_searched: int
+    hits: Sequence[SearchHit] = ()
+    start: int = 0
+    remark: str = ""
+    error: str = ""
+    n_ranked: int = 0
+    n_scored: int | None = None
+    attends: bool = False
+
+
+def build_answer_json(answers: Sequence[RunAnswer], **facts: Any) -> dict[str, Any]:
+    """Return the answer of ``/search?as=json``, see ``docs/serve.md``. ``facts`` : fields of the query and of the split."""
+    return {**facts, "runs": [_build_run_json(answer) for answer in answers]}
+
+
+def build_attention_json(attention: Attention) -> dict[str, Any]:
+    """Return attention as JSON fields, see ``docs/serve.md``."""
+    return {
+        "side": attention.direction,
+        "score": attention.score,
+        "size": list(attention.size),
+        "words": list(attention.words),
+        "boxes": attention.boxes.tolist(),
+        "weights": attention.weights.tolist(),
+    }
+
+
+def _build_run_json(answer: RunAnswer) -> dict[str, Any]:
+    hits = [
+        {
+            "rank": rank,
+            "score": hit.score,
+            "image": hit.image_id,
+            **({} if hit.caption_id is None else {"caption": hit.caption_id}),
+            "captions": list(hit.captions),
+        }
+        for rank, hit in enumerate(answer.hits, answer.start + 1)
+    ]
+    return {
+        "name": answer.name,
+        "seconds": round(answer.seconds, 6),
+        "searched": answer.n_searched,
+        "scored": answer.n_scored,
+        "remark": answer.remark,
+        "error": answer.error,
+        "hits": hits,
+    }
+
 
 MAX_RESULTS = 100  # on a page
 MAX_TEXT_LENGTH = 1000  # characters
@@ -109,3 +202,163 @@ def read_number(arguments: Mapping[str, Any], name: str, least: int, most: int, 
     if not least <= number <= most:
         raise BadRequest(f"{name} must be a number from {least} to {most}")
     return number
+
+
+SMALL_PHOTO_SIDE = 480  # longer side of a photo among the results, in pixels
+LARGE_PHOTO_PIXELS = 10_000_000  # photos with more pixels are decoded one at a time
+LARGE_PHOTO_LOCK = Lock()
+PHOTO_SLOTS = BoundedSemaphore(4)  # photos in memory at once, because a decoded photo takes up to 75 MB by default
+_large_photo_slots = BoundedSemaphore(2)  # one large upload is decoded and one waits; others are refused to keep threads free
+_UPLOAD_NAME = Path("the photograph")  # the name of an upload in messages
+_MAX_KEPT_BYTES = 64 * 2**20
+
+
+class TooManyLargePhotos(UserError):
+    """A large photo cannot be read now, because one is being decoded and another one already waits."""
+
+
+class UploadedPhotos:
+    """The files of the last uploaded photos, in memory: at most 64 MiB in total, or a single larger file.
+
+    The key of a file is a hash with a secret, so that only the client that sent a photo knows the link to its results.
+    """
+
+    def __init__(self) -> None:
+        self._secret, self._lock = secrets.token_bytes(16), Lock()
+        self._content_by_key: dict[str, bytes] = {}
+
+    def keep(self, content: bytes) -> str:
+        """Keep a file, and return its key."""
+        key = hashlib.blake2b(content, key=self._secret, digest_size=16).hexdigest()
+        with self._lock:
+            self._content_by_key.pop(key, None)
+            self._content_by_key[key] = content
+            while len(self._content_by_key) > 1 and sum(map(len, self._content_by_key.values())) > _MAX_KEPT_BYTES:
+                del self._content_by_key[next(iter(self._content_by_key))]
+        return key
+
+    def find(self, key: str) -> bytes:
+        """Return the file with a key. Raises UserError if the file is no longer in memory."""
+        content = self._content_by_key.get(key)
+        if content is None:
+            raise UserError("The photograph is no longer in the memory of the server; choose it again.")
+        return content
+
+
+def read_photo(path: Path) -> Image.Image:
+    """Return the decoded photo of a file. Large photos are decoded one at a time. Raises BadImage if the file is invalid."""
+    with PHOTO_SLOTS:
+        content = read_image_bytes(path)
+        with LARGE_PHOTO_LOCK if LARGE_PHOTO_PIXELS < count_pixels(path, content) <= MAX_PIXELS else nullcontext():
+            return decode_image(path, content)
+
+
+def read_upload(content: bytes, max_pixels: int) -> Image.Image:
+    """Decode a photo that a client sent. Raises BadImage if it is invalid, or TooManyLargePhotos if others wait already."""
+    is_large = LARGE_PHOTO_PIXELS < count_pixels(_UPLOAD_NAME, content, QUERY_IMAGE_FORMATS) <= max_pixels
+    if not is_large:
+        return decode_image(_UPLOAD_NAME, content, max_pixels, QUERY_IMAGE_FORMATS)
+    if not _large_photo_slots.acquire(blocking=False):
+        raise TooManyLargePhotos("The server reads other large photographs; try again in a moment.")
+    try:
+        with LARGE_PHOTO_LOCK:
+            return decode_image(_UPLOAD_NAME, content, max_pixels, QUERY_IMAGE_FORMATS)
+    finally:
+        _large_photo_slots.release()
+
+
+_CAPTIONS_PER_IMAGE = 2
+
+
+def build_results(
+    dataset: Dataset, request: PageRequest, query: Query | SplitImage, answers: Sequence[RunAnswer], has_captions: bool
+) -> dict[str, Any]:
+    """Return the fields of the page with the results of a query: heading, a column for each run, links to other pages.
+
+    ``has_captions`` : True if captions can be found, so that a photo has a choice between captions and images.
+    """
+    has_more = request.start + request.k < max(answer.n_ranked for answer in answers)
+    return {
+        **_build_heading(dataset, request, query, has_captions),
+        "finds": request.finds,
+        "page": request.page,
+        "columns": _build_columns(dataset, request, answers),
+        "previous": request.turn_to(request.page - 1) if request.page > 1 else "",
+        "next": request.turn_to(request.page + 1) if has_more else "",
+    }
+
+
+def build_attention(query: Query, attention: Attention, run_name: str, hit_id: int) -> dict[str, Any]:
+    """Return the fields of a photo with drawn attention: the image ``hit_id`` for a text, or else the photo that was sent."""
+    source = f"/photo/{hit_id}/large" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
+    return {
+        "drawing": draw_attention("look", [attention]),
+        "source": source,
+        "explanation": ATTENTION_EXPLANATIONS[attention.direction],
+        "brackets": BRACKET_NOTE,
+        "run": run_name,
+    }
+
+
+def build_image(dataset: Dataset, image: DatasetImage) -> dict[str, Any]:
+    """Return the fields of the page of an image with all its captions."""
+    return {
+        "id": image.imgid,
+        "photo": dataset.has_image_files,
+        "name": image.file,
+        "split": image.split,
+        "captions": [caption.raw for caption in image.captions],
+    }
+
+
+def _build_heading(dataset: Dataset, request: PageRequest, query: Query | SplitImage, has_captions: bool) -> dict[str, Any]:
+    """Return the title of the results, the query as text or small photo, and the links to captions or images for a photo."""
+    if isinstance(query, str):
+        return {"text": query, "title": query, "source": "", "choices": []}
+    if isinstance(query, SplitImage):
+        image = dataset.find_image(query.image_id)
+        name = image.file if image else f"image {query.image_id}"
+        source = f"/photo/{query.image_id}" if dataset.has_image_files else ""
+        return {"text": "", "title": f"Images like {name}", "source": source, "choices": []}
+    names: dict[ItemKind, str] = {"captions": "Captions", "images": "Similar images"}
+    choices = [(name, request.find(kind), kind == request.finds) for kind, name in names.items()]
+    return {
+        "text": "",
+        "title": "Captions for your photograph" if request.finds == "captions" else "Images like your photograph",
+        "source": jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE)),
+        "choices": choices if has_captions else [],
+    }
+
+
+def _build_columns(dataset: Dataset, request: PageRequest, answers: Sequence[RunAnswer]) -> list[dict[str, Any]]:
+    """Return a column of the page for each run, with the hits of the run and their ranks in the other columns."""
+    ranks = [{_hit_id(hit): rank for rank, hit in enumerate(answer.hits, answer.start + 1)} for answer in answers]
+    columns = []
+    for index, answer in enumerate(answers):
+        cards = []
+        for rank, hit in enumerate(answer.hits, answer.start + 1):
+            hit_id = _hit_id(hit)
+            elsewhere = [
+                (answers[other].name, other_ranks[hit_id])
+                for other, other_ranks in enumerate(ranks)
+                if other != index and hit_id in other_ranks
+            ]
+            has_look = answer.attends and dataset.has_image_files
+            cards.append(
+                {
+                    "rank": rank,
+                    "score": f"{hit.score:.4f}".replace("-", "−"),
+                    "image": hit.image_id,
+                    "photo": dataset.has_image_files,
+                    "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
+                    "captions": hit.captions[:_CAPTIONS_PER_IMAGE],
+                    "elsewhere": elsewhere,
+                    "look": request.build_address(run=index, hit=hit_id) if has_look else "",
+                }
+            )
+        columns.append({"answer": answer, "cards": cards, "number": index})
+    return columns
+
+
+def _hit_id(hit: SearchHit) -> int:
+    return int(hit.image_id if hit.caption_id is None else hit.caption_id)

@@ -14,14 +14,14 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from vse.eval import DEFAULT_KS
 from vse.eval.files.embeddings import parse_provenance, read_embeddings
 from vse.eval.files.results import ProtocolMetrics, Result, drop_repeated_protocols, mean_and_std, read_result
-from vse.eval.options import DEFAULT_KS
 from vse.eval.protocols.evaluate import evaluate_files
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.tables.table import metric_cell
 from vse.features.backbones.weight_files import WeightsFile
-from vse.features.cache.description import FeatureDescription
+from vse.features.cache.reader import FeatureDescription
 from vse.pipeline.command import format_code_version
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json

@@ -1,4 +1,4 @@
-"""Pack a trained run into a folder that needs neither its data set nor its caches.
+"""Pack a trained run into a folder that needs neither data set nor caches; upload and download such folders.
 
 The folder has the networks that compute features, or only the names and hashes of their files.
 """
@@ -16,17 +16,17 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from vse.features.backbones.model_folder import copy_checked_model
+from vse.features.backbones.model_folder import copy_checked_model, download_model
 from vse.features.backbones.weight_files import WEIGHTS_FILE_KEY, WeightsFile
-from vse.features.cache.description import FeatureDescription, describe_feature
 from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureDescription, describe_feature
 from vse.features.extractors.captions import PACKED_ENCODER_NAME, encoder_path, load_cache_encoder
 from vse.features.extractors.cnn import load_cnn_weights
 from vse.features.extractors.text import TextExtractor, rebuild_text_extractor
 from vse.features.settings import find_extractor
 from vse.features.settings.images import CnnConfig
-from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import InputFile
+from vse.pipeline.errors import UserError, import_extra
+from vse.pipeline.files.inputs import InputFile, error_reason
 from vse.pipeline.files.outputs import may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_bytes, write_json, write_text
 from vse.pipeline.presets.parts import find_own_code
@@ -41,6 +41,7 @@ from vse.training.run.packed import (
     TEXT_NETWORK_NAME,
     WEIGHTS_FILE_NAME,
     PackedConfig,
+    PackedFolder,
     is_packed,
 )
 from vse.training.share.card import collect_results, write_card
@@ -279,3 +280,51 @@ def _write_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
 
 
+_HUB_SCHEME = "hf:"  # ``Path("hf://user/name")`` has this first part
+_NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_FILE_PATTERNS = (CARD_FILE_NAME, "*.json", "*.safetensors", "metrics.csv", "text_network/*")
+
+
+def find_model(place: Path) -> Path:
+    """Return the folder of a model: ``place`` itself, or the download of ``hf://user/name`` or ``hf://user/name@revision``.
+
+    Raises UserError if the hub is out of reach, or if the repository is not a packed model.
+    """
+    if place.parts[:1] != (_HUB_SCHEME,):
+        return place
+    address = "/".join(place.parts[1:])
+    found = _NAME_PATTERN.fullmatch(address)
+    if found is None:
+        raise UserError(f"hf://{address}: not the name of a model; write hf://user/name or hf://user/name@revision")
+    advice = "check the name, or get the folder by other means and name the folder itself"
+    folder = download_model(found["name"], _FILE_PATTERNS, found["revision"], advice).folder
+    if not is_packed(folder):
+        raise UserError(f"hf://{address}: not a model that vse model pack wrote")
+    return folder
+
+
+def push_model(folder: Path, repository: str, private: bool = False) -> str:
+    """Upload a packed model as the repository ``user/name``, and return the address of the commit.
+
+    Raises UserError if a file has changed since the model was packed, or if the hub refuses the upload.
+    """
+    if not is_packed(folder):
+        raise UserError(f"{folder}: not a packed model; vse model pack RUN FOLDER writes one")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", repository) is None:
+        raise UserError(f"{repository}: not the name of a repository; write user/name")
+    packed = PackedFolder(folder)
+    for name in packed.config.files:
+        packed.read_file_with_sha256(folder / name)
+    hub = import_extra("huggingface_hub", "vse model push", "text")
+    files = [CONFIG_FILE_NAME, CARD_FILE_NAME, *packed.config.files]
+    try:
+        api = hub.HfApi()
+        api.create_repo(repository, private=private, exist_ok=True)
+        uploads = [hub.CommitOperationAdd(name, str(folder / name)) for name in files if (folder / name).is_file()]
+        commit = api.create_commit(repository, uploads, commit_message="Upload a model packed by vse")
+    except Exception as error:  # the hub's client and the network raise many kinds
+        raise UserError(
+            f"cannot upload {folder} to {repository} ({error_reason(error)}); log in with hf auth login, or set HF_TOKEN to a "
+            "token that may write"
+        ) from None
+    return str(commit.commit_url)

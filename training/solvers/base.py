@@ -20,10 +20,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from vse.eval.options import DEFAULT_KS
+from vse.eval import DEFAULT_KS
 from vse.eval.ranking.hubness import diagnose_hubs, mean_cosine, measure_hubs
-from vse.eval.ranking.metrics import average_metrics, chance_recall, compute_metrics
+from vse.eval.ranking.metrics import average_metrics, compute_metrics
 from vse.eval.ranking.ranks import blocks_from_embeddings
+from vse.eval.ranking.statistics import chance_recall
 from vse.features.backbones.device import move_tensor
 from vse.pipeline.dataset.dataset import Caption
 from vse.pipeline.errors import Interrupted, escape_csv_cell

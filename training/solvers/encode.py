@@ -12,7 +12,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks, ranks_from_embeddings, split_into_slices
 from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import read_embeddings
+from vse.eval.ranking.answers import Corpus
 from vse.eval.search.index import (
     BuiltIndex,
     IndexSource,
@@ -22,7 +23,6 @@ from vse.eval.search.index import (
     stores_corpus_exactly,
     write_index,
 )
-from vse.eval.search.vectors import Corpus
 from vse.pipeline.dataset.dataset import ALL_SPLITS, Dataset
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError

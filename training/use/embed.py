@@ -24,9 +24,9 @@ from vse.eval.files.embeddings import (
 )
 from vse.eval.files.phrase_scores import PHRASE_SCORES_KIND
 from vse.features.backbones.device import OUT_OF_MEMORY_ADVICE, wrap_memory_errors
-from vse.features.cache.output_checks import check_cache_output, parse_feature_name
 from vse.features.cache.rows import FeatureKind as RowKind
 from vse.features.cache.rows import Ids, list_row_ids
+from vse.features.cache.shards import check_cache_output, parse_feature_name
 from vse.features.data_checks import compute_data_checksums
 from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, build_cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN_ID
@@ -37,11 +37,11 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
 from vse.training.data.pairs import CaptionsLoadedAtFirstRead, TokenIndices, select_images_with_features
+from vse.training.models.similarities.todnet import require_shortlist_similarity, score_shortlist
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
+from vse.training.run.inputs import count_leaked_images
 from vse.training.solvers.encode import PairScores, build_vector_fields, encode, pool_sets, score_bank
-from vse.training.solvers.shortlist import require_shortlist_similarity, score_shortlist
-from vse.training.use.leaks import count_leaked_images
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
 from vse.training.use.open_run import OpenedRun, open_run, read_recorded_identity, unfinished_state
@@ -68,12 +68,13 @@ def embed_split(
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
     With ``last_epoch``, the weights are those of the last epoch. With ``pool_regions``, similar regions of an image are
-    replaced by their means (:func:`vse.training.solvers.encode.pool_sets`). With ``bank_images``, the file also has the scores
-    with this number of training images and with their captions. With ``shortlist``, TOD-Net scores only the pairs that are
-    likely to change a rank (:func:`vse.training.solvers.shortlist.score_shortlist`). By default ``out`` is ``<split>.h5`` in
-    the run's folder, or ``<dataset>_<split>.h5`` for another data set. ``_last``, ``_pooled_<pool_regions>``, ``_shortlist``
-    or ``_sentences`` follows the split if the option is set. Raises UserError if the run was trained on images of the split,
-    unless ``allow_leak`` is set. For ``files`` and ``allow_unfinished`` see :func:`vse.training.use.model.load_run`.
+    replaced by their means (:func:`vse.training.solvers.encode.pool_sets`). With ``bank_images``, the file also has the
+    scores with this number of training images and with their captions. With ``shortlist``, TOD-Net scores only the pairs
+    that are likely to change a rank (:func:`vse.training.models.similarities.todnet.score_shortlist`). By default ``out`` is
+    ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. ``_last``, ``_shortlist``,
+    ``_sentences`` or ``_pooled_<pool_regions>`` follows the split if the option is set. Raises UserError if the run was
+    trained on images of the split, unless ``allow_leak`` is set. For ``files`` and ``allow_unfinished`` see
+    :func:`vse.training.use.model.load_run`.
 
     The contents of the file depend on the model. A model that compares vectors writes the vectors. A model that scores pairs
     writes the scores, and pooled vectors by which a search chooses candidates. A run that localises phrases writes phrase

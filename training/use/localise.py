@@ -31,14 +31,17 @@ from vse.training.data.pairs import Pairs, encode_texts, select_images_with_feat
 from vse.training.models.build import Model
 from vse.training.options import RunFileOptions, SearchRequest
 from vse.training.phrases.arrays import BoxFeatures, PhraseArrays, RegionInputs, check_phrase_cache
-from vse.training.phrases.localisation import (
+from vse.training.phrases.task import (
     PhraseInputs,
+    PhraseSettings,
     PhraseSplit,
+    build_evaluation_split,
+    build_phrase_model,
     compute_sentence_scores,
+    open_phrase_features,
     score_candidates,
     score_embedded_pairs,
 )
-from vse.training.phrases.task import PhraseSettings, build_evaluation_split, build_phrase_model, open_phrase_features
 from vse.training.use.open_run import OpenedRun, load_weights, open_run
 
 if TYPE_CHECKING:

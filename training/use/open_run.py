@@ -35,6 +35,7 @@ from vse.training.experiment import ExperimentConfig, list_changed_settings
 from vse.training.models.build import Model
 from vse.training.options import RunFileOptions
 from vse.training.run.folder import RunFolder
+from vse.training.run.inputs import training_dataset_file
 from vse.training.run.packed import open_model_folder
 
 log = logging.getLogger(__name__)
@@ -311,16 +312,6 @@ def _open_without_cache(
 
 def _build_caption_feature(folder: RunFolder, record: Mapping[str, Any]) -> FeatureCache | None:
     return folder.build_feature(record["caption_features"]) if "caption_features" in record else None
-
-
-def training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
-    """Return the path of the ``dataset.json`` of the training.
-
-    This is the file that the cache names. A run on a fold, or on a data set derived from that of the cache, names its own
-    file.
-    """
-    is_from_parent = "fold" in record or record.get("parent") == cache.dataset
-    return folder.path / str(record["captions"]) if is_from_parent else cache.dataset_file
 
 
 def load_weights(folder: RunFolder, model: Model, last_epoch: bool = False) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from PIL import Image as PhotoImage
 
+from vse.eval.ranking.answers import Corpus, Vectors
 from vse.eval.search.gpu import choose_faiss_device
 from vse.eval.search.index import IndexVectors, set_search_parameters
 from vse.eval.search.matrix import VectorMatrix
@@ -28,7 +29,6 @@ from vse.eval.search.top_k import (
     search,
     sort_by_exact_scores,
 )
-from vse.eval.search.vectors import Corpus, Vectors
 from vse.pipeline.errors import UserError
 from vse.training.kinds import BatchVectors, PackedEmbeddings, pack_embeddings
 from vse.training.options import RunFileOptions

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.protocols.correction import correct_seeds, parse_correction
+from vse.eval.ranking.answers import Corpus, Vectors, read_blocks
 from vse.eval.ranking.hubness import LinearScores, compute_biases
 from vse.eval.ranking.ranks import shared_tensor
-from vse.eval.search.vectors import Corpus, Vectors, read_blocks
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.files.writing import write_bytes

@@ -16,8 +16,8 @@ import torch
 
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings, write_scores
+from vse.eval.files.results import find_split_name
 from vse.eval.files.split import split_identity
-from vse.eval.files.split_identity import find_split_name
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_scores, ranks_from_blocks
 from vse.pipeline.errors import UserError
 

@@ -31,7 +31,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import hash_file_content
 from vse.eval.options import AllEvaluateOptions
-from vse.eval.tables.significance import compare_files
+from vse.eval.protocols.compare import compare_files
 from vse.training.cli import report_main
 
 SUITE = "hostile embeddings and results"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.eval.evaluating import Fails, result_of, succeeds
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.search.codecs import Codec, parse_codecs
+from vse.eval.protocols.compression import Codec, parse_codecs
 
 N_IMAGES, DIM = 40, 16
 Array = np.ndarray[Any, Any]

@@ -18,8 +18,7 @@ from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddi
 from vse.eval.files.results import read_result
 from vse.eval.options import AllEvaluateOptions
 from vse.eval.protocols.ensemble import build_ensemble, list_members_per_seed
-from vse.eval.ranking.metrics import compute_metrics
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import Ranks, compute_metrics
 from vse.eval.tables.summary import build_summary
 from vse.pipeline.errors import UserError
 

@@ -15,11 +15,10 @@ import torch
 
 from tests.eval.evaluating import Fails, Printed, result_of, succeeds
 from tests.eval.slow_ranks import slow_cosines, slow_metrics_of_lists, slow_order_scores, slow_sentence_ranks
+from vse.eval import DEFAULT_KS
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.options import DEFAULT_KS
-from vse.eval.ranking.metrics import compute_metrics, direction_metrics
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import Ranks, compute_metrics, direction_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search
 from vse.eval.tables.summary import build_summary

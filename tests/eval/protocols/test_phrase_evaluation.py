@@ -17,7 +17,7 @@ from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.files.results import read_comparison, read_result
 from vse.eval.options import AllEvaluateOptions
-from vse.eval.tables.significance import compare_files
+from vse.eval.protocols.compare import compare_files
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, blocks_of, splits
 from vse.eval.ranking.answers import RankedList, break_ties, find_best_answers, rank_captions, rank_images
-from vse.eval.ranking.rank_arrays import BestAnswers
+from vse.eval.ranking.metrics import BestAnswers
 from vse.eval.ranking.ranks import ranks_from_blocks
 
 

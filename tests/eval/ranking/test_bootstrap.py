@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.eval.options import DEFAULT_KS
+from vse.eval import DEFAULT_KS
 from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, direction_metrics, fold_metrics, resample_metrics
 from vse.eval.ranking.statistics import compute_differences, compute_intervals
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from vse.eval.files.phrase_scores import MISSED_RANK, rank_phrases
 from vse.eval.ranking import localisation
-from vse.eval.ranking.localisation import MISSED_RANK, rank_phrases
 
 
 def inclusive_iou(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:

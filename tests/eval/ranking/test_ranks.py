@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import (
     SIMILARITIES,
     ScoreBlocks,

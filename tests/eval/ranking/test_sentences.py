@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
-from vse.eval.options import DEFAULT_KS
+from vse.eval import DEFAULT_KS
 from vse.eval.ranking.answers import find_sentence_answers, unit_rows
-from vse.eval.ranking.metrics import direction_metrics
-from vse.eval.ranking.rank_arrays import BestAnswers
+from vse.eval.ranking.metrics import BestAnswers, direction_metrics
 from vse.eval.ranking.ranks import SIMILARITIES
 from vse.eval.search.cross_check import check_sentences_against_search
 from vse.pipeline.errors import UserError

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from vse.eval.ranking.metrics import captions_per_image, chance_recall, chance_rsum, compute_chance_within
+from vse.eval.ranking.statistics import captions_per_image, chance_recall, chance_rsum, compute_chance_within
 from vse.eval.report.charts import (
     Bars,
     Curve,

@@ -9,7 +9,7 @@ from tests.eval.slow_ranks import slow_order_scores
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.ranks import ranks_from_blocks
 from vse.eval.report.gallery import DirectionName, retrieve_candidates
-from vse.eval.report.query_selection import select_contrasting_queries, select_extreme_queries, select_queries
+from vse.eval.report.report_inputs import select_contrasting_queries, select_extreme_queries, select_queries
 
 
 def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: int = 2) -> Embeddings:

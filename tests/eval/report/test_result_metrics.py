@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from vse.eval.files.results import Result
-from vse.eval.report.metrics_section import build_sections, headline_metrics
+from vse.eval.report.sections import build_sections, headline_metrics
 
 DIRECTION = {"r1": 10.0, "r5": 20.0, "r10": 30.0, "medr": 4.0, "meanr": 5.5}
 BOTH = {"i2t": DIRECTION, "t2i": {**DIRECTION, "r1": 5.0}, "rsum": 115.0, "mean_recall": 19.2}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.eval.evaluating import Printed
 from tests.eval.slow_ranks import slow_order_scores
-from vse.eval.options import DEFAULT_KS
+from vse.eval import DEFAULT_KS
 from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.approximate import measure_index_recalls

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from tests.eval.evaluating import Fails, Printed, succeeds
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
+from vse.eval import DEFAULT_KS
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.options import DEFAULT_KS
-from vse.eval.ranking.metrics import compute_metrics
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import Ranks, compute_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_scores
 from vse.eval.search import approximate as reranking
 from vse.eval.search.approximate import measure_reranked_search

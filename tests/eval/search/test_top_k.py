@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
-from vse.eval.options import DEFAULT_KS
-from vse.eval.ranking.metrics import compute_metrics
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval import DEFAULT_KS
+from vse.eval.ranking.metrics import Ranks, compute_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search
 from vse.eval.search.top_k import search

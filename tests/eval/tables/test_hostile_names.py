@@ -15,7 +15,7 @@ from tests.eval.tables.test_summary import made as made_result
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.options import AllEvaluateOptions
-from vse.eval.tables.significance import compare_files
+from vse.eval.protocols.compare import compare_files
 
 HOSTILE = {
     "a line of LaTeX": "demo\n\\input{/etc/passwd}", "a line of LaTeX after a return": "demo\r\\write18{id}",

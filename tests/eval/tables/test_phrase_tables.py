@@ -16,8 +16,9 @@ from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.options import AllEvaluateOptions
+from vse.eval.protocols.compare import compare_files
 from vse.eval.tables.published import PublishedTable, compare_published
-from vse.eval.tables.significance import SignificanceTable, build_significance, compare_files
+from vse.eval.tables.significance import SignificanceTable, build_significance
 from vse.eval.tables.summary import SummaryTable, build_printed_summary, build_summary
 from vse.eval.tables.table import format_text_table
 from vse.pipeline.files.writing import sha256_json

@@ -14,7 +14,8 @@ from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.options import AllEvaluateOptions as Options
-from vse.eval.tables.significance import build_significance, compare_files
+from vse.eval.protocols.compare import compare_files
+from vse.eval.tables.significance import build_significance
 from vse.eval.tables.summary import build_summary
 
 

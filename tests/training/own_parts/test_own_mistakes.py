@@ -10,12 +10,12 @@ import pytest
 from tests.conftest import succeeds
 from tests.training.conftest import COMMAND, Capture, Fails, Patch
 from vse.cli import main as vse_main
-from vse.features.cli import main as extract_main
+from vse.features.cli import extract_main
 from vse.training.cli import train_main
 from vse.training.losses import LOSSES
 from vse.training.models.encoders import CAPTION_ENCODERS, IMAGE_ENCODERS
 from vse.training.models.similarities import SIMILARITIES
-from vse.training.own_parts.trials import check_encoder, check_loss, check_similarity
+from vse.training.own_parts.check import check_encoder, check_loss, check_similarity
 
 LOSS = """
 import torch

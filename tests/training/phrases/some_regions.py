@@ -16,7 +16,7 @@ from vse.features.cache.feature_cache import merge_shards, open_cache
 from vse.features.cache.rows import CacheIdentity, FeatureRows, sha256_bytes
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import Dataset, list_mentions, list_phrase_texts, load_dataset_file
-from vse.pipeline.dataset.phrases import iou
+from vse.pipeline.dataset.images import iou
 from vse.pipeline.files.images import decode_image, read_image_bytes
 from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.phrases.arrays import BoxFeatures, PhraseArrays, build_phrase_arrays, find_truth_regions

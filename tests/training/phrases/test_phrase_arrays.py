@@ -14,7 +14,7 @@ from tests.training.data.caches import made_by_hand, spoil
 from tests.training.phrases.some_regions import CPU, DIM, TEXT_DIM, Caches, World, make_caches, world_of
 from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.phrases import iou
+from vse.pipeline.dataset.images import iou
 from vse.pipeline.errors import UserError
 from vse.training.kinds import InputKind
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
@@ -27,8 +27,13 @@ from vse.training.phrases.arrays import (
     find_truth_regions,
     sample_one_per_row,
 )
-from vse.training.phrases.localisation import PhraseSplit, compute_recalls, compute_sentence_scores, score_candidates
-from vse.training.phrases.task import open_phrase_features
+from vse.training.phrases.task import (
+    PhraseSplit,
+    compute_recalls,
+    compute_sentence_scores,
+    open_phrase_features,
+    score_candidates,
+)
 
 
 def test_a_chain_is_of_one_image_and_a_phrase_without_one_stands_alone(own_demo: Path, edit: Edit) -> None:

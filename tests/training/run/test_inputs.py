@@ -13,7 +13,7 @@ from tests.training.conftest import COMMAND, Fails, Log, assert_same, done, expe
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.extractors.cnn import CnnExtractor
-from vse.features.settings.texts import TfidfConfig
+from vse.features.settings.captions import TfidfConfig
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS
 from vse.pipeline.files.writing import sha256_file
 from vse.training.cli import embed_main, train_main

@@ -16,9 +16,9 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path
-from vse.features.settings.texts import TfidfConfig
+from vse.features.settings.captions import TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.dataset.noise import apply_noise, read_noise, write_noise
+from vse.pipeline.dataset.splits_and_noise import apply_noise, read_noise, write_noise
 from vse.training.cli import embed_main, train_main
 from vse.training.options import TrainInputs
 from vse.training.training import train

@@ -26,9 +26,8 @@ from tests.training.serve.conftest import MANY, running
 from tests.training.use.attending import scan
 from vse.pipeline.errors import UserError
 from vse.training.options import RunFileOptions
-from vse.training.serve.answers import ServedRuns
+from vse.training.serve.answers import QueryBatches, ServedRuns
 from vse.training.serve.app import create_app
-from vse.training.serve.batches import QueryBatches
 from vse.training.serve.server import PageServer
 from vse.training.training import train
 from vse.training.use.model import EncodedQuery

@@ -18,8 +18,7 @@ from PIL import Image
 from tests.training.conftest import done
 from tests.training.serve.conftest import MANY
 from tests.training.serve.test_app import TEXT, upload
-from vse.features.cli import main as extract_main
-from vse.features.data_cli import main as data_main
+from vse.features.cli import data_main, extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.options import RunFileOptions
 from vse.training.serve import photos

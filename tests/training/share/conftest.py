@@ -19,8 +19,7 @@ from vse.cli import main
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.extractors.cnn import CnnExtractor
-from vse.features.settings.captions import FittedCaptionSettings
-from vse.features.settings.texts import TfidfConfig
+from vse.features.settings.captions import FittedCaptionSettings, TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.training.cli import embed_main

@@ -21,10 +21,10 @@ from tests.transformers_made import make_bert
 from vse.cli import main
 from vse.eval.cli import eval_main
 from vse.features.cache.feature_cache import open_cache
-from vse.features.cli import main as extract_main
+from vse.features.cli import extract_main
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
-from vse.features.settings.texts import TextConfig
+from vse.features.settings.captions import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.training.cli import embed_main, search_main

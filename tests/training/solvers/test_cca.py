@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tests.eval.evaluating import write_result
 from tests.training.conftest import Patch, assert_same, experiment, interrupted, numbers, state
-from vse.eval.options import DEFAULT_KS
+from vse.eval import DEFAULT_KS
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
 from vse.training.experiment import ExperimentConfig

@@ -18,8 +18,8 @@ from vse.features.cache.rows import ExtractorInput
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
+from vse.features.settings.captions import TextConfig
 from vse.features.settings.images import CnnConfig
-from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.training.cli import embed_main, report_main, train_main

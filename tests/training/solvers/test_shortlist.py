@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vse.eval.ranking.rank_arrays import Ranks
+from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
 from vse.training.models.similarities import todnet
-from vse.training.models.similarities.todnet import TodNetSettings, TodNetSimilarity
+from vse.training.models.similarities.todnet import TodNetSettings, TodNetSimilarity, score_shortlist
 from vse.training.solvers import shortlist
-from vse.training.solvers.shortlist import score_shortlist
 
 N_IMAGES, EACH, DIM = 60, 3, 16
 

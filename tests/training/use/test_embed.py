@@ -19,7 +19,7 @@ from vse.eval.tables.ladder import build_ladder
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.shards import shards_folder
-from vse.features.cli import main as extract_main
+from vse.features.cli import extract_main
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extraction import extract_shards, merge_feature, verify_inputs
 from vse.features.extractors.cnn import CnnExtractor

@@ -17,7 +17,7 @@ from vse.eval.files.results import read_result
 from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
-from vse.features.settings.texts import TfidfConfig
+from vse.features.settings.captions import TfidfConfig
 from vse.pipeline.dataset.dataset import list_mentions, load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError

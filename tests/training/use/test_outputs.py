@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.conftest import Fails, done
 from vse.eval.cli import eval_main
-from vse.features.cli import main as extract_main
+from vse.features.cli import extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.cli import embed_main, report_main, search_main, train_main
 

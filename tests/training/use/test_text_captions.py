@@ -15,7 +15,7 @@ from tests.training.conftest import Capture, Fails, Patch, done, experiment, pri
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
-from vse.features.settings.texts import TextConfig
+from vse.features.settings.captions import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.training.cli import embed_main, search_main

@@ -18,7 +18,7 @@ SIMILARITIES: Registry[SimilaritySettings] = Registry(
         "euclidean": "vse.training.models.similarities.vectors:EuclideanSettings",
         "network": "vse.training.models.similarities.vectors:SimilarityNetworkSettings",
         "scan": "vse.training.models.similarities.scan:ScanSettings",
-        "maxsim": "vse.training.models.similarities.maxsim:MaxSimSettings",
+        "maxsim": "vse.training.models.similarities.scan:MaxSimSettings",
         "todnet": "vse.training.models.similarities.todnet:TodNetSettings",
     },
 )

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.pipeline.errors import UserError
-from vse.training.data.samplers import SAMPLERS
-from vse.training.data.samplers.base import Indices
+from vse.training.data.samplers import SAMPLERS, Indices
 
 SIZES = st.integers(4, 40)
 SEEDS = st.integers(0, 99)

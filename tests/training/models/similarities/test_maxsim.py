@@ -19,7 +19,7 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.training.cli import embed_main
 from vse.training.kinds import BatchVectors, PackedEmbeddings
 from vse.training.models.similarities import maxsim
-from vse.training.models.similarities.maxsim import MaxSimSettings
+from vse.training.models.similarities.scan import MaxSimSettings
 from vse.training.solvers.encode import pool_sets
 from vse.training.training import train
 
