@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vse.pipeline.command import entry_point
-from vse.pipeline.cores import set_up_openmp
+from vse.pipeline.command import entry_point, set_up_openmp
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.options import command
 from vse.training.options import RunFileOptions, ServeRequest
@@ -41,7 +40,7 @@ def serve_command(request: ServeRequest) -> None:
     from vse.training.serve.answers import ServedRuns
     from vse.training.serve.app import PageSettings, create_app
     from vse.training.serve.server import PageServer, is_loopback, trusted_hosts
-    from vse.training.share.hub import find_model
+    from vse.training.share.pack import find_model
     from vse.training.use.searcher import SearchOptions
 
     use_threads(request.threads)

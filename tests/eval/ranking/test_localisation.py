@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from vse.eval.files import phrase_scores
 from vse.eval.files.phrase_scores import MISSED_RANK, rank_phrases
-from vse.eval.ranking import localisation
 
 
 def inclusive_iou(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
@@ -48,7 +48,7 @@ def test_ranks_and_overlaps_are_those_of_slow_loops(
     scores = np.array([score for _, score in candidates], float)
     offsets = np.concatenate([[0], np.cumsum([len(candidates) for candidates in phrases])]).astype(np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(localisation, "_MAX_CANDIDATES", at_once)
+        patch.setattr(phrase_scores, "_MAX_CANDIDATES", at_once)
         outcome = rank_phrases(scores, boxes.astype(np.float32), offsets, truth.astype(np.float32), threshold)
         boxless = rank_phrases(scores, boxes.astype(np.float32), offsets, np.full(truth.shape, np.nan, np.float32), threshold)
     assert set(boxless.ranks) == {MISSED_RANK}

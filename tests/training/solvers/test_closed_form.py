@@ -49,12 +49,12 @@ def sides(cache: Path, captions: Path, demo: Path) -> tuple[Matrix, Matrix, Matr
 
 
 def slow_regression(x: Matrix, y: Matrix, regularization: float) -> Matrix:
-    """The A that minimises |x - A y|^2 / n + r |A|^2, number by number of x, as an ordinary least-squares problem."""
+    """The A that minimises |x - A y|^2 / n + r |A|^2, as an ordinary least-squares problem."""
     x, y = x - x.mean(0), y - y.mean(0)
     r = regularization * y.var(0).mean()
     rows = np.vstack([y / np.sqrt(len(y)), np.sqrt(r) * np.eye(y.shape[1])])
-    targets = (np.concatenate([column / np.sqrt(len(y)), np.zeros(y.shape[1])]) for column in x.T)
-    return np.stack([np.linalg.lstsq(rows, target)[0] for target in targets])
+    targets = np.vstack([x / np.sqrt(len(y)), np.zeros((y.shape[1], x.shape[1]))])
+    return np.asarray(np.linalg.lstsq(rows, targets)[0].T)
 
 
 @pytest.mark.parametrize("regularization", [1e-3, 0.1, 10.0])

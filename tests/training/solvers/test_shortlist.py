@@ -12,7 +12,6 @@ from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
 from vse.training.models.similarities import todnet
 from vse.training.models.similarities.todnet import TodNetSettings, TodNetSimilarity, score_shortlist
-from vse.training.solvers import shortlist
 
 N_IMAGES, EACH, DIM = 60, 3, 16
 
@@ -83,7 +82,7 @@ def test_pairs_that_are_not_scored_rank_behind_the_others_in_the_order_of_the_ba
 def test_a_model_that_ranks_unlike_its_backbone_has_its_own_ranks(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds go on as long as pairs change ranks, here to the end."""
     similarity = model(1.0, scale="exp_tanh")
-    monkeypatch.setattr(shortlist, "_ROWS_PER_BLOCK", 25)
+    monkeypatch.setattr(todnet, "_ROWS_PER_BLOCK", 25)
     monkeypatch.setattr(todnet, "_PAIRS_PER_BLOCK", {"cpu": 2**6})
     blocks, scored = score_shortlist(similarity, *data, min_round=1)
     exact, found = ranks(similarity, *data), ranks_from_blocks(*blocks)

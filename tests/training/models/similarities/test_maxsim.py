@@ -18,7 +18,7 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings
 from vse.training.cli import embed_main
 from vse.training.kinds import BatchVectors, PackedEmbeddings
-from vse.training.models.similarities import maxsim
+from vse.training.models.similarities import scan
 from vse.training.models.similarities.scan import MaxSimSettings
 from vse.training.solvers.encode import pool_sets
 from vse.training.training import train
@@ -39,8 +39,8 @@ def dense(images: BatchVectors, captions: BatchVectors, queries: str) -> Tensor:
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("block", [1, 40, 10**6])
 def test_scores_and_gradients_are_those_of_a_dense_einsum(queries: Any, block: int, monkeypatch: Patch) -> None:
-    monkeypatch.setitem(maxsim._COSINES_PER_BLOCK, "cpu", block)
-    monkeypatch.setattr(maxsim, "_MAX_STORED_COSINES", 10 * block)
+    monkeypatch.setitem(scan._COSINES_PER_BLOCK, "cpu", block)
+    monkeypatch.setattr(scan, "_MAX_STORED_COSINES", 10 * block)
     similarity = MaxSimSettings(queries=queries).build(5)
     ours = with_gradients(similarity, IMAGES, CAPTIONS)
     theirs = with_gradients(lambda images, captions: dense(images, captions, queries), IMAGES, CAPTIONS)
