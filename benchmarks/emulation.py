@@ -2,7 +2,7 @@
 
 Environment variables keep the libraries from AVX-512 (see ``common.py``). Each benchmark runs in both precisions, one process
 each, and its numbers are processor seconds of one thread. ``vse-train`` and ``vse-extract`` print ``times_slower`` in their
-warning (``features/backbones/precision.py``).
+warning (``features/backbones/device.py``).
 
     python benchmarks/emulation.py
 """

@@ -10,7 +10,7 @@ import vse
 import vse.arguments
 import vse.array_inputs
 import vse.evaluation
-import vse.pipeline.options
+import vse.pipeline.option_types
 import vse.runs
 from tests.docs.pages import ROOT, blocks, documented, examples
 
@@ -30,6 +30,6 @@ def test_every_function_has_an_example_that_is_run() -> None:
 def test_each_type_in_the_table_exists() -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8").partition("The signatures use these types:")[2].partition("\n:::")[0]
     table = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.M)
-    modules = (vse.arguments, vse.array_inputs, vse.evaluation, vse.pipeline.options, vse.runs)
+    modules = (vse.arguments, vse.array_inputs, vse.evaluation, vse.pipeline.option_types, vse.runs)
     for name in re.findall(r"`(\w+)`", " ".join(table)):
         assert any(hasattr(module, name) for module in modules), name

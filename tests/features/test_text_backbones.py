@@ -183,7 +183,7 @@ def test_without_its_extra_a_preset_is_one_line(
                 raise ModuleNotFoundError(f"No module named {missing!r}")
             return import_module(name)
 
-        monkeypatch.setattr("vse.features.settings.base.import_module", importing)
+        monkeypatch.setattr("vse.features.libraries.import_module", importing)
         command = load_feature(feature).extractor_name()
         line = fails(main, command, "--dataset", demo, "--feature", feature, "--out", tmp_path / "x.h5")
         assert extra_install_command(extra) in line

@@ -72,7 +72,7 @@ def test_an_evaluation_notes_the_hash_of_what_it_read(how: str, tmp_path: Path, 
             swapped.append(file)
         return real(*arguments)  # type: ignore[arg-type]
 
-    for module in ("vse.eval.protocols.evaluate", "vse.eval.tables.significance"):
+    for module in ("vse.eval.protocols.evaluate", "vse.eval.protocols.compare"):
         monkeypatch.setattr(f"{module}.select_protocols", swap)
     succeed(eval_main, *options[how], "--bootstrap", 100, "--out", out)
     assert swapped
