@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,8 +29,8 @@ _with_shapes = jaxtyping.jaxtyped
 def install() -> None:
     """Check all that is imported from ``vse`` from now on.
 
-    jaxtyping's own decorator binds the arguments of every call, also where no shape is annotated. There, types alone are
-    checked: it takes a third of the time that reading a data set takes otherwise.
+    jaxtyping's own decorator binds the arguments of every call. Where no shape is annotated, types alone are checked, which
+    takes a third of the time.
     """
     jaxtyping.jaxtyped = _jaxtyped  # what its import hook names in the modules
     hook = jaxtyping.install_import_hook(["vse"], "tests.checked.checked").hook
@@ -84,7 +85,7 @@ def _jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
     def wrapped(part: Any) -> Any:
         if is_dataclass(part) and isinstance(part, type):
             _resolve_inherited(part)
-        if _names_shapes(part.__module__):
+        if _names_shapes(part):
             return _with_shapes(part, typechecker=typechecker)
         if not isinstance(part, type):
             inner = "<locals>" in part.__qualname__  # it would be wrapped again at each call of the outer one
@@ -106,10 +107,21 @@ def _resolve_inherited(part: type[Any]) -> None:
                 field.type = hints[field.name]
 
 
-def _names_shapes(module: str) -> bool:
-    """Whether a module imports ``Float``, ``Int`` or a like name of jaxtyping."""
-    names = vars(sys.modules[module]).values()
-    return any(isinstance(value, type) and value.__module__.startswith("jaxtyping") for value in names)
+def _names_shapes(part: Any) -> bool:
+    """Whether an annotation of a function, or of a field of a class, is a type of jaxtyping, such as ``Float``."""
+    names = _shape_names(part.__module__)
+    found = getattr(part, "__annotations__", {}).values()
+    return any(names.intersection(re.findall(r"\w+", text if isinstance(text, str) else repr(text))) for text in found)
+
+
+def _shape_names(module: str) -> set[str]:
+    """The names in a module that stand for types of jaxtyping, or for types built of these."""
+    return {name for name, value in vars(sys.modules[module]).items() if _is_shape(value)}
+
+
+def _is_shape(value: Any) -> bool:
+    kind = value if isinstance(value, type) else type(value)
+    return kind.__module__.startswith("jaxtyping") or any(_is_shape(inner) for inner in get_args(value))
 
 
 def _check_protocols(annotation: Any) -> None:
