@@ -1,4 +1,4 @@
-"""Adversaries make the batches of a training harder. A new adversary is one file here and one line below.
+"""Adversaries, which make the batches of a training harder. A new adversary is one file here and one line below.
 
 An adversary is a class of settings, derived from :class:`vse.training.adversaries.base.AdversarySettings`. Its ``build``
 returns a network that is trained against the model.

@@ -22,9 +22,9 @@ from vse.training.adversaries.base import (
     Opponent,
     ReinforceSettings,
     RewardBaseline,
+    compute_sampling_metrics,
     reinforce_loss,
     sample_candidates,
-    sampling_metrics,
 )
 from vse.training.data.images import CachedImageFeatures
 from vse.training.data.pairs import Pairs
@@ -36,15 +36,15 @@ _EMBEDDING_BATCH_SIZE = 1024  # number of items that are embedded at a time
 
 
 class AceSettings(ReinforceSettings):
-    """Negatives sampled from all training items (Bose et al., ViGIL 2018, section 2; Bose, Ling and Cao, ACL 2018).
+    """An adversary that samples negatives from all training items (Bose et al., ViGIL 2018, section 2, and ACL 2018).
 
-    For each query q, an image or a caption of the batch, a negative c' of the other side is sampled from p(c | q). With the
-    score s of the model and the positive c of q, the model minimises
+    For each image q of the batch, a caption c' is sampled from p(c | q) as a negative; for each caption q, an image c'. With
+    the score s of the model and the positive c of q, the model minimises
 
         [margin - s(q, c) + s(q, c')]_+
 
-    and the generator maximises this cost by REINFORCE. Each training step also computes the inner products of the queries with
-    all candidates, and the embeddings of the sampled negatives.
+    and the generator, which computes p, maximises this cost by REINFORCE. Each training step also computes the inner products
+    of the queries with all candidates, and the embeddings of the sampled negatives.
     """
 
     name: Literal["ace"] = "ace"
@@ -57,8 +57,8 @@ class AceSettings(ReinforceSettings):
     )
     refresh: Literal["visited", "epoch"] = Field(
         "visited",
-        description="when the model's embeddings are computed again after the start: visited, if a batch has the item; epoch, "
-        "all at the start of every epoch",
+        description="when the stored embedding of an item is computed again: visited, whenever a batch contains the item; "
+        "epoch, also at the start of every epoch",
     )
     in_batch: float = Field(
         0.5,
@@ -68,8 +68,8 @@ class AceSettings(ReinforceSettings):
     )
     reward: Literal["hinge", "score"] = Field(
         "hinge",
-        description="reward of a sampled negative: its hinge, or margin - s(q, c) + s(q, c') without the hinge, which also "
-        "ranks negatives that are too easy to cost anything",
+        description="reward of a sampled negative: hinge, its cost for the model; score, margin - s(q, c) + s(q, c'), a "
+        "number below 0 if the sampled negative is too easy to cost anything",
     )
     pretraining_epochs: NonNegativeInt = Field(
         0, description="number of first epochs in which the generator learns, but the model minimises its own loss alone"
@@ -97,7 +97,7 @@ class AceSettings(ReinforceSettings):
 class AceAdversary(Adversary):
     """Two generators of negatives: one samples captions for images as queries, and one samples images for captions.
 
-    ``captions``, ``images`` : candidates of each side, with the generator that samples them.
+    ``captions``, ``images`` : the generator that samples captions, and the generator that samples images.
     ``filled`` : True if the embeddings of all training items have been computed; saved with the weights.
     ``epoch`` : number of the epoch, from 1; saved with the weights.
     """
@@ -109,8 +109,8 @@ class AceAdversary(Adversary):
         sizes = len(opponent.pairs.images), len(opponent.pairs)
         _check_memory(settings, sizes, opponent.model.dim, opponent.batch_size, self._device)
         negatives = FalseNegativeMasks(opponent.pairs, settings.mask)
-        self.captions = _CandidateSide(sizes[1], opponent.model.dim, settings)
-        self.images = _CandidateSide(sizes[0], opponent.model.dim, settings)
+        self.captions = _NegativeGenerator(sizes[1], opponent.model.dim, settings)
+        self.images = _NegativeGenerator(sizes[0], opponent.model.dim, settings)
         self.captions.read_inputs, self.captions.mask_false_negatives = opponent.caption_inputs.read, negatives.mask_captions
         self.images.read_inputs, self.images.mask_false_negatives = images.read_images, negatives.mask_images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
@@ -128,11 +128,11 @@ class AceAdversary(Adversary):
         was_training = model.training
         model.eval()
         with torch.no_grad():
-            for side, embed in ((self.images, model.embed_images), (self.captions, model.embed_captions)):
-                assert side.embedded is not None
-                for start in range(0, len(side.embedded), _EMBEDDING_BATCH_SIZE):
-                    indices = np.arange(start, min(start + _EMBEDDING_BATCH_SIZE, len(side.embedded)))
-                    side.embedded[indices] = self._embed_items(embed, side, indices)
+            for generator, embed in ((self.images, model.embed_images), (self.captions, model.embed_captions)):
+                assert generator.embedded is not None
+                for start in range(0, len(generator.embedded), _EMBEDDING_BATCH_SIZE):
+                    indices = np.arange(start, min(start + _EMBEDDING_BATCH_SIZE, len(generator.embedded)))
+                    generator.embedded[indices] = self._embed_items(embed, generator, indices)
         self.filled.fill_(True)
         model.train(was_training)
 
@@ -164,15 +164,15 @@ class AceAdversary(Adversary):
         )
 
     def _compute_direction_losses(
-        self, batch: Batch, model: Model, side: _CandidateSide, query_scores: QueryScores, batch_indices: Indices
+        self, batch: Batch, model: Model, generator: _NegativeGenerator, query_scores: QueryScores, batch_indices: Indices
     ) -> DirectionLosses:
-        """Return the losses for one direction: queries are items of the batch, negatives are items of the other side.
+        """Return the losses for images as queries and sampled captions as negatives, or the reverse.
 
-        ``side`` : candidates (images or captions) for the negatives.
+        ``generator`` : generator of the negatives.
         ``query_scores`` : scores of the queries within the batch.
-        ``batch_indices`` : indices of the batch's own items of ``side``.
+        ``batch_indices`` : index of each caption (or image) of the batch among all training captions (or images).
         """
-        samples_captions = side is self.captions
+        samples_captions = generator is self.captions
         assert batch.pair_indices is not None
         queries, embed = (
             (batch.image_embeddings, model.embed_captions)
@@ -180,16 +180,16 @@ class AceAdversary(Adversary):
             else (batch.caption_embeddings, model.embed_images)
         )
         batch_embeddings = (batch.caption_embeddings if samples_captions else batch.image_embeddings)[0]
-        indices, candidates = side.choose_candidates(batch_indices, batch_embeddings.detach())
-        logits = side.inference(queries[0].detach(), candidates)
-        false = side.mask_false_negatives(batch.image_indices, batch.pair_indices, indices).to(logits.device)
+        indices, candidates = generator.choose_candidates(batch_indices, batch_embeddings.detach())
+        logits = generator.inference(queries[0].detach(), candidates)
+        false = generator.mask_false_negatives(batch.image_indices, batch.pair_indices, indices).to(logits.device)
         sample = sample_candidates(logits, false, self.settings.samples)
 
         def scores(chosen: Tensor) -> Tensor:
             if self.settings.candidates == "batch":
                 negatives = batch_embeddings[chosen.flatten()]
             else:
-                negatives = self._embed_items(embed, side, indices[chosen.flatten().cpu().numpy()])
+                negatives = self._embed_items(embed, generator, indices[chosen.flatten().cpu().numpy()])
             rows = torch.arange(len(chosen), device=chosen.device).repeat_interleave(chosen.shape[1])
             columns = torch.arange(len(rows), device=chosen.device)
             if samples_captions:
@@ -206,30 +206,30 @@ class AceAdversary(Adversary):
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
                 likeliest_rewards = (margins + scores(sample.likeliest_indices[:, None])).clamp(min=lowest)[:, 0]
-        advantages = side.baseline.compute_advantages(rewards, likeliest_rewards)
+        advantages = generator.baseline.compute_advantages(rewards, likeliest_rewards)
         false_share = (logits.detach().softmax(1) * false).sum(1)
         return DirectionLosses(
             hinges.mean(1).sum(),
             reinforce_loss(sample, advantages, self.settings),
-            sampling_metrics(sample, hinges, false_share, negatives, query_scores),
+            compute_sampling_metrics(sample, hinges, false_share, negatives, query_scores),
         )
 
     def _embed_items(
-        self, embed: Callable[..., BatchVectors], side: _CandidateSide, indices: Indices
+        self, embed: Callable[..., BatchVectors], generator: _NegativeGenerator, indices: Indices
     ) -> Float[Tensor, "n dim"]:
         with autocast(self._precision, self._device):
-            return embed(*side.read_inputs(indices))[0]
+            return embed(*generator.read_inputs(indices))[0]
 
 
-class _CandidateSide(nn.Module):
-    """The candidates of one side (images or captions), and the generator that samples them for queries of the other side.
+class _NegativeGenerator(nn.Module):
+    """A generator that samples images as negatives for captions, or captions as negatives for images.
 
-    ``embedded`` : the model's embeddings of all items (n, dim), or None if the generator does not read embeddings.
-    ``learnt`` : the learned vectors of all items (n, dim), or None if the generator reads embeddings.
+    ``embedded`` : stored embeddings of all items (n, dim); None if candidates have learned vectors or are those of the batch.
+    ``learnt`` : learned vectors of all items (n, dim); None if the generator reads embeddings.
     ``inference`` : network that computes the logits of candidates.
     ``baseline`` : baseline of the rewards.
     ``read_inputs`` : function that returns the model's inputs for the items with the given indices.
-    ``mask_false_negatives`` : method of :class:`FalseNegativeMasks` for candidates of this side.
+    ``mask_false_negatives`` : method of :class:`FalseNegativeMasks` for images, or for captions.
     """
 
     embedded: Tensor | None
@@ -249,7 +249,7 @@ class _CandidateSide(nn.Module):
     ) -> tuple[Indices, Float[Tensor, "m dim"]]:
         """Return the indices of the candidates of a step, and the vectors that the generator compares with queries.
 
-        ``batch_indices`` and ``batch_embeddings`` describe the batch's items of this side.
+        ``batch_indices`` and ``batch_embeddings`` are the indices and embeddings of the images (or captions) of the batch.
         """
         if self.candidate_pool == "batch":
             return batch_indices, batch_embeddings
@@ -262,7 +262,7 @@ class _CandidateSide(nn.Module):
 
 
 class FalseNegativeMasks:
-    """Masks of false negatives: candidates that fit a query or are the query's own partner. ``mask`` is the setting of ACE."""
+    """Masks of false negatives: candidates that match a query. ``mask`` is the setting of :class:`AceSettings`."""
 
     def __init__(self, pairs: Pairs, mask: str) -> None:
         self._mask_kind, self._image_indices, self._text_indices = mask, pairs.image_indices, pairs.text_indices

@@ -3,8 +3,8 @@
 An adversary has its own weights. A training step updates the weights of the model and of the adversary, and a checkpoint
 contains both.
 
-For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c). The reward of c is the cost of c for the model.
-The gradient of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
+For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c). The reward of c is the model's cost for this
+negative. The gradient of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ class SampledCandidates(NamedTuple):
 
 
 class DirectionLosses(NamedTuple):
-    """The losses for queries of one side (images or captions), and metrics for the log of the run.
+    """The losses for images as queries or for captions as queries, and metrics for the log of the run.
 
-    ``model_cost`` : the part of the model's cost.
-    ``adversary_loss`` : the part of the adversary's loss.
+    ``model_cost`` : the model's cost for these queries.
+    ``adversary_loss`` : the adversary's loss for these queries.
     """
 
     model_cost: Float[Tensor, ""]
@@ -127,7 +127,7 @@ class DirectionLosses(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-def sampling_metrics(
+def compute_sampling_metrics(
     sample: SampledCandidates, rewards: Tensor, masked_share: Tensor, scores: Float[Tensor, "n s"], query_scores: QueryScores
 ) -> dict[str, Tensor]:
     """Return metrics of the sampled negatives, as means over queries.
@@ -221,7 +221,7 @@ class RewardBaseline(nn.Module):
     def compute_advantages(
         self, rewards: Float[Tensor, "n s"], likeliest_rewards: Float[Tensor, " n"] | None
     ) -> Float[Tensor, "n s"]:
-        """Return rewards minus the baseline. The moving average, if it is the baseline, is then updated with these rewards.
+        """Return rewards minus the baseline, and update a moving average that is the baseline.
 
         ``likeliest_rewards`` holds the reward of each query's likeliest candidate for the self-critical baseline, else None.
         """

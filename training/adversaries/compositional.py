@@ -1,4 +1,4 @@
-"""The compositional adversary: it composes a negative image from regions of the batch, one for each word."""
+"""The compositional adversary, which composes a negative image from regions of the batch, one region for each word."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vse.training.adversaries.base import (
     Opponent,
     ReinforceSettings,
     RewardBaseline,
+    compute_sampling_metrics,
     reinforce_loss,
     sample_candidates,
-    sampling_metrics,
 )
 from vse.training.kinds import InputKind
 from vse.training.losses.base import Batch, Cost, Objective, QueryScores
@@ -28,30 +28,30 @@ from vse.training.models.build import Model
 
 
 class CompositionalSettings(ReinforceSettings):
-    """A negative image I' for each caption T, with one region per word (Bose et al., ViGIL at NeurIPS 2018, section 3).
+    """An adversary that composes a negative image I' for each caption T (Bose et al., ViGIL at NeurIPS 2018, section 3).
 
     For each word e_l of T, a region v'_l is sampled from P_l(v | e_1, ..., e_m) = softmax_v(f(e_l) . v), over all regions v of
-    the batch except those of T's own image. They form I' = {v'_1, ..., v'_m}. With the scores S of the model,
+    the batch except those of T's own image. The regions form I' = {v'_1, ..., v'_m}. With the scores S of the model,
 
         min_phi max_theta  S(I, T) - E[S(I', T)]     (Eq. 1)
 
     The weights theta of the model are trained by the gradient through the sampled regions. The weights phi of the adversary
-    are trained by REINFORCE with the reward S(I', T). The words e_l are states of a bidirectional GRU, so each depends on the
-    others. S is the experiment's similarity. In the paper, S is the similarity of SCAN with attention i2t (regions attend to
+    are trained by REINFORCE with the reward S(I', T). The words e_l are states of a bidirectional GRU, so each depends on all
+    words. S is the experiment's similarity. In the paper, S is the similarity of SCAN with attention i2t (regions attend to
     words) and aggregation avg. But the paper's table compares the adversary with a SCAN of attention t2i.
     """
 
     name: Literal["compositional"] = "compositional"
     sides: Literal["images", "captions", "both"] = Field(
         "images",
-        description="negatives to compose: images from regions, for captions; captions from words, for images; or both",
+        description="negatives to compose: images (from regions, for captions), captions (from words, for images), or both",
     )
     form: Literal["difference", "hinge"] = Field(
         "difference",
         description="cost that the model minimises: S(I', T) - S(I, T) (Eq. 1), or [margin - S(I, T) + S(I', T)]_+, which is "
         "then also the reward",
     )
-    weight: float = Field(1.0, gt=0, description="weight of the cost ``form`` in the model's loss")
+    weight: float = Field(1.0, gt=0, description="weight of the adversary's cost (see form) in the model's loss")
     in_batch: float = Field(
         1.0, ge=0, description="weight of the experiment's own loss, with the negatives of the batch; 0: the adversary alone"
     )
@@ -70,8 +70,8 @@ class CompositionalSettings(ReinforceSettings):
 class CompositionalAdversary(Adversary):
     """The networks that compose negative images or negative captions.
 
-    ``inferences`` : for each side (images, captions) whose negatives are composed, network that computes the logits.
-    ``baselines`` : baseline of the rewards for each of these sides.
+    ``inferences`` : network that computes the logits, by the kind of composed negatives (``images`` or ``captions``).
+    ``baselines`` : baseline of the rewards, by the same kinds.
     """
 
     def __init__(self, settings: CompositionalSettings, opponent: Opponent) -> None:
@@ -103,7 +103,7 @@ class CompositionalAdversary(Adversary):
         )
 
     def _compute_direction_losses(self, batch: Batch, model: Model, side: str, query_scores: QueryScores) -> DirectionLosses:
-        """Compose negatives of ``side`` (images or captions) for all queries of the other side, and return the losses."""
+        """Compose negative images for all captions, or negative captions for all images (``side``), and return the losses."""
         (parts, part_mask), (queries, query_mask) = (
             (batch.image_embeddings, batch.caption_embeddings)
             if side == "images"
@@ -140,7 +140,7 @@ class CompositionalAdversary(Adversary):
         baseline = self.baselines[side]
         assert isinstance(baseline, RewardBaseline)
         advantages = baseline.compute_advantages(rewards.detach(), likeliest_rewards)
-        query_sample = sample._replace(  # the probability of a composition is the product of those of its samples
+        query_sample = sample._replace(  # the probability of a composition is the product of the probabilities of its samples
             log_probabilities=torch.zeros_like(rewards).index_add(0, query, sample.log_probabilities),
             entropies=rewards.new_zeros(len(query_mask)).index_add(0, query, sample.entropies) / query_mask.sum(1),
             has_unmasked_candidate=has_unmasked_candidate,
@@ -149,7 +149,7 @@ class CompositionalAdversary(Adversary):
         return DirectionLosses(
             (costs.mean(1) * has_unmasked_candidate).sum(),
             reinforce_loss(query_sample, advantages, self.settings),
-            sampling_metrics(sample, rewards, false_share, composed, query_scores),
+            compute_sampling_metrics(sample, rewards, false_share, composed, query_scores),
         )
 
     def _rewards(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:

@@ -88,8 +88,8 @@ class Batch:
     ``image_indices``, ``text_indices`` : (n,) index of the image and of the text of each pair.
     ``extra_negative_images``, ``extra_negative_captions`` : embeddings of further candidates, negatives of every query.
     ``pair_indices`` : (n,) index of each pair among all training pairs, for adversaries.
-    ``processes`` : None, or several processes that share the cost. Then ``image_embeddings`` has only the images of this
-        process's share, and gradients come only from their part of the cost, see :meth:`Loss.splits_by_image`.
+    ``processes`` : the processes that share the cost, or None. If they share the cost, ``image_embeddings`` has only this
+        process's images, and only the cost of these images has gradients, see :meth:`Loss.splits_by_image`.
     """
 
     image_embeddings: BatchVectors
@@ -134,7 +134,7 @@ Objective = Callable[[Batch, int], Cost]
 
 @dataclass(frozen=True)
 class LossContext:
-    """The facts about a training on which it depends whether a loss can be used.
+    """The properties of a training that decide whether a loss can be used.
 
     ``similarity`` : settings of the similarity.
     ``is_compiled`` : whether the loss is compiled.
@@ -198,7 +198,7 @@ class Loss(Settings, ABC):
 
     @property
     def has_query_scores(self) -> bool:
-        """True if the cost of a batch contains ``query_scores``; they are needed to list the hardest negatives."""
+        """True if the cost of a batch contains ``query_scores``, which a list of the hardest negatives needs."""
         return self.is_ranking
 
     def check_context(self, context: LossContext) -> None:
@@ -209,8 +209,8 @@ class Loss(Settings, ABC):
         return False
 
     @property
-    def learning_rate_of_scale(self) -> float | None:
-        """Learning rate of the network that :meth:`build_scale` returns; None: the rate of the model."""
+    def scale_learning_rate(self) -> float | None:
+        """The learning rate of the network that :meth:`build_scale` returns; None: the learning rate of the model."""
         return None
 
     def build_scale(self) -> LearnedScale | None:
@@ -226,10 +226,10 @@ class Loss(Settings, ABC):
 
 
 def build_nested_objective(objective: Objective, dims: Sequence[int]) -> Objective:
-    """Return an objective that averages ``objective`` for embeddings cut to m dimensions, m in ``dims``, and for whole ones.
+    """Return the mean of ``objective`` over complete embeddings and embeddings cut to m dimensions, for each m in ``dims``.
 
     Cut embeddings are scaled to unit length (Matryoshka representation learning: Kusupati et al., NeurIPS 2022, Eq. 1, with
-    equal weights). The ``query_scores`` of the cost are those of whole embeddings.
+    equal weights). The ``query_scores`` of the cost come from complete embeddings.
     """
 
     def cost(batch: Batch, seed: int) -> Cost:
@@ -251,7 +251,7 @@ def _truncate(embeddings: BatchVectors, n_dims: int) -> BatchVectors:
 
 
 class PairLoss(Loss):
-    """A loss of single pairs: the pairs of a batch, and a random negative pair for each of them."""
+    """A loss of single pairs: the pairs of a batch, and one random negative pair for each pair of the batch."""
 
     is_ranking: ClassVar = False
 

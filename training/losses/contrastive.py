@@ -40,7 +40,7 @@ class LogitBlock(NamedTuple):
     """The logits of b images of a batch with all n captions of the batch.
 
     ``paired_columns`` : column of the caption with which each image is paired in the batch.
-    ``same_image_mask`` : True for every caption of the image, also captions from other pairs of the batch.
+    ``same_image_mask`` : True for every caption of the row's image, also in other pairs of the batch.
     """
 
     logits: Float[Tensor, "b n"]
@@ -106,14 +106,14 @@ class ContrastiveLoss(RankingLoss):
         return None
 
     @property
-    def learning_rate_of_scale(self) -> float | None:
+    def scale_learning_rate(self) -> float | None:
         return self.learning_rate
 
     def build_scale(self) -> LearnedScale | None:
         return LearnedScale(self.temperature, self.initial_bias, self.min_temperature) if self.learned else None
 
     def logits(self, scores: ScoreMatrix, scale: nn.Module | None = None) -> ScoreMatrix:
-        """Return scores / temperature + bias, with the learned values of ``scale`` or, without it, those of the settings."""
+        """Return scores / temperature + bias. Both come from ``scale`` or, if ``scale`` is None, from the settings."""
         if scale is not None:
             learned: Tensor = scale(scores)
             return learned
@@ -260,9 +260,9 @@ class InfoNceLoss(ContrastiveLoss):
 class SigmoidLoss(ContrastiveLoss):
     """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
 
-    z is +1 for positive pairs and -1 for negative pairs. Each pair counts half in either direction. A pair of an image and
-    another of its captions is negative (``same_image: keep``), positive (``positive``) or left out (``mask``). The margin is
-    not used.
+    z is +1 for positive pairs and -1 for negative pairs. Each pair counts half with its image as the query, and half with its
+    caption. A pair of an image and another of its captions is negative (``same_image: keep``), positive (``positive``) or left
+    out (``mask``). The margin is not used.
     """
 
     name: Literal["sigmoid"] = "sigmoid"
@@ -304,8 +304,8 @@ class GeneralisedCrossEntropy(RankingLoss):
     """Generalised cross entropy: each query costs (1 - p^q) / q (Zhang and Sabuncu, NeurIPS 2018).
 
     p is the probability of the query's positive: the softmax of score / temperature over the positive and all negatives. The
-    gradient of a query is the gradient of InfoNCE, -log p, times p^q. A model finds most wrong pairs unlikely, so they count
-    less. With q near 0 the loss is InfoNCE, and with q = 1 it is 1 - p. The margin is not used.
+    gradient of a query is the gradient of InfoNCE, -log p, times p^q. Most mismatched training pairs have a low p, so they
+    count less. With q near 0 the loss is InfoNCE, and with q = 1 it is 1 - p. The margin is not used.
     """
 
     name: Literal["gce"] = "gce"

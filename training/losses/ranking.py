@@ -146,7 +146,7 @@ class RankingLoss(Loss):
             with torch.no_grad():
                 collapsed = total_cost(*self.with_collapsed_scores(*query_scores), scale)
             total = Cost(value, collapsed, query_scores)
-            for weight, side, items, partners in _neighbourhood_constraints(self, batch):
+            for weight, side, items, partners in _list_neighbourhood_constraints(self, batch):
                 found = find_neighbours(items, partners, side[0].device)
                 total = add_neighbourhood_cost(total, weight, select_rows(side, found.first_pair), found, similarity, self)
             return total
@@ -180,15 +180,15 @@ def score_queries(
     )
 
 
-def mask_negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
+def mask_negative_pairs(image_indices: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
     """Return a mask of the pairs (i, j) of a batch with i != j and, with ``mask_same_image``, with different images.
 
     A batch can hold two captions of one image. Without masking, as in the VSE++ paper and its code, each of these captions
     counts as a negative of the other pair's image.
     """
     if mask_same_image:
-        return image_ids[:, None] != image_ids[None, :]
-    return ~torch.eye(len(image_ids), dtype=torch.bool, device=image_ids.device)
+        return image_indices[:, None] != image_indices[None, :]
+    return ~torch.eye(len(image_indices), dtype=torch.bool, device=image_indices.device)
 
 
 def _append_negatives(query_scores: QueryScores, more_scores: Tensor | None) -> QueryScores:
@@ -203,11 +203,11 @@ def _split_directions(scores: Scores) -> tuple[Tensor, Tensor]:
     return scores if isinstance(scores, tuple) else (scores, scores)
 
 
-def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, BatchVectors, Tensor, Tensor]]:
+def _list_neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, BatchVectors, Tensor, Tensor]]:
     """Return the neighbourhood constraints of the loss: none, among images, among captions, or both.
 
-    Each result has the weight of the constraints, the embeddings of one side, and for each pair of the batch the index of its
-    item on this side and of its partner on the other side. The indices are on the CPU.
+    Each tuple has the weight of the constraints and the embeddings of the images (or captions). Two tensors on the CPU follow:
+    for each pair of the batch, the index of its image (or caption), and the index of the partner of this image (or caption).
     """
     image_indices, text_indices = torch.from_numpy(batch.image_indices), torch.from_numpy(batch.text_indices)
     sides = [
@@ -218,10 +218,10 @@ def _neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, Ba
 
 
 class Neighbours(NamedTuple):
-    """The m different items (images or captions) of one side of a batch, and the pairs of neighbours among them.
+    """The m different images, or captions, of a batch, called items, and the pairs of neighbours among them.
 
     ``first_pair`` : (m,) position of the first pair of each item in the batch.
-    ``is_neighbour`` : True for two different items with a common partner on the other side.
+    ``is_neighbour`` : True for two different items with a common partner: a text of two images, or an image of two captions.
     ``queries``, ``neighbours`` : row and column of each True value in ``is_neighbour``.
     ``is_outside`` : True for two items without a common partner, which may be query and negative.
     """
@@ -234,7 +234,7 @@ class Neighbours(NamedTuple):
 
 
 def neighbourhood_cost(scores: Float[Tensor, "m m"], neighbours: Neighbours, loss: Loss) -> Scalar:
-    """Return the cost of hinges [m + d(y, y+) - d(y, y-)]+ among the items of one side (two-branch paper, Eqs. 4 to 6).
+    """Return the cost of hinges [m + d(y, y+) - d(y, y-)]+ among images or captions (two-branch paper, Eqs. 4 to 6).
 
     y is a query, y+ a neighbour of y, y- an item outside the neighbourhood of y, m the margin, and -d the ``scores``. The
     cost is the sum of the ``k`` highest hinges of each query and neighbour. With the reduction ``mean_topk`` (the authors'
@@ -267,9 +267,9 @@ def add_neighbourhood_cost(
 
 
 def find_neighbours(items: Int[Tensor, " n"], partners: Int[Tensor, " n"], device: torch.device) -> Neighbours:
-    """Find the neighbours among the items of one side of a batch. Two items with a common partner are neighbours.
+    """Find the neighbours among the images, or the captions, of a batch: two items with a common partner.
 
-    ``items``, ``partners`` : index of the item of each pair on this side, and of its partner on the other side, on the CPU.
+    ``items``, ``partners`` : index of each pair's item, such as its image, and of its partner, such as its text, on the CPU.
     ``device`` : device of the result.
     """
     different_items, item_of_pair = torch.unique(items, return_inverse=True)
@@ -285,7 +285,7 @@ def find_neighbours(items: Int[Tensor, " n"], partners: Int[Tensor, " n"], devic
 
 
 class FunctionLoss(RankingLoss):
-    """A loss whose cost of one direction is a user's ``function``.
+    """A loss whose method ``cost`` calls a user's ``function``.
 
     ``setting_names`` : names of the settings that are passed to the function.
     """

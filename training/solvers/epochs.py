@@ -43,7 +43,7 @@ class GradientSolver(Solver):
     def __init__(self, task: TrainingTask) -> None:
         super().__init__(task)
         self.epochs, self.patience = self.settings.epochs, self.settings.early_stop
-        self._loss_totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
+        self._loss_totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # sums: loss, and loss of equal embeddings
         self.schedule = Schedule(self.settings, self.model)
         ema = self.settings.ema if self.processes.is_first else None
         self.averaged_weights = None if ema is None else AveragedWeights(self.model, ema)
@@ -51,7 +51,7 @@ class GradientSolver(Solver):
         learned = task.loss.build_scale()
         self.learned_scale = None if learned is None else learned.to(self.device)
         if self.learned_scale is not None:
-            self.schedule.add_loss_parameters(self.learned_scale, task.loss.learning_rate_of_scale)
+            self.schedule.add_loss_parameters(self.learned_scale, task.loss.scale_learning_rate)
         self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.build_parameter_groups(), fused=True)
 
     @abstractmethod
@@ -72,9 +72,9 @@ class GradientSolver(Solver):
         return {}
 
     def watched_losses(self) -> list[tuple[float, str, str]]:
-        """Return the losses that must be finite, each with its name and advice to the user if it is not.
+        """Return each loss that must be finite, with its name and advice for a user whose loss is not finite.
 
-        The first one is the mean loss per pair of the current epoch so far.
+        The first loss is the mean loss per pair of the current epoch so far.
         """
         return [(float(self._loss_totals[0]) / max(1, self.progress.pairs), "the loss", "a lower learning rate")]
 
@@ -107,7 +107,7 @@ class GradientSolver(Solver):
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         progress = self.progress
-        self.schedule.start_epoch(progress.epoch)
+        self.schedule.freeze_scheduled_parts(progress.epoch)
         with wrap_memory_errors(self.out_of_memory_advice), use_deterministic_algorithms(self.settings.deterministic):
             self._train_epoch(save)
         loss, collapsed_loss = (self._loss_totals / max(1, progress.pairs)).tolist()
@@ -155,7 +155,7 @@ class GradientSolver(Solver):
         return done % self.settings.accumulate == 0 or done == len(self._batch_sizes)
 
     def scale_cost(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Return the cost of the current batch, with its weight in the sum over the batches of the update.
+        """Return the cost of the current batch, times its weight in the sum over the batches of the update.
 
         If the loss is a mean, the weight is the share of the batch in the pairs of the update. Otherwise the weight is 1.
         """

@@ -77,7 +77,7 @@ class AveragedWeights:
 
 
 class Schedule:
-    """A schedule of learning rates and frozen parts by epoch and update.
+    """A schedule of learning rates and frozen parts. A part is a module of the model, by its dotted name.
 
     Raises UserError if the settings name an unknown part, or leave nothing to train in the first epoch.
     """
@@ -90,7 +90,7 @@ class Schedule:
             for name in names:
                 if name not in modules:
                     raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
-        self._group_learning_rates: list[float] = []  # learning rates of the groups, before any decay
+        self._group_learning_rates: list[float] = []  # learning rate of each parameter group, before any decay
         self._loss_group: tuple[nn.Module, float] | None = None
         model.freeze_modules(*self.frozen_parts(0))
         if not any(weight.requires_grad for weight in model.parameters()):
@@ -133,7 +133,7 @@ class Schedule:
         return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
 
     def step_decay_factor(self, epoch: int) -> float:
-        """Return the factor that the decays of the step schedule apply to learning rates in an epoch (0-based)."""
+        """Return the factor by which the step schedule has reduced learning rates in an epoch (0-based)."""
         settings = self.settings
         if settings.decay_at:
             return settings.decay ** sum(epoch >= after for after in settings.decay_at)
@@ -166,8 +166,8 @@ class Schedule:
                 settings.epochs * n_updates,
             )
 
-    def start_epoch(self, epoch: int) -> None:
-        """Freeze the parameters that are scheduled to be frozen in this epoch (0-based)."""
+    def freeze_scheduled_parts(self, epoch: int) -> None:
+        """Freeze the parts that the settings freeze in this epoch (0-based)."""
         self.model.freeze_modules(*self.frozen_parts(epoch))
 
     def set_learning_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:

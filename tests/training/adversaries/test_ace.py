@@ -52,7 +52,7 @@ def played(
 ) -> tuple[Batch, AdversarialLosses, tuple[DirectionLosses, DirectionLosses]]:
     """A batch, its round, and both directions: captions for images, images for captions."""
     batch, numbers, draws = batch_of(task, pairs), [], []
-    real = ace_module._CandidateSide.choose_candidates
+    real = ace_module._NegativeGenerator.choose_candidates
 
     def candidates(self: Any, *arguments: Any) -> Any:
         numbers.append(real(self, *arguments))
@@ -63,7 +63,7 @@ def played(
         return draws[-1][2]
 
     with monkeypatch.context() as patch:
-        patch.setattr(ace_module._CandidateSide, "choose_candidates", candidates)
+        patch.setattr(ace_module._NegativeGenerator, "choose_candidates", candidates)
         patch.setattr(ace_module, "sample_candidates", spied)
         found = adversary.compute_losses(batch, task.model, task.loss.build_objective(task.model.similarity), 0)
     turns = [DirectionLosses(chosen[0], *one) for chosen, one in zip(numbers, draws, strict=True)]

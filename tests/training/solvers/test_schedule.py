@@ -124,7 +124,7 @@ def test_parts_wait_without_gradients_and_what_is_frozen_for_good_stays_so() -> 
     found, made, _ = schedule(frozen={"caption_encoder": 2, "caption_encoder.words": "always"})
     caption, words = made.caption_encoder, made.caption_encoder.words
     for epoch, trained in enumerate([False, False, True]):
-        found.start_epoch(epoch)
+        found.freeze_scheduled_parts(epoch)
         made.train()
         assert made.image_encoder.training
         assert made.image_encoder.linear.weight.requires_grad
@@ -136,7 +136,7 @@ def test_parts_wait_without_gradients_and_what_is_frozen_for_good_stays_so() -> 
     made.freeze("image_encoder")
     found = Schedule(TrainConfig(frozen={"image_encoder": 1}), made)
     for epoch in range(2):
-        found.start_epoch(epoch)
+        found.freeze_scheduled_parts(epoch)
         assert not made.image_encoder.linear.weight.requires_grad
     assert not made.train().image_encoder.training
 
