@@ -169,7 +169,7 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
     except CodeNotAllowed:  # the preset names code that has changed or is not allowed
         return []
     read = InputKind.WORDS if experiment.caption_feature is None else InputKind.VECTORS
-    preset = preset.model_copy(update={"model": preset.model.with_caption_encoder(read)})
+    preset = preset.model_copy(update={"model": preset.model.with_default_caption_encoder(read)})
     if preset.train.precision == "auto":
         preset = preset.with_precision(experiment.train.precision)
     return list_setting_changes(preset.weight_settings(), experiment.weight_settings())

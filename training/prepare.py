@@ -18,7 +18,7 @@ from vse.pipeline.progress import progress_bar
 from vse.training.data.images import CachedImageFeatures, EvaluationImages, TrainingImages, build_photo_crops
 from vse.training.data.pairs import (
     CaptionInputs,
-    CaptionsPartlyEncoded,
+    CaptionsWithChangedTexts,
     Pairs,
     RetrievalSplit,
     check_same_backbone,
@@ -136,7 +136,7 @@ def _encode_wrong_captions(
         encode_texts(cache, encoder, texts[start : start + _TEXTS_PER_BLOCK], device)[0]
         for start in progress_bar(range(0, len(texts), _TEXTS_PER_BLOCK), desc="captions with wrong words", unit="block")
     ]
-    return CaptionsPartlyEncoded(cached, rows, torch.cat(parts))
+    return CaptionsWithChangedTexts(cached, rows, torch.cat(parts))
 
 
 def _prepare_phrase_task(

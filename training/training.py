@@ -209,7 +209,7 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> Ex
         )
     experiment.solver.check_inputs(inputs.image_cache, inputs.caption_cache)
     return experiment.model_copy(
-        update={**feature_names, "model": experiment.model.with_caption_encoder(inputs.caption_input_kind)}
+        update={**feature_names, "model": experiment.model.with_default_caption_encoder(inputs.caption_input_kind)}
     )
 
 

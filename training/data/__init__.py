@@ -1,1 +1,1 @@
-"""Pairs of images and captions, their inputs for a model, and samplers of batches. Imports no other folder of ``training``."""
+"""Pairs of images and captions, their inputs for a model, and samplers of batches."""

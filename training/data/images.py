@@ -128,7 +128,7 @@ class CachedFeatures:
         return vectors, mask
 
     def _take_vectors(self, indices: Tensor) -> Tensor:
-        """Return vectors that are in memory, by their indices among the vectors of all rows, on the device in float32."""
+        """Return vectors from memory, on the device in float32. ``indices`` count the vectors of all images (or captions)."""
         if self._vectors_on_gpu is not None:
             return self._vectors_on_gpu.index_select(0, indices.to(self._device)).float()
         return self._read_mapped_vectors(indices.numpy()).float()
@@ -200,7 +200,7 @@ class CachedImageFeatures(CachedFeatures):
 
 
 class PhotoCrops:
-    """Crops of photos, read from their files by threads.
+    """Crops of photos, which threads read from files.
 
     ``extractor`` : the CNN that reads the crops.
     ``paths``, ``image_ids`` : the photos, in the order of their indices.
@@ -263,7 +263,7 @@ class PhotoCrops:
 
 
 def compute_photo_inputs(extractor: CnnExtractor, crops: UInt8[Tensor, "n n_crops 3 crop crop"]) -> BatchVectors:
-    """Return the features of photos, given their crops, with the shapes of features from a cache of this extractor.
+    """Return the features of photos from their crops, in the shapes that a cache of this extractor would have.
 
     If a cache of the extractor holds several crops of each image, the result is their mean, as in :class:`CachedFeatures`.
     """

@@ -60,8 +60,8 @@ class CaptionInputs(Protocol):
 class CaptionsLoadedAtFirstRead:
     """Captions that are all loaded when the first caption is read."""
 
-    def __init__(self, kind: InputKind, read: Callable[[], CaptionInputs]) -> None:
-        self.kind, self._load_inputs = kind, read
+    def __init__(self, kind: InputKind, load_inputs: Callable[[], CaptionInputs]) -> None:
+        self.kind, self._load_inputs = kind, load_inputs
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
         return self.inputs.read(indices)
@@ -72,7 +72,7 @@ class CaptionsLoadedAtFirstRead:
 
 
 class CaptionsEncodedOnRead:
-    """Captions that are encoded on access, by the text encoder that was fitted to the training captions.
+    """Captions that are encoded when they are read, by the text encoder that was fitted to the training captions.
 
     ``captions`` : the captions, in the order of their indices.
     ``encoder`` : the encoder that computed ``cache``.
@@ -91,8 +91,8 @@ class CaptionsEncodedOnRead:
         return encode_texts(self._cache, self._encoder, [(c.raw, c.tokens) for c in captions], self._device)
 
 
-class CaptionsPartlyEncoded:
-    """Captions from a cache, except those whose text was changed by a noise file.
+class CaptionsWithChangedTexts:
+    """Captions from a cache, except captions whose text a noise file has changed.
 
     ``cached`` : cached captions, as vectors.
     ``rows`` : (n,) indices of the captions with a changed text.
@@ -170,7 +170,7 @@ class WordIndices:
 class TokenIndices:
     """Captions as indices of the tokens of a transformer.
 
-    ``n_truncated_captions`` : number of captions that are longer than the transformer reads.
+    ``n_truncated_captions`` : number of captions with more tokens than the transformer reads.
     """
 
     kind = InputKind.TOKENS
@@ -231,7 +231,7 @@ class Pairs:
 
     @property
     def caption_languages(self) -> list[str]:
-        """The language of each caption, such as ``en``, or an empty text if it is unknown."""
+        """The language of each caption, such as ``en``, or an empty text if the language is unknown."""
         return caption_languages(self.images)
 
     @property
@@ -291,7 +291,10 @@ def select_images_with_features(
 
 
 def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """Raise UserError if a model without encoders would compare embeddings by different runs, or by a run and a network."""
+    """Raise UserError if a model without encoders would compare vectors of images and captions from different models.
+
+    If a training run computed the vectors of one cache, the same run must have computed the vectors of the other cache.
+    """
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
         return
@@ -308,7 +311,7 @@ def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: Feat
 def describe_model_inputs(
     images: FeatureCache, captions: FeatureCache | None, transformer: Transformer | None, vocabulary: Vocabulary
 ) -> tuple[InputSpec, InputSpec]:
-    """Return the inputs of a model for images and for captions."""
+    """Return the kinds and sizes of a model's inputs for images and for captions."""
     if captions is not None:
         return describe_cache_input(images), describe_cache_input(captions)
     if transformer is not None:
@@ -339,5 +342,5 @@ def load_caption_inputs(
 
 
 def describe_cache_input(cache: FeatureCache) -> InputSpec:
-    """Return the model's input for the rows of a cache."""
+    """Return the kind and size of a model's input for the rows of a cache."""
     return InputSpec(to_input_kind(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")

@@ -1,4 +1,4 @@
-"""Samplers split the pairs of an epoch into batches. A new sampler is one class and one line in the registry at the end."""
+"""Samplers, which split the pairs of an epoch into batches. A new sampler is one class and one line at the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sampler(Settings):
 
 
 class ShuffledSampler(Sampler):
-    """Every pair once, in random order. A last batch of a single pair is left out, because it has no negatives."""
+    """Every pair once, in random order. A last batch of a single pair has no negatives and is left out."""
 
     name: Literal["shuffled"] = "shuffled"
 
@@ -60,11 +60,11 @@ _MIN_BATCH_SIZE = 4  # two captions of each of two images
 
 
 class NeighbourhoodSampler(Sampler):
-    """Every pair once; a batch has at least two captions of each of its images (two-branch paper, Algorithm 1, step 3c).
+    """Every pair once, with at least two captions of an image in a batch (two-branch paper, Algorithm 1, step 3c).
 
     The captions of an image are split into random groups of two. A single remaining caption joins the last group. An image
-    with one caption is a group of one. Batches are filled with groups in random order, up to ``batch_size`` pairs. If the last
-    batch has a single image, and so no negatives, it is appended to the previous batch, which may then exceed ``batch_size``.
+    with a single caption is a group of one. Batches are filled with groups in random order, up to ``batch_size`` pairs. A last
+    batch with a single image has no negatives. It is appended to the previous batch, which may then exceed ``batch_size``.
     Raises :class:`UserError` if ``batch_size`` is below four.
     """
 
@@ -97,11 +97,11 @@ class NeighbourhoodSampler(Sampler):
 
 
 class NeighbourAddingSampler(Sampler):
-    """Shuffled batches. An image with a single caption in a batch receives a second one of its captions.
+    """Shuffled batches. If a batch has a single caption of an image, another caption of this image is added.
 
-    The caption is added as a pair of its own (Algorithm 1 of the two-branch paper). A batch then has up to twice
-    ``batch_size`` pairs, and a pair may occur several times in an epoch. The authors' code also adds captions of images that
-    already have two.
+    The image and the added caption are a further pair of the batch (Algorithm 1 of the two-branch paper). A batch then has up
+    to twice ``batch_size`` pairs, and a pair may occur several times in an epoch. The authors' code also adds captions of
+    images that already have two.
     """
 
     name: Literal["neighbourhood_added"] = "neighbourhood_added"

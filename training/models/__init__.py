@@ -1,1 +1,1 @@
-"""Image and caption encoders, similarities, and the model that combines them. Imports no other folder of ``training``."""
+"""Image and caption encoders, similarities, and the model that combines them."""

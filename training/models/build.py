@@ -28,7 +28,7 @@ MODEL_PARTS = ("image_encoder", "caption_encoder", "similarity", "cnn")
 
 
 class ModelConfig(Settings):
-    """The model (VSE++ paper, section 2 and Eq. 3; order embeddings: section 3.5; two-branch paper, section 3)."""
+    """Settings of the model (VSE++ paper, section 2 and Eq. 3; order embeddings: section 3.5; two-branch paper, section 3)."""
 
     dim: PositiveInt = Field(
         1024, description="length of an embedding, unless an encoder sets the length, and of the state of a recurrent network"
@@ -48,8 +48,8 @@ class ModelConfig(Settings):
             raise ValueError(f"similarity: {self.similarity.name} takes unit vectors, so normalize_image: true")
         return self
 
-    def with_caption_encoder(self, kind: InputKind) -> ModelConfig:
-        """Return these settings, with the default caption encoder for this kind of captions if they have none."""
+    def with_default_caption_encoder(self, kind: InputKind) -> ModelConfig:
+        """Return the settings, with the default caption encoder for captions of this kind if no caption encoder is set."""
         if self.caption_encoder is not None:
             return self
         return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.parse(DEFAULT_CAPTION_ENCODERS[kind])})
@@ -57,7 +57,7 @@ class ModelConfig(Settings):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The input of images or of captions to a model.
+    """The kind and size of a model's input for images, or for captions.
 
     ``kind`` : vectors, sets, words or tokens.
     ``input_dim`` : length of a vector, or size of the vocabulary of words or tokens.
@@ -78,7 +78,7 @@ class Model(nn.Module):
         self, config: ModelConfig, image_input: InputSpec, caption_input: InputSpec, cnn: nn.Module | None = None
     ) -> None:
         super().__init__()
-        self.config = config = config.with_caption_encoder(caption_input.kind)
+        self.config = config = config.with_default_caption_encoder(caption_input.kind)
         check_compatibility(config, image_input, caption_input)
         image_settings, caption_settings = config.image_encoder, config.caption_encoder
         assert caption_settings is not None
@@ -114,21 +114,21 @@ class Model(nn.Module):
         return self.config.similarity.image_kind, self.config.similarity.caption_kind
 
     def freeze(self, *parts: str) -> None:
-        """Freeze some of :data:`MODEL_PARTS` for good. These parts get no gradients and stay in evaluation mode."""
+        """Freeze some of :data:`MODEL_PARTS` permanently. These parts get no gradients and stay in evaluation mode."""
         self._frozen_parts = parts
         for part in parts:
             getattr(self, part).requires_grad_(False)
         self.train(self.training)
 
-    def freeze_modules(self, *modules: str) -> None:
+    def freeze_modules(self, *names: str) -> None:
         """Freeze the modules with these dotted names, and train all other modules.
 
         Modules that a previous call has frozen are trained again, but parts that :meth:`freeze` has frozen stay frozen.
         """
         for weight in self._frozen_module_parameters:
             weight.requires_grad_(True)
-        self._frozen_modules = modules
-        weights = [weight for name in modules for weight in self.get_submodule(name).parameters()]
+        self._frozen_modules = names
+        weights = [weight for name in names for weight in self.get_submodule(name).parameters()]
         self._frozen_module_parameters = tuple(weight for weight in weights if weight.requires_grad)
         for weight in self._frozen_module_parameters:
             weight.requires_grad_(False)
@@ -177,7 +177,7 @@ def build_model(config: ModelConfig, image_input: InputSpec, caption_input: Inpu
 
 def check_compatibility(config: ModelConfig, image_input: InputSpec, caption_input: InputSpec) -> None:
     """Raise UserError if an encoder cannot read its input, or if the similarity cannot compare the embeddings."""
-    similarity, captions = config.similarity, config.with_caption_encoder(caption_input.kind).caption_encoder
+    similarity, captions = config.similarity, config.with_default_caption_encoder(caption_input.kind).caption_encoder
     assert captions is not None
     _check_encoder("image", config.image_encoder, image_input, similarity, similarity.image_kind)
     _check_encoder("caption", captions, caption_input, similarity, similarity.caption_kind)
@@ -224,7 +224,7 @@ class TrainableCnn(nn.Module):
         self.batch_norm, self.checkpointing = batch_norm, checkpointing
         self.network.requires_grad_(True)
         self._drop_unused_modules(extractor.device)
-        # A function, because checkpoints would contain a module twice that is stored under a second name.
+        # A function, not the module: checkpoints would contain a module with two names twice.
         self._run_network = torch.compile(self.network.forward) if compiled else self.network.__call__
         self.train(False)
 
@@ -257,4 +257,4 @@ class TrainableCnn(nn.Module):
                 for name in [*own, *(name for name, _ in module.named_buffers(recurse=False))]:
                     setattr(module, name, None)
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.track_running_stats = False  # loading weights would add the count of its batches
+                    module.track_running_stats = False  # loading weights would restore the removed count of batches

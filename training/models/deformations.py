@@ -24,8 +24,8 @@ class ConditionalNetwork(nn.Module):
     """An MLP with ReLU on the concatenation of a vector and its condition.
 
     Leading axes of vectors and conditions broadcast. Because the first layer is linear, vectors (1, n, dim) and conditions
-    (k, 1, dim) need only n + k passes through it. The other layers need k n passes. With ``zero``, the weights of the last
-    layer start as 0.
+    (k, 1, dim) need only n + k passes through this layer. The other layers need k n passes. With ``zero``, the weights of the
+    last layer start as 0.
     """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, zero: bool) -> None:

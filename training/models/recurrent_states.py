@@ -230,7 +230,7 @@ def _allocate_gate_gradients(
 ) -> tuple[_StepProducts, Float[Tensor, "n_rows n_gates"]]:
     """Return buffers for the gradients of the gates: products in the type of ``weight``, and a matrix in ``dtype``.
 
-    Both use the same memory if the types are equal. Rows from ``n`` to ``n_rows`` are zeros.
+    Both buffers use the same memory if the types are equal. Rows from ``n`` to ``n_rows`` are zeros.
     """
     products = _StepProducts(n, max_step_rows, weight)
     of_gates = products.rows[:n_rows]

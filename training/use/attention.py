@@ -65,7 +65,7 @@ class PairAttention:
         similarity, device = self.trained.model.similarity, self.trained.device
         sides = [tuple(part.to(device) for part in side) for side in (image, caption)]
         with torch.inference_mode():
-            weights = similarity.attention(sides[0], sides[1], first, first)[0].cpu()
+            weights = similarity.compute_attention(sides[0], sides[1], first, first)[0].cpu()
             score = similarity.score_pairs(sides[0], sides[1], first, first)
         weights = weights if self._direction == "t2i" else weights.T
         if weights.shape != (len(boxes), len(words)) or not np.isfinite(boxes).all():

@@ -79,7 +79,7 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
 
 def settings(preset: str, dataset: str | None = None, /, **changes: Any) -> dict[str, Any]:
     experiment = load_experiment(preset, dataset)
-    model = experiment.model.with_caption_encoder(InputKind.WORDS)  # as training resolves it
+    model = experiment.model.with_default_caption_encoder(InputKind.WORDS)  # as training resolves it
     return presets.merge_settings(experiment.model_copy(update={"model": model}).model_dump(mode="json"), changes)
 
 

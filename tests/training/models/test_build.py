@@ -67,7 +67,7 @@ def test_captions_have_a_usual_encoder_that_can_be_replaced(read: InputSpec, usu
     made = build_model(ModelConfig(dim=5, word_dim=3), IMAGES, read)
     assert made.config.caption_encoder.name == usual
     named = ModelConfig.model_validate({"caption_encoder": {"name": "lstm", "states": "all"}})
-    assert named.with_caption_encoder(read.kind) == named
+    assert named.with_default_caption_encoder(read.kind) == named
 
 
 def test_every_parameter_learns() -> None:

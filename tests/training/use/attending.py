@@ -33,7 +33,7 @@ def slow_weights(run: Path, image_id: int, tokens: list[str]) -> tuple[np.ndarra
     image = images.unpack(torch.tensor([trained.split.pairs.image_ids.tolist().index(image_id)]))
     with torch.inference_mode():
         caption = trained.model.embed_captions(torch.tensor([words]), torch.tensor([len(words)]))
-        weights = trained.model.similarity.attention(image, caption, first, first)[0]
+        weights = trained.model.similarity.compute_attention(image, caption, first, first)[0]
     side = trained.experiment.model.similarity.attention_direction
     return (weights if side == "t2i" else weights.T).numpy(), side
 

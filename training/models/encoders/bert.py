@@ -1,4 +1,4 @@
-"""A caption encoder on a pretrained transformer such as BERT, which can be trained further."""
+"""A caption encoder with a pretrained transformer, such as BERT, that can be frozen or trained."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class MlpSettings(EncoderSettings):
 
 
 class MlpEncoder(Encoder):
-    """The layers. The mask of sets is returned unchanged."""
+    """The network of :class:`MlpSettings`. A mask is returned unchanged."""
 
     def __init__(self, input_dim: int, settings: MlpSettings, dim: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class ResidualSettings(EncoderSettings):
 
 
 class ResidualEncoder(Encoder):
-    """The linear map and the blocks. The mask of sets is returned unchanged."""
+    """The network of :class:`ResidualSettings`. A mask is returned unchanged."""
 
     def __init__(self, input_dim: int, settings: ResidualSettings, dim: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class _ResidualBlock(nn.Module):
 class DenseLayersSettings(Settings):
     """Fully connected layers with ReLU, dropout and batch normalisation (two-branch paper, section 3.2.1).
 
-    A single layer has none of these three.
+    If there is a single layer, it has no ReLU, no dropout and no batch normalisation.
     """
 
     widths: list[PositiveInt] = Field(default=[2048, 512], min_length=1, description="output lengths of the layers")
@@ -123,7 +123,7 @@ class BranchSettings(EncoderSettings, DenseLayersSettings):
 
 
 class BranchEncoder(Encoder):
-    """A network of fully connected layers."""
+    """The network of :class:`BranchSettings`."""
 
     def __init__(self, input_dim: int, settings: DenseLayersSettings) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class LinearSettings(EncoderSettings):
 
 
 class LinearEncoder(Encoder):
-    """The linear map. The mask of sets is returned unchanged."""
+    """A linear map of vectors. A mask is returned unchanged."""
 
     def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class WeightedSettings(EncoderSettings):
 
 
 class WeightedEncoder(Encoder):
-    """The linear map, and the weights (dim,), which start as 1."""
+    """The network of :class:`WeightedSettings`. Its ``weights`` (dim,) start as 1."""
 
     def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ class RelativeSettings(EncoderSettings):
 
 
 class RelativeEncoder(Encoder):
-    """An encoder whose output is the cosines of a vector with fixed anchors. Nothing in it is trained.
+    """An encoder that returns the cosines of a vector with fixed anchors. It has no trained weights.
 
     ``anchors`` : (dim, input_dim) vectors of unit length.
     ``k`` : only the k highest cosines of a vector are kept, and negative ones become 0.

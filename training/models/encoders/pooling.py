@@ -1,6 +1,6 @@
 """Encoders that pool a set into one vector: mean, attention, WELDON's highest and lowest responses, and GPO.
 
-GPO, the generalised pooling operator, is the encoder of VSE-infinity; its augmentation drops members of a set and words.
+GPO, the generalised pooling operator, is the encoder of VSE-infinity. Its augmentation drops vectors of a set, or words.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PooledSettings(EncoderSettings):
 
 
 class PooledEncoder(Encoder):
-    """The linear map and the pooling. ``query`` is the vector q of attention, which starts as zeros (equal weights)."""
+    """The network of :class:`PooledSettings`. ``query``, the vector q, starts as zeros, so that all weights are equal."""
 
     def __init__(self, input_dim: int, dim: int, attends: bool) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class WeldonSettings(EncoderSettings):
 
 
 class WeldonEncoder(Encoder):
-    """The convolution, the pooling and the linear map."""
+    """The network of :class:`WeldonSettings`."""
 
     def __init__(self, input_dim: int, dim: int, settings: WeldonSettings) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class GeneralisedPooling(nn.Module):
 
     max_k is the k-th highest value of the set, separately in each dimension. The weights theta depend only on the size of the
     set and sum to 1. A bidirectional GRU reads sinusoidal encodings of the ranks 1 to the size. The logit of rank k is a
-    linear map of the mean of both states at rank k, and theta is the softmax of the logits at the temperature 0.1.
+    linear map of the mean of the GRU's two states at rank k, and theta is the softmax of the logits at the temperature 0.1.
 
     ``ranks`` : the GRU over the encodings of ranks.
     ``logit`` : the linear map from a state to a logit.
@@ -135,7 +135,7 @@ class GeneralisedPooling(nn.Module):
         self.logit = nn.Linear(_RANK_ENCODING_DIM, 1, bias=False)
 
     def compute_rank_weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
-        """Return theta for sets of these sizes, each at least 1. Weights beyond the size are 0."""
+        """Return theta for sets of these sizes, each at least 1. Weights of ranks above the size are 0."""
         if sizes.device.type == "cpu":
             distinct_sizes, rows = torch.unique(sizes, return_inverse=True)
         else:  # all possible sizes, because reading the sizes of the batch would make the CPU wait for the GPU
@@ -194,7 +194,7 @@ class GpoSettings(EncoderSettings):
 
 
 class GpoEncoder(Encoder):
-    """The linear map, the residual layers, and the pooling."""
+    """The network of :class:`GpoSettings`."""
 
     def __init__(self, input_dim: int, dim: int, settings: GpoSettings) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ def drop_elements(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor,
 
 
 class WordAugmentation(nn.Module):
-    """Random masking, change and removal of words during training (VSE-infinity, Chen et al., CVPR 2021).
+    """Random masking, replacement and removal of words during training (VSE-infinity, Chen et al., CVPR 2021).
 
     Half of the selected words are replaced by the mask, a tenth by a random word, and the others are removed, as in the
     authors' code.
@@ -252,7 +252,7 @@ class WordAugmentation(nn.Module):
     ``replacement_words`` : indices of the words that can replace a selected word.
     ``mask_word`` : index of the mask.
     ``padding`` : index of the word that pads short captions.
-    ``continuation_pieces`` : indices of pieces that continue the previous piece. The pieces of a word are treated as one.
+    ``continuation_pieces`` : indices of word pieces that continue a word. All pieces of a word are treated in the same way.
     """
 
     special_word_mask: Tensor

@@ -163,8 +163,8 @@ class RecurrentSettings(WordReaderSettings):
 class GruSettings(RecurrentSettings):
     """Word embeddings and a one-layer GRU, whose last state is the embedding of the caption (VSE++ paper, section 3).
 
-    The paper's Eq. 2 projects that state, g(c) = W_g psi(c). The authors' code does not. This encoder has a projection only if
-    ``head`` is set, for example ``head: { widths: [1024] }``.
+    The paper's Eq. 2 projects that state, g(c) = W_g psi(c). The authors' code does not. This encoder projects the state only
+    if ``head`` is set, for example ``head: { widths: [1024] }``.
     """
 
     name: Literal["gru"] = "gru"
@@ -271,7 +271,7 @@ class SruLayer(nn.Module):
 
 
 class _SruCells(torch.autograd.Function):
-    """The cells c_t = f_t c_{t-1} + (1 - f_t) u_t of an SRU layer, for all captions at once, with ``inputs`` u."""
+    """The cells c_t = f_t c_{t-1} + (1 - f_t) u_t of an SRU layer, for all captions at once. u are the ``inputs``."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, forget: Tensor, batch_sizes: list[int]) -> Tensor:
@@ -289,7 +289,7 @@ class _SruCells(torch.autograd.Function):
         inputs, forget, cells = ctx.saved_tensors
         of_cells, of_forget = torch.zeros_like(inputs), torch.zeros_like(inputs)
         end = sum(ctx.batch_sizes)
-        later: Tensor | None = None  # the gradient with respect to the cells of a step, through the next one
+        later: Tensor | None = None  # the gradient with respect to the cells of a step, through the next step
         for size, earlier in zip(reversed(ctx.batch_sizes), [*reversed(ctx.batch_sizes[:-1]), 0], strict=True):
             start = end - size
             step = slice(start, end)

@@ -34,18 +34,18 @@ class Similarity(nn.Module):
         return chosen
 
     def measure_pairs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, float]:
-        """Return further columns of ``metrics.csv``, measured on n validation images, each with one of its own captions.
+        """Return further columns of ``metrics.csv``, measured on n validation images, each with one of its captions.
 
         Only similarities with ``measures_pairs`` define this method.
         """
         raise NotImplementedError
 
-    def attention(
+    def compute_attention(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
         """Return the attention of each query vector to each context vector, for pairs as in :meth:`score_pairs`.
 
-        With the direction ``t2i``, queries are words and the context are regions; with ``i2t`` the reverse. Only similarities
+        If words attend to regions, queries are words and the context is regions; otherwise the reverse. Only similarities
         with an ``attention_direction`` define this method.
         """
         raise NotImplementedError
@@ -54,9 +54,9 @@ class Similarity(nn.Module):
 class SimilaritySettings(Settings):
     """Settings of a similarity, chosen by its ``name``.
 
-    ``image_kind``, ``caption_kind`` : kinds of the embeddings of each side.
-    ``ranking_similarity`` : name of the similarity in :mod:`vse.eval.ranking.ranks` with the same ranks; None: the model must
-        score every pair.
+    ``image_kind``, ``caption_kind`` : kind of the image embeddings, and of the caption embeddings.
+    ``ranking_similarity`` : name of a similarity of vectors in :mod:`vse.eval.ranking.ranks` that gives the same ranks; None:
+        the model must score every pair.
     ``compares_within_side`` : whether two images, or two captions, can also be compared.
     ``needs_unit_length`` : whether embeddings must have unit length.
     ``measures_pairs`` : whether validation calls :meth:`Similarity.measure_pairs`.

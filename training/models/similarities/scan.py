@@ -96,12 +96,12 @@ class ScanSimilarity(Similarity):
                 self._compute_relevance(cosines, _gram_matrices(context), squares, context_mask, query_mask), query_mask
             )[:, 0]
 
-    def attention(
+    def compute_attention(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
-        """Return the weights w of single pairs: for each word over regions or, with i2t, for each region over words."""
+        """Return the attention weights of each pair. They sum to 1 for each word or, with i2t, for each region."""
         context, context_mask, queries, query_mask = self._select_pairs(images, captions, rows, columns)
-        weights = self._attention_weights((context @ queries.transpose(1, 2))[..., None], context_mask, query_mask)
+        weights = self._compute_attention_weights((context @ queries.transpose(1, 2))[..., None], context_mask, query_mask)
         return (weights / weights.sum(1, keepdim=True))[..., 0]
 
     def _context_and_queries(self, images: BatchVectors, captions: BatchVectors) -> tuple[BatchVectors, BatchVectors]:
@@ -113,7 +113,10 @@ class ScanSimilarity(Similarity):
     def _select_pairs(
         self, images: BatchVectors, captions: BatchVectors, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return context vectors, the context mask, query vectors and the query mask (k, n_queries, 1) of single pairs."""
+        """Return context vectors, context mask, query vectors and query mask of pairs of an image and a caption.
+
+        The query mask has the shape (k, n_queries, 1), as if each context were compared with m = 1 set of queries.
+        """
         (context, context_mask), (queries, query_mask) = self._context_and_queries(
             select_rows(images, rows), select_rows(captions, columns)
         )
@@ -131,7 +134,7 @@ class ScanSimilarity(Similarity):
         low, columns = context.to(products), queries.transpose(0, 1).reshape(-1, dim).to(products).T
         squares = queries.square().sum(2).T
 
-        def block(rows: slice) -> Tensor:
+        def score_block(rows: slice) -> Tensor:
             with torch.autocast(device, enabled=False):
                 cosines = (low[rows].flatten(0, 1) @ columns).to(context.dtype).view(-1, n_context, n_queries, m)
                 relevance = self._compute_relevance(
@@ -141,7 +144,7 @@ class ScanSimilarity(Similarity):
 
         blocks = [slice(start, start + size) for start in range(0, n, size)]
         parts = [
-            checkpoint(block, rows, use_reentrant=False, preserve_rng_state=False) if recompute else block(rows)
+            checkpoint(score_block, rows, use_reentrant=False, preserve_rng_state=False) if recompute else score_block(rows)
             for rows in blocks
         ]
         scores = torch.cat([*parts, context.new_empty(0, m)])
@@ -163,17 +166,17 @@ class ScanSimilarity(Similarity):
         ``gram`` : inner products of context vectors.
         ``squares`` : squared lengths of queries.
         """
-        weights = self._attention_weights(cosines, context_mask, query_mask)
+        weights = self._compute_attention_weights(cosines, context_mask, query_mask)
         products = (weights * cosines).sum(1)
         flat = weights.flatten(2)
         attended = (torch.bmm(gram, flat) * flat).sum(1).view_as(products)
         least = _EPS * weights.sum(1)
         return products * torch.maximum(attended * squares, least.square()).rsqrt()
 
-    def _attention_weights(
+    def _compute_attention_weights(
         self, cosines: Float[Tensor, "k n_context n_queries m"], context_mask: Bool[Tensor, "k n_context"], query_mask: Tensor
     ) -> Float[Tensor, "k n_context n_queries m"]:
-        """Return the attention weights of each query. The weights of a query do not sum to 1."""
+        """Return the attention weights of each query, not scaled to the sum 1."""
         exponents = self._exponents(cosines, query_mask)
         exists = context_mask[:, :, None, None]
         if self.settings.sharpness > _MAX_PLAIN_SHARPNESS:
@@ -232,7 +235,8 @@ class MaxSimSettings(SimilaritySettings):
     caption_kind: ClassVar = InputKind.SETS
     needs_unit_length: ClassVar = True
     queries: Literal["words", "regions", "both"] = Field(
-        "words", description="words look for their nearest region, regions for their nearest word, or both in turn"
+        "words",
+        description="vectors whose nearest counterpart is found: the words, the regions, or both (the mean of both scores)",
     )
 
     def build(self, dim: int) -> Similarity:
@@ -279,14 +283,14 @@ class MaxSimSimilarity(Similarity):
         """Return the scores of k images with m captions from the cosines of their regions and words. Padding is left out."""
         scores = []
         if self.settings.queries != "regions":
-            nearest = _exclude(cosines, region_mask[:, :, None, None]).amax(1)
+            nearest = _exclude_padding(cosines, region_mask[:, :, None, None]).amax(1)
             scores.append((nearest * word_mask).sum(2) / word_mask.sum(2))
         if self.settings.queries != "words":
-            nearest = _exclude(cosines, word_mask[:, None]).amax(3)
+            nearest = _exclude_padding(cosines, word_mask[:, None]).amax(3)
             scores.append((nearest * region_mask[:, :, None]).sum(1) / region_mask.sum(1)[:, None])
         return sum(scores[1:], start=scores[0]) / len(scores)
 
 
-def _exclude(cosines: Tensor, mask: Tensor) -> Tensor:
+def _exclude_padding(cosines: Tensor, mask: Tensor) -> Tensor:
     """Return the cosines with minus infinity where ``mask`` is false."""
     return cosines if is_known_full(mask) else cosines.masked_fill(~mask, -torch.inf)

@@ -1,4 +1,4 @@
-"""TOD-Net: both vectors of a pair are deformed, given one of them, and then compared; by a shortlist, only some pairs."""
+"""TOD-Net, a similarity that deforms both vectors of a pair, and a shortlist of the pairs that the model has to score."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PairScorer = Callable[[Int[Tensor, " k"], Int[Tensor, " k"]], Float[Tensor, " k"
 _EPS = 1e-8  # lower bound on the denominator of a cosine
 _PAIRS_PER_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # number of pairs that are deformed at a time
 _MAX_STORED_NUMBERS = 2**28  # for more numbers in a call, the backward pass computes each block again
-_CONDITION_SIDES = {  # the side of the condition, in the directions i2t and t2i
+_CONDITION_SIDES = {  # vectors that are the conditions, in the directions i2t and t2i
     "target": ("captions", "images"),
     "query": ("images", "captions"),
     "caption": ("captions", "captions"),
@@ -84,7 +84,7 @@ class TodNetSettings(SimilaritySettings):
 class TodNetSimilarity(Similarity):
     """Scores of images with captions in deformed spaces; two matrices if scores depend on the direction.
 
-    Each combination of a condition v (of one side) and a vector x (of the other side) needs a pass through the deformation T.
+    Each pair of an image and a caption needs a pass through the deformation T if one of the two is the condition of the other.
     Pairs are scored in blocks. For large batches the backward pass computes each block again. ``maps`` holds the deformations:
     one for both directions, or one for each.
     """
@@ -163,23 +163,23 @@ class TodNetSimilarity(Similarity):
                 0
             ]
         if condition_side == "images":
-            return self._score_conditions(deform, vectors["images"], vectors["captions"])
-        return self._score_conditions(deform, vectors["captions"], vectors["images"]).T
+            return self._score_under_conditions(deform, vectors["images"], vectors["captions"])
+        return self._score_under_conditions(deform, vectors["captions"], vectors["images"]).T
 
-    def _score_conditions(
+    def _score_under_conditions(
         self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "k n"]:
-        """Return the scores of all conditions (rows) with all vectors of the other side (columns), under each condition."""
+        """Return the scores of all conditions (rows) with all other vectors (columns), deformed by the row's condition."""
         k, n = len(conditions), len(others)
         size = max(1, _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15) // max(1, n))
         recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
 
-        def block(rows: Tensor) -> Tensor:
+        def score_block(rows: Tensor) -> Tensor:
             own = [part[:, None] for part in deform.deform_in_parts(rows, rows)]
             return self._compare(own, deform.deform_in_parts(others[None], rows[:, None]))[:, 0]
 
         parts = [
-            checkpoint(block, part, use_reentrant=False, preserve_rng_state=False) if recompute else block(part)
+            checkpoint(score_block, part, use_reentrant=False, preserve_rng_state=False) if recompute else score_block(part)
             for part in torch.split(conditions, size)
         ]
         return torch.cat([*parts, conditions.new_empty(0, n)])
@@ -199,24 +199,24 @@ class TodNetSimilarity(Similarity):
     def score_undeformed(
         self, images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]
     ) -> Float[Tensor, "n_images n_captions"]:
-        """Return the scores that all pairs would have if T changed no vector, the backbone scores."""
+        """Return the backbone scores: the scores of all pairs if T changed no vector."""
         normalize = self.settings.normalize_before or self.settings.normalize_after
         sides = [l2_normalize(side) if normalize else side for side in (images, captions)]
         return sides[0] @ sides[1].T
 
     def build_pair_scorer(self, direction: int, images: BatchVectors, captions: BatchVectors) -> PairScorer:
-        """Return a function that scores chosen pairs in the direction 0 (i2t) or 1 (t2i). T must have a condition."""
+        """Return a function that scores given pairs in the direction 0 (i2t) or 1 (t2i). T must have a condition."""
         side, deform = self._condition_sides[direction], self.maps[0 if direction == 0 else -1]
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         assert side is not None
         vectors = self._select_inputs(images, captions)
         other = vectors["captions" if side == "images" else "images"]
-        scorer = _ListedPairs(deform, vectors[side], other, self.settings.normalize_after)
+        scorer = _ConditionedPairScorer(deform, vectors[side], other, self.settings.normalize_after)
         return scorer if side == "images" else lambda rows, columns: scorer(columns, rows)
 
 
-class _ListedPairs:
-    """A function that scores chosen pairs of a condition and a vector of the other side.
+class _ConditionedPairScorer:
+    """A function that scores given pairs, each of a condition and another vector.
 
     The terms that depend on the condition alone are computed once for each condition. All blocks of pairs have the same shape,
     so that the arithmetic of a pair does not depend on the other pairs.
@@ -272,9 +272,9 @@ def _sum_tensors(parts: list[Tensor]) -> Tensor:
     return total
 
 
-ROUND_SHARE = 0.05  # share of all pairs in a round
+ROUND_SHARE = 0.05  # share of all pairs that a round of :func:`score_shortlist` scores
 MIN_ROUND = 2**16  # smallest number of pairs in a round; a smaller round would be a weak check
-_SAMPLE = 2**20  # number of random pairs by which the lowest scores of a round are chosen
+_SAMPLE = 2**20  # number of random pairs from which the lowest backbone score of a round is estimated
 _ROWS_PER_BLOCK = 512
 
 
@@ -294,11 +294,12 @@ def score_shortlist(
 ) -> tuple[tuple[ScoreBlocks, ScoreBlocks | None], dict[str, float]]:
     """Return the scores i2t and t2i for ranking, and the share of all pairs that the model scored, by direction.
 
-    The ranks of the right answers should be the same as if the model scored all pairs. Pairs that it did not score rank behind
-    the others, in the order of their backbone scores. The scores t2i are None, and the only direction is ``both``, if scores
-    do not depend on the direction. Each round has a twentieth of all pairs, and at least ``min_round`` pairs, so small sets
-    are scored completely. The first round also has all pairs whose backbone score is above the threshold. The similarity must
-    have a condition.
+    The ranks of the right answers should be the same as if the model scored all pairs. The threshold of a pair is the model's
+    score of the right answer to the query. The model scores pairs in rounds, in descending order of the backbone score minus
+    the threshold, until no pair of a round reaches its threshold. All other pairs rank last, in the order of their backbone
+    scores. A round has a twentieth of all pairs, and at least ``min_round`` pairs. The first round also has all pairs whose
+    backbone score is above the threshold. If scores do not depend on the direction, the scores t2i are None, and the only
+    direction is ``both``. The similarity must have a condition.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))
@@ -316,12 +317,12 @@ def score_shortlist(
                 "t2i": right.expand_as(scores),
                 "both": torch.minimum(best[:, None], right),
             }[name]
-            shares[name] = _score_rounds(name, scores, thresholds, scorer, (image_of_caption, right), min_round)
+            shares[name] = _score_in_rounds(name, scores, thresholds, scorer, (image_of_caption, right), min_round)
         matrices.append(blocks_from_scores(scores.cpu(), image_of_caption.cpu()))
     return (matrices[0], matrices[1] if len(matrices) > 1 else None), shares
 
 
-def _score_rounds(
+def _score_in_rounds(
     name: str,
     scores: Float[Tensor, "n_images n_captions"],
     thresholds: Float[Tensor, "n_images n_captions"],
@@ -329,7 +330,7 @@ def _score_rounds(
     right_pairs: tuple[Tensor, Tensor],
     min_round: int,
 ) -> float:
-    """Replace the scores of the pairs that may reach their threshold by the model's scores. Return the share of these pairs.
+    """Replace backbone scores by the model's scores if the pair may reach its threshold. Return the share of these pairs.
 
     All other scores are shifted by one constant, so that they are below the lowest score of the model.
 

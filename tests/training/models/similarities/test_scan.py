@@ -151,12 +151,14 @@ def test_cases_by_hand() -> None:
     similarity = ScanSettings(aggregation="sum").build(2)
     first = similarity((regions, full), (words, torch.tensor([[True, False]])))
     assert first.item() == pytest.approx(1)
-    attention = similarity.attention((regions, full), (words, torch.tensor([[True, False]])), *torch.zeros(2, 1).long())
+    attention = similarity.compute_attention(
+        (regions, full), (words, torch.tensor([[True, False]])), *torch.zeros(2, 1).long()
+    )
     assert attention[0, :, 0].tolist() == pytest.approx([0.5, 0.5])
     # The norms over both words: of region 1 (half, 1) / sqrt(1.5), of region 2 (half, 0) / half.
     logits = [9 * 1 / math.sqrt(1.5), 0.0]
     weights = [math.exp(logit) / sum(map(math.exp, logits)) for logit in logits]
-    attention = similarity.attention((regions, full), (words, full), *torch.zeros(2, 1).long())
+    attention = similarity.compute_attention((regions, full), (words, full), *torch.zeros(2, 1).long())
     assert attention[0, :, 1].tolist() == pytest.approx(weights)
     regions = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]], dtype=torch.float64)
     words = torch.tensor([[[0.0, 1.0]]], dtype=torch.float64)
@@ -169,7 +171,7 @@ def test_cases_by_hand() -> None:
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
 def test_weights_add_up_to_one_over_what_is_attended_to(attention: str) -> None:
     similarity = ScanSettings(attention=attention).build(DIM)
-    weights = similarity.attention(IMAGES, CAPTIONS, torch.arange(4), torch.arange(4))
+    weights = similarity.compute_attention(IMAGES, CAPTIONS, torch.arange(4), torch.arange(4))
     sides = IMAGES[1], CAPTIONS[1][:4]
     inside, asked = sides if attention == "t2i" else sides[::-1]
     torch.testing.assert_close(weights.sum(1)[asked], torch.ones(int(asked.sum()), dtype=torch.float64))
