@@ -1,1 +1,1 @@
-"""Training for phrase localisation, which matches regions with phrases (two-branch paper, section 4)."""
+"""Training for phrase localisation: a model learns to match regions with phrases (two-branch paper, section 4)."""

@@ -75,7 +75,7 @@ class BoxFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """Regions as inputs of a model, addressed by one index: first all candidates, then all ground-truth regions.
+    """Regions as inputs of a model. Indices count first all candidates, then all ground-truth regions.
 
     ``candidates`` : candidate regions.
     ``truths`` : ground-truth regions of phrases; None if only candidates are read.
@@ -242,7 +242,7 @@ class PhraseArrays:
 
 
 def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhraseArrays:
-    """Return the phrases of some images, or with ``located`` only those with a box. Raises UserError if there are none."""
+    """Return the phrases of some images, with ``located`` only phrases with a box. Raises UserError if no phrase is left."""
     index_of_image = {image.imgid: index for index, image in enumerate(images)}
     text_ids = {text: index for index, text in enumerate(list_phrase_texts(dataset))}
     chains: dict[tuple[int, str | int], int] = {}

@@ -224,10 +224,10 @@ class TripletSampler(CandidateSampler):
     def _sample_second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
         """Sample a second text for each region of the batch that has a single text (Algorithm 1, step 3c i).
 
-        The second text is another one of the phrase's coreference chain. Returns the row of the first pair of each such region
-        in the batch, and the second texts. Regions whose chain has no other text are left out.
+        The second text is another text of the phrase's coreference chain. Returns the row of the region's first pair in the
+        batch, and the second text, for each such region. Regions whose chain has no other text are left out.
         """
-        rows = _first_rows_with_one_partner(regions, self.pairs.text_indices[batch])
+        rows = _find_first_rows_with_one_partner(regions, self.pairs.text_indices[batch])
         others = self._texts_by_chain.sample_other_values(
             self.pairs.chain_indices[batch[rows]], self.pairs.text_indices[batch[rows]], rng
         )
@@ -243,10 +243,10 @@ class TripletSampler(CandidateSampler):
     ) -> tuple[Indices, Indices]:
         """Sample a second positive region for each text of the batch that has a single region (Algorithm 1, step 3c ii).
 
-        Returns the row of the first pair of each such text in the batch, and the second regions. Texts without another
-        positive region are left out, and so are all texts with ``positives: truth``.
+        Returns the row of the text's first pair in the batch, and the second region, for each such text. Texts without another
+        positive region are left out. With ``positives: truth``, all texts are left out.
         """
-        single_rows = _first_rows_with_one_partner(text_indices, regions)
+        single_rows = _find_first_rows_with_one_partner(text_indices, regions)
         if self.settings.positives == "truth":
             return single_rows[:0], single_rows[:0]
         rows = np.concatenate([np.arange(len(truth_indices)), positive.pair_rows])
@@ -273,7 +273,7 @@ def triplet_cost(
 ) -> Cost:
     """Return the loss of a batch of triplets (two-branch paper, Eq. 6), and its loss if all embeddings were equal.
 
-    ``lambda1`` is the weight of triplets whose query is a region, and ``lambda2`` of those whose query is a phrase.
+    ``lambda1`` is the weight of triplets whose query is a region, ``lambda2`` of triplets whose query is a phrase.
     ``lambda3`` and ``lambda4`` are the weights of the neighbourhood constraints among regions and among phrases.
     """
     device = regions.device
@@ -312,7 +312,7 @@ def _select_query_scores(batch: TripletBatch, scores: Scores, device: torch.devi
     return region_scores, QueryScores(t2i[candidates, texts[:, None]], torch.zeros_like(texts), negatives)
 
 
-def _first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
+def _find_first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
     """Return the first row of each key that occurs with one partner only, in ascending order.
 
     Row k has the key ``keys[k]`` and the partner ``partners[k]``.
@@ -326,10 +326,10 @@ def _first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """Regions and phrases to embed, and labelled pairs of them.
+    """Regions and phrases to embed, and labelled pairs of a region and a phrase.
 
-    ``region_indices``, ``text_indices`` : indices of regions and of texts in the data set, each once.
-    ``pair_regions``, ``pair_texts`` : positions of each pair in ``region_indices`` and ``text_indices``.
+    ``region_indices``, ``text_indices`` : indices of regions and of texts in the data set, without repetition.
+    ``pair_regions``, ``pair_texts`` : position of each pair's region in ``region_indices``, of its text in ``text_indices``.
     ``labels`` : 1 for a positive pair, -1 for a negative pair.
     """
 
@@ -362,8 +362,8 @@ def _sample_negative_per_positive(
 ) -> BatchCandidates:
     """Return a random negative pair for each positive pair (Algorithm 1, step 3).
 
-    ``rows`` holds the row of each positive pair in the batch. If a row has no negative candidate, the negative pair comes from
-    a random other row, with its text. If no row has one, the result is empty.
+    ``rows`` holds the row of each positive pair in the batch. If a row has no negative candidate, the negative pair is a
+    text and a negative candidate of a random other row. If no row has a negative candidate, the result is empty.
     """
     rows_with_negatives = np.unique(negative.pair_rows)
     if not len(rows_with_negatives):

@@ -129,7 +129,7 @@ class PhraseCcaSolver(CcaSolver, PhraseSolver):
         )
 
     def pair_blocks(self) -> Iterator[PairBlock]:
-        train, rng = self.task.train_split, np.random.default_rng(0)  # samples only negatives, which CCA ignores
+        train, rng = self.task.train_split, np.random.default_rng(0)  # for the sampling of negatives, which CCA ignores
         n_images = len(train.phrases.image_ids)
         with progress_bar(total=n_images, desc="covariances", unit="image") as bar:
             for start in range(0, n_images, _IMAGES_PER_BLOCK):

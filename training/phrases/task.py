@@ -75,7 +75,7 @@ class PhraseSplit:
 
     @property
     def candidate_indices(self) -> Int[np.ndarray, " n"]:
-        """The index of the candidate that belongs to each score, among the candidates of all images."""
+        """The index of each score's candidate among the candidates of all images."""
         candidates, images = self.region_inputs.candidates, self.phrases.image_indices
         return flatten_ranges(candidates.region_starts[images], candidates.region_counts[images])[1]
 
@@ -221,7 +221,7 @@ def _score_regions(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor
 
 
 class PhraseSettings(SolverSettings, PositiveRegionSettings):
-    """The settings that all solvers for phrases share: the positive regions, and the inputs for a region."""
+    """The settings that all solvers for phrases share: positive regions of a phrase, and model inputs for a region."""
 
     accepts_words: ClassVar = False
     reads_phrases: ClassVar = True
@@ -274,7 +274,7 @@ def build_training_split(
     """Return the training phrases that have a box, and the index of each phrase's ground-truth region in the region inputs."""
     assert inputs.truth_cache is not None
     splits = ["train", "restval"] if train.restval else ["train"]
-    images = _images_with_regions(inputs.dataset, splits, inputs.image_cache, inputs.truth_cache)
+    images = _select_images_with_regions(inputs.dataset, splits, inputs.image_cache, inputs.truth_cache)
     phrases = build_phrase_arrays(inputs.dataset, images, located=True)
     memory_gb = train.memory_gb if train.features_in_memory and phrase_settings.coordinates != "alone" else 0.0
     truths = BoxFeatures(inputs.truth_cache, phrases.image_ids, device, memory_gb)
@@ -334,7 +334,9 @@ def check_phrase_inputs(inputs: RunInputs) -> None:
         raise UserError("solver: phrases requires ground-truth regions: name their feature (--set truth_feature=boxes_truth)")
 
 
-def _images_with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
+def _select_images_with_regions(
+    dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache
+) -> list[Image]:
     images = select_images_with_features(dataset, splits, cache)
     kept = [image for image in images if image.imgid not in truths.skipped_ids]
     if len(kept) < len(images):

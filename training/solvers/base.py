@@ -60,8 +60,9 @@ NEGATIVE_COLUMNS = (
 class HardNegatives:
     """The ``n`` negatives with the highest costs of each epoch and of each kind of query (image or caption).
 
-    For an image as the query, the negative is the caption ``negative_sentid``. For a caption, the negative is the image
-    ``negative_imgid``, and ``negative_sentid`` is a caption of this image.
+    The rows have the columns :data:`NEGATIVE_COLUMNS`. If the query is the image ``imgid``, its negative is the caption
+    ``negative_sentid``. If the query is the caption ``sentid``, its negative is the image ``negative_imgid``, and
+    ``negative_sentid`` is a caption of this image.
 
     ``n`` : number of negatives to list for each epoch and kind of query.
     ``captions`` : captions of all training pairs, in the order of the pairs.
@@ -76,7 +77,7 @@ class HardNegatives:
     def add_batch(
         self, epoch: int, pairs: Sequence[int], query_scores: tuple[QueryScores, QueryScores], margin: float
     ) -> None:
-        """Add the hardest negatives of a batch, and drop all but the hardest negatives of the epoch.
+        """Add the hardest negatives of a batch, and keep only the ``n`` hardest negatives of the epoch.
 
         ``epoch`` : number of the epoch, from 1.
         ``pairs`` : index of each pair of the batch among all training pairs.
@@ -133,7 +134,7 @@ class TrainingTask:
     def select_loss(self, epoch: int) -> Loss:
         """Return the loss of an epoch (0-based): the warm-up loss in the first epochs, then the experiment's loss.
 
-        The warm-up loss has the values of the experiment's loss for all settings that every loss has, such as the margin.
+        The warm-up loss takes the settings that every loss has, such as the margin, from the experiment's loss.
         """
         if epoch >= self.warmup.epochs:
             return self.loss
@@ -173,7 +174,7 @@ class Progress:
 
     @property
     def best_row(self) -> dict[str, float]:
-        """The row with the highest validation ``rsum`` (sum of recalls). The earliest epoch wins a tie."""
+        """The row with the highest validation ``rsum`` (sum of recalls), or the earliest of several such rows."""
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def is_finished(self, epochs: int, patience: int | None) -> bool:
@@ -224,7 +225,7 @@ class Solver(ABC):
         self.progress = Progress(**{name: state[name] for name in vars(self.progress)})
 
     def validation_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights to validate. If the epoch is the best one, they are also saved."""
+        """Return the weights to validate. After the best epoch, these weights are also saved."""
         return self.model.state_dict()
 
     def use_validation_weights(self) -> AbstractContextManager[None]:
@@ -233,9 +234,9 @@ class Solver(ABC):
 
     @contextmanager
     def stop_on_signal(self, save: Callable[[], None]) -> Iterator[None]:
-        """Let a signal end the run at once in this block, such as a validation, with the :meth:`validation_weights`.
+        """Return a context, such as for a validation, that gives the model its :meth:`validation_weights`.
 
-        Then ``save`` writes a checkpoint, and Interrupted is raised. A resume repeats the block.
+        A signal ends the block at once: ``save`` writes a checkpoint, and Interrupted is raised. A resume repeats the block.
         """
         try:
             with self.use_validation_weights(), self.interruption.raise_on_signal():
@@ -290,7 +291,7 @@ class RetrievalSolver(Solver):
         return {**recalls, "rsum": float(measured["rsum"]), **self._measure_pairs(images, captions)}
 
     def _measure_pairs(self, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, float]:
-        """Return the metrics that the similarity itself defines, on the first validation pairs; empty if it defines none."""
+        """Return the metrics that the similarity defines, on the first validation pairs. Most similarities define none."""
         if not self.model.config.similarity.measures_pairs:
             return {}
         rows = torch.arange(min(len(captions), _MAX_MEASURED_PAIRS))
@@ -303,7 +304,7 @@ class RetrievalSolver(Solver):
     def _warn_if_one_direction_failed(
         self, images: PackedEmbeddings, captions: PackedEmbeddings, recalls: Mapping[str, float]
     ) -> None:
-        """Log a warning with the likely cause, once in a run, if only one direction fails.
+        """Log a warning with the likely cause, once in a run, if the retrieval of only one direction fails.
 
         A direction fails if R@10 is near chance and, in addition, a hub dominates the direction or R@10 is at chance. Hubs are
         counted only for models that compare vectors, on enough images.

@@ -31,8 +31,8 @@ _IMAGES_PER_BLOCK = 1024
 _MIN_CORRELATION = 1e-6  # canonical directions with a lower correlation are dropped
 
 FloatArray = NDArray[np.float64]
-GridPoint = Mapping[str, float]
-PairBlock = tuple[Tensor, Tensor, NDArray[np.int64]]
+GridPoint = Mapping[str, float]  # the values of settings that one epoch tries
+PairBlock = tuple[Tensor, Tensor, NDArray[np.int64]]  # see :func:`compute_covariances`
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def compute_canonical_directions(
 
     Shapes are (dim_x, dim), (dim_y, dim) and (dim,), highest correlation first, padded with zeros if there are fewer
     directions. Along each direction, images and captions have unit variance. Different directions are uncorrelated.
-    First, ``regularization`` times the mean of its diagonal is added to the diagonal of each of ``xx`` and ``yy``. Raises
-    UserError if a covariance is then still singular.
+    The diagonals of ``xx`` and ``yy`` are first increased by ``regularization`` times their mean. Raises UserError if a
+    covariance is then still singular.
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
     whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
@@ -124,7 +124,7 @@ class CommonCcaSettings(Settings):
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-4, 1e-3, 1e-2, 1e-1],
         min_length=1,
-        description="number added to the diagonals of both covariances, as a share of their mean; each is tried, and "
+        description="number added to the diagonals of both covariances, as a share of their mean; each value is tried, and "
         "validation chooses",
     )
     power: float = Field(4.0, ge=0, description="exponent of the correlations by which directions are scaled (4 in the paper)")
@@ -171,9 +171,9 @@ class GridSearchSolver(Solver):
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.progress = Progress(self.progress.epoch + 1, [*self.progress.rows, row])
         if self.progress.epoch == len(self.grid):
-            self._warn_if_largest_is_best()
+            self._warn_if_largest_regularization_is_best()
 
-    def _warn_if_largest_is_best(self) -> None:
+    def _warn_if_largest_regularization_is_best(self) -> None:
         tried = sorted({point["regularization"] for point in self.grid if "regularization" in point})
         best = self.progress.best_row
         if len(tried) > 1 and best is not None and best["regularization"] == tried[-1]:

@@ -59,22 +59,24 @@ class RidgeSettings(SolverSettings):
     """Ridge regression (Hoerl and Kennard, 1970) from the vectors of captions to those of images, or the reverse.
 
     For n pairs of centred image vectors x and caption vectors y, the matrix A minimises sum |x - A y|^2 / n + r |A|^2. The
-    solution is A = C_xy (C_yy + r I)^-1, where C_xy is the covariance of x with y, and C_yy that of y. r is a value of
+    solution is A = C_xy (C_yy + r I)^-1, with C_xy the covariance of x and y, and C_yy the covariance of y. r is a value of
     ``regularization`` times the mean variance of the dimensions of y. The score of an image x and a caption y is the cosine of
-    x and A y. ``maps: images`` swaps the roles of the sides: a matrix B maps images into the space of captions. With
-    ``maps: both``, an image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the sum of the
-    variances of a side's dimensions. If this common space has more than ``model.dim`` dimensions, it is projected on its first
+    x and A y. ``maps: images`` exchanges the roles: a matrix B maps images into the space of captions. With ``maps: both``, an
+    image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s_x^2 (or s_y^2) is the sum of the variances
+    of the dimensions of x (or y). If this common space has more than ``model.dim`` dimensions, it is projected on its first
     ``model.dim`` principal directions, computed from images and captions together. If it has fewer, zeros are added.
     """
 
     name: Literal["ridge"] = "ridge"
     uses_loss: ClassVar = False
     accepts_words: ClassVar = False
-    maps: MappedSide = Field("captions", description="the side that is mapped into the other's space, or both")
+    maps: MappedSide = Field(
+        "captions", description="vectors that are mapped into the space of the others: captions, images or both"
+    )
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-3, 1e-2, 1e-1, 1.0],
         min_length=1,
-        description="r as a share of the mean variance of the mapped side's dimensions; each is tried, and validation chooses",
+        description="r as a share of the mean variance of the mapped vectors' dimensions; validation chooses a value",
     )
 
     def build(self, task: TrainingTask) -> Solver:
@@ -83,7 +85,7 @@ class RidgeSettings(SolverSettings):
 
 
 class RidgeSolver(ClosedFormSolver):
-    """Ridge regression, whose maps become the weights of two linear encoders."""
+    """Ridge regression, whose matrices become the weights of two linear encoders."""
 
     def __init__(self, task: RetrievalTask, settings: RidgeSettings) -> None:
         layers = [encoder.single_linear_layer() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
@@ -97,7 +99,7 @@ class RidgeSolver(ClosedFormSolver):
 
     def fit(self, point: GridPoint) -> None:
         maps = fit_ridge_maps(self.covariances, self._mapped_side, point["regularization"])
-        reduced = reduce_maps(*maps, self.covariances, self.model.dim)
+        reduced = reduce_or_pad_maps(*maps, self.covariances, self.model.dim)
         means = self.covariances.mean_x, self.covariances.mean_y
         for layer, mean, weights in zip(self._layers, means, reduced, strict=True):
             layer.weight.copy_(torch.from_numpy(weights))
@@ -107,8 +109,8 @@ class RidgeSolver(ClosedFormSolver):
 def fit_ridge_maps(statistics: Covariances, maps: MappedSide, regularization: float) -> tuple[FloatArray, FloatArray]:
     """Return two matrices, (dim, dim_x) and (dim, dim_y), that map centred image and caption vectors into a common space.
 
-    ``maps`` names the side whose vectors the regression maps into the space of the other side, or ``both`` (see
-    :class:`RidgeSettings`). Raises UserError if a covariance is singular.
+    ``maps`` names the vectors that the regression maps: ``captions``, ``images`` or ``both`` (see :class:`RidgeSettings`).
+    Raises UserError if a covariance is singular.
     """
     dim_x, dim_y = statistics.xy.shape
     if maps == "captions":
@@ -121,10 +123,12 @@ def fit_ridge_maps(statistics: Covariances, maps: MappedSide, regularization: fl
     return (np.concatenate([np.eye(dim_x) / s_x, image_map / s_y]), np.concatenate([caption_map / s_x, np.eye(dim_y) / s_y]))
 
 
-def reduce_maps(x_map: FloatArray, y_map: FloatArray, statistics: Covariances, dim: int) -> tuple[FloatArray, FloatArray]:
-    """Reduce the common space of two maps to its first ``dim`` principal directions.
+def reduce_or_pad_maps(
+    x_map: FloatArray, y_map: FloatArray, statistics: Covariances, dim: int
+) -> tuple[FloatArray, FloatArray]:
+    """Project the common space of two maps on its first ``dim`` principal directions.
 
-    If the space has fewer dimensions, pad both maps with rows of zeros to ``dim`` rows.
+    If the space has fewer dimensions, pad both maps with rows of zeros to ``dim`` rows instead.
     """
     missing = dim - len(x_map)
     if missing >= 0:
@@ -148,7 +152,7 @@ class CsaSettings(SolverSettings):
     """Canonical similarity analysis (Li, Chinchali and Topcu, ICLR 2025).
 
     A and B are the s most correlated canonical directions of CCA, and r their correlations. The similarity of an image x and a
-    caption y is sum_i r_i (A x)_i (B y)_i / (|A x| |B y|): the correlations weight the product, but not the norms. The image
+    caption y is sum_i r_i (A x)_i (B y)_i / (|A x| |B y|). The correlations weight the product, but not the norms. The image
     encoder is ``weighted``, which scales A x to unit length and multiplies it by r.
     """
 
@@ -203,10 +207,10 @@ class CsaSolver(ClosedFormSolver):
 class AsifSettings(SolverSettings):
     """ASIF (Norelli et al., NeurIPS 2023): representations relative to training pairs, the anchors.
 
-    An image becomes the vector of its cosines with the images of the ``model.dim`` anchors, and a caption the vector of its
-    cosines with their captions. In each vector the ``k`` highest cosines are raised to the power ``power``, and the others are
-    set to 0. Images and captions are compared by the cosine of these vectors (section 2 of the paper, where k = 800 and power
-    = 8). Both encoders are ``relative``.
+    An image becomes the vector of its cosines with the images of the ``model.dim`` anchors. A caption becomes the vector of
+    its cosines with the captions of the anchors. In each vector the ``k`` highest cosines are raised to the power ``power``,
+    and the others are set to 0. Images and captions are compared by the cosine of these vectors (section 2 of the paper, where
+    k = 800 and power = 8). Both encoders are ``relative``.
     """
 
     name: Literal["asif"] = "asif"
@@ -248,7 +252,7 @@ class AsifSolver(ClosedFormSolver):
     def _store_anchors(self, anchors: Int[np.ndarray, " n_anchors"]) -> None:
         images, captions = self._encoders
         for encoder in self._encoders:
-            encoder.anchors.zero_()  # with too few pairs some anchors stay zero: no cosine with them is above 0
+            encoder.anchors.zero_()  # with too few pairs, some anchors stay zero, so that their cosines are 0
         for start in progress_bar(range(0, len(anchors), _PAIRS_PER_BLOCK), desc="anchors", unit="block"):
             indices = anchors[start : start + _PAIRS_PER_BLOCK]
             (image_vectors,) = self.cached_images.read_images(self.pairs.image_indices[indices])
@@ -259,7 +263,7 @@ class AsifSolver(ClosedFormSolver):
 
 
 def sample_anchor_pairs(image_indices: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """Return the sorted indices of ``n`` random pairs. No image has a second pair before every image has one."""
+    """Return the sorted indices of ``n`` random pairs. An image has a second pair only if every image has one."""
     order = np.random.default_rng(seed).permutation(len(image_indices))
     by_image = order[np.argsort(image_indices[order], kind="stable")]
     _, firsts, counts = np.unique(image_indices[by_image], return_index=True, return_counts=True)
@@ -284,7 +288,7 @@ class NoTrainingSettings(SolverSettings):
                 f"solver: none compares vectors directly, but {images.path} has {images.dim} numbers per vector, "
                 f"{captions.path} {captions.dim}; both caches must be of one model"
             )
-        models = [_model_and_weight_names(cache) for cache in (images, captions)]
+        models = [_read_model_and_weight_names(cache) for cache in (images, captions)]
         if None in models:
             log.warning("%s and %s: it is not known whether the same model computed both", images.path, captions.path)
         elif models[0] != models[1]:
@@ -297,7 +301,7 @@ class NoTrainingSettings(SolverSettings):
 
 
 class NoTrainingSolver(RetrievalSolver):
-    """A solver with one epoch and no step: the model has no weights and is only validated."""
+    """A solver with one epoch and no step. The model has no weights and is only validated."""
 
     epochs = 1
 
@@ -322,7 +326,7 @@ class NoTrainingSolver(RetrievalSolver):
         return "nothing is trained"
 
 
-def _model_and_weight_names(cache: FeatureCache) -> tuple[str, str] | None:
+def _read_model_and_weight_names(cache: FeatureCache) -> tuple[str, str] | None:
     """Return the names of the model and the weights that computed a cache, or None if the cache was imported."""
     model = cache.provenance.get("config", {}).get("model")
     return None if model is None else (str(model), str(cache.provenance.get("weights")))

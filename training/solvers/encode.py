@@ -1,4 +1,4 @@
-"""Embed the images and captions of a split, score their pairs, and rank them. Embed a training batch, at once or in chunks."""
+"""Embeddings of the images and captions of a split, with scores and ranks, and embeddings of a training batch."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
 def build_vector_fields(model: Model, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, Any]:
     """Return the vectors of images and captions, and their similarity, as fields of :class:`vse.eval.files.split.Embeddings`.
 
-    For a model that scores every pair, the fields are pooled vectors of both sides, and the captions themselves if the model
-    embeds a caption as a single vector.
+    For a model that scores every pair, the fields are pooled vectors of images and captions. If such a model embeds a caption
+    as a single vector, this vector is a field, too.
     """
     similarity, pairwise = model.config.similarity, model.scores_every_pair
     return {
@@ -156,7 +156,7 @@ class PairScores:
         return self._last_scores[2]
 
     def score_blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """Return the scores i2t and t2i in blocks of images. The second is None if both directions have the same scores."""
+        """Return the scores i2t and t2i in blocks of images. The scores t2i are None if they equal the scores i2t."""
         n_images = len(self._images)
         i2t = ScoreBlocks(n_images, image_of_caption, MAX_TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
         if not self.has_directions:
@@ -178,8 +178,8 @@ class PairScores:
     def _iterate_tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
         """Yield tiles of the captions ``indices``.
 
-        Each result has the positions of the captions of a tile in ``indices``, and the padded shape of the tile: the number of
-        captions, and the number of vectors of each caption.
+        A tile is given by the positions of its captions in ``indices``, and by its padded shape: the number of captions, and
+        the number of vectors of each caption.
         """
         widths = self._caption_widths[indices]
         for width in sorted(set(widths.tolist())):
@@ -227,7 +227,7 @@ def _count_vectors_per_item(side: PackedEmbeddings) -> Int[Tensor, " n"]:
     return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths
 
 
-def score_bank(
+def score_with_bank(
     model: Model,
     bank: RetrievalSplit,
     device: torch.device,
@@ -236,12 +236,12 @@ def score_bank(
     captions: PackedEmbeddings,
     pool_regions: int | None = None,
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the scores of ``images`` and ``captions`` with a bank, for a later correction of hubs.
+    """Return the scores of ``images`` and ``captions`` with a bank of other captions and images, to correct hubs later.
 
     The bank has ``n_images`` random images of the split ``bank``, drawn with the seed 0, and all captions of these images. The
     result has two fields of :class:`vse.eval.files.split.Embeddings`: ``bank_scores_images`` (n_images, n_bank_captions) and
     ``bank_scores_captions`` (n_captions, n_bank_images). ``pool_regions`` is the factor by which :func:`pool_sets` pools the
-    regions of the bank; ``images`` must be pooled already. None pools nothing.
+    regions of the bank, or None. ``images`` must already be pooled by this factor.
     """
     rows = np.sort(np.random.default_rng(0).permutation(len(bank.pairs.images))[:n_images])
     caption_rows = np.flatnonzero(np.isin(bank.pairs.image_indices, rows))
@@ -258,8 +258,8 @@ def score_bank(
     }
 
 
-class BothEncoders(nn.Module):
-    """Both encoders of a model as one module, so that several processes can exchange their gradients."""
+class EncoderPair(nn.Module):
+    """The image encoder and the caption encoder of a model as one module, so that processes can exchange gradients."""
 
     def __init__(self, model: Model, precision: str, device: torch.device) -> None:
         super().__init__()

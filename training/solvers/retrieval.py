@@ -19,7 +19,7 @@ from vse.training.kinds import BatchVectors
 from vse.training.losses.base import Batch, Loss, LossContext, Objective, build_nested_objective
 from vse.training.processes.group import synchronise_batch_norms
 from vse.training.solvers.base import RetrievalSolver, RetrievalTask
-from vse.training.solvers.encode import BatchEmbedder, BothEncoders
+from vse.training.solvers.encode import BatchEmbedder, EncoderPair
 from vse.training.solvers.epochs import GradientSolver, Indices
 from vse.training.solvers.optimisation import OPTIMIZERS
 
@@ -41,7 +41,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
     def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
         self.model.train()
-        self._encoders = BothEncoders(self.model, task.settings.precision, self.device)
+        self._encoders = EncoderPair(self.model, task.settings.precision, self.device)
         if self.processes.size > 1 and task.adversary is not None:
             raise UserError(
                 "adversary: a single process is required. Each of several processes would embed the negatives of the complete "
@@ -119,7 +119,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         if loss.nested:
             objective = build_nested_objective(objective, loss.nested)
         self._check_batch_norms(batches)
-        self._summing_encoders = self._encoders  # frees the gradient buffers of the last epoch before new ones are allocated
+        self._summing_encoders = self._encoders  # frees the old gradient buffers before new ones are allocated
         self._summing_encoders = self.processes.wrap_encoders(self._encoders)
         shares = [self.processes.own_share(batch) for batch in batches]
         stream = self.task.image_inputs.read_batches(shares, self.pairs.image_indices, self.task.seed, epoch)
@@ -144,7 +144,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
     def step(self, batch: Indices, image_inputs: BatchVectors, objective: Objective) -> tuple[Tensor, Tensor]:
         """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal.
 
-        With several processes, each embeds its share of the pairs of the batch.
+        Each of several processes embeds its share of the pairs of the batch.
 
         ``batch`` : indices of all pairs of the batch.
         ``image_inputs`` : model inputs for the images of the pairs in this process's share.
@@ -168,7 +168,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         if self.adversary is None:
             embedder.backward(self.scale_cost(cost.value, loss))
         else:
-            self._set_both_gradients(cost.value, adversary_loss, list(self.adversary.parameters()))
+            self._set_model_and_adversary_gradients(cost.value, adversary_loss, list(self.adversary.parameters()))
             self._add_adversary_metrics({**measures, "loss": adversary_loss.detach()}, len(batch))
         if self.ends_update():
             other_modules = self.model.similarity, self.learned_scale or nn.Module()
@@ -181,7 +181,9 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             self.hard_negatives.add_batch(self.progress.epoch + 1, batch.tolist(), cost.query_scores, self.task.loss.margin)
         return cost.value.detach().double(), cost.collapsed_value.double()
 
-    def _set_both_gradients(self, loss: Tensor, adversary_loss: Tensor, adversary_weights: list[nn.Parameter]) -> None:
+    def _set_model_and_adversary_gradients(
+        self, loss: Tensor, adversary_loss: Tensor, adversary_weights: list[nn.Parameter]
+    ) -> None:
         """Set the gradients of the model and of the adversary, each from its own loss only."""
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
@@ -205,7 +207,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             total += n_pairs * value.double()
 
     def extra_metrics(self) -> dict[str, float]:
-        """Return the adversary's metrics, averaged over the epoch. Warn if the adversary always samples the same negatives."""
+        """Return the adversary's metrics, averaged over the epoch. Warn if its samples have a very low entropy."""
         n_pairs = max(1, self.progress.pairs)
         means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._adversary_metric_sums.items()}
         if means.get("adversary_entropy", 1.0) < _MIN_ENTROPY:

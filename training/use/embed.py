@@ -41,7 +41,7 @@ from vse.training.models.similarities.todnet import require_shortlist_similarity
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import count_leaked_images
-from vse.training.solvers.encode import PairScores, build_vector_fields, encode, pool_sets, score_bank
+from vse.training.solvers.encode import PairScores, build_vector_fields, encode, pool_sets, score_with_bank
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
 from vse.training.use.open_run import OpenedRun, open_run, read_recorded_identity, unfinished_state
@@ -127,7 +127,7 @@ def embed_split(
         if "train" in opened.dataset.parse_splits(split):
             raise UserError(f"--bank-images takes images of the training split; leave it out for --split {split}")
         bank = load_opened_run(opened, "train", files, last_epoch)
-        bank_scores = score_bank(bank.model, bank.split, bank.device, bank_images, images, captions, pool_regions)
+        bank_scores = score_with_bank(bank.model, bank.split, bank.device, bank_images, images, captions, pool_regions)
     provenance = {**opened.build_provenance(out), **overlap}
     if last_epoch:
         provenance["training"] |= {"selection": "last epoch"}

@@ -14,7 +14,7 @@ from tests.training.conftest import Log, experiment, numbers
 from tests.training.solvers.test_cca import pairs, score_pairs, slow_directions, split, vectors
 from vse.pipeline.errors import UserError
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.closed_form import fit_ridge_maps, reduce_maps, sample_anchor_pairs
+from vse.training.solvers.closed_form import fit_ridge_maps, reduce_or_pad_maps, sample_anchor_pairs
 from vse.training.training import train
 from vse.training.use.embed import embed_split
 
@@ -80,7 +80,7 @@ def test_a_smaller_space_keeps_what_varies_most(dim: int) -> None:
     x, y = pairs(5, 8)
     statistics = score_pairs(x, y)
     images, captions = fit_ridge_maps(statistics, "captions", 0.1)
-    small_images, small_captions = reduce_maps(images, captions, statistics, dim)
+    small_images, small_captions = reduce_or_pad_maps(images, captions, statistics, dim)
     both = np.vstack([(x - x.mean(0)) @ images.T, (y - y.mean(0)) @ captions.T])
     _, _, principal = np.linalg.svd(both, full_matrices=False)
     kept = both @ principal[:dim].T @ principal[:dim]
