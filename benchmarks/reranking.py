@@ -32,9 +32,9 @@ from vse.training.options import RunFileOptions
 from vse.training.solvers.encode import (
     MAX_TILE_IMAGES,
     PairScores,
-    encode,
     encode_captions,
     encode_images,
+    encode_split,
     pool_embeddings,
 )
 from vse.training.use.model import TrainedRun, load_run
@@ -97,7 +97,7 @@ def main() -> None:
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     trained = load_run(arguments.run, "test", RunFileOptions(features=arguments.features, captions=arguments.captions), "cpu")
-    images, captions = encode(trained.model, trained.split, trained.device)
+    images, captions = encode_split(trained.model, trained.split, trained.device)
     blocks = read_embeddings(arguments.run / "test.h5").score_blocks()
     rows: list[dict[str, object]] = []
     for k in (None, *KS):

@@ -20,7 +20,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.models.similarities.scan import ScanSettings
 from vse.training.options import TrainInputs
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.encode import encode
+from vse.training.solvers.encode import encode_split
 from vse.training.training import train
 from vse.training.use.embed import embed_split
 from vse.training.use.model import load_run
@@ -132,7 +132,7 @@ def test_files_have_scores_of_each_pair(
     found = load_run(run, "val", device="cpu")
     settings = found.experiment.model.similarity
     assert isinstance(settings, ScanSettings)
-    images, captions = encode(found.model, found.split, found.device)
+    images, captions = encode_split(found.model, found.split, found.device)
     regions, words = (
         [side.unpack(torch.tensor([row]))[0][0].double() for row in range(len(side))] for side in (images, captions)
     )

@@ -30,7 +30,7 @@ from vse.training.experiment import ExperimentConfig, load_experiment
 from vse.training.models.similarities.todnet import TodNetSettings
 from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
-from vse.training.solvers.encode import encode
+from vse.training.solvers.encode import encode_split
 from vse.training.training import train
 from vse.training.use.embed import embed_split
 from vse.training.use.model import load_run
@@ -240,7 +240,7 @@ def test_the_file_of_a_split_has_scores_and_captions(network: Path, tmp_path: Pa
     assert content["scores"].shape == (12, 60)
     opened = load_run(network, "test", device="cpu")
     assert opened.model.scores_every_pair
-    images, captions = (side.unpack_all() for side in encode(opened.model, opened.split, opened.device))
+    images, captions = (side.unpack_all() for side in encode_split(opened.model, opened.split, opened.device))
     np.testing.assert_array_equal(content["captions"], captions[0])
     np.testing.assert_allclose(np.linalg.norm(content["captions"], axis=1), 1, rtol=1e-5)
     with torch.inference_mode():

@@ -32,7 +32,7 @@ from vse.training.options import TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
 from vse.training.solvers.base import NEGATIVE_COLUMNS
-from vse.training.solvers.encode import encode
+from vse.training.solvers.encode import encode_split
 from vse.training.training import train
 from vse.training.use.model import load_run
 
@@ -220,7 +220,7 @@ def test_validating_less_changes_only_which_weights_are_best(run: Path, cache: P
     assert [row["rsum"] for row in table(more)] == [row["rsum"] for row in table(run)]
     assert_same(state(few)["model"], state(run)["model"])
     trained = load_run(few, "val", device="cpu")
-    (images,), (captions,) = (side.unpack_all() for side in encode(trained.model, trained.split, trained.device))
+    (images,), (captions,) = (side.unpack_all() for side in encode_split(trained.model, trained.split, trained.device))
     own = trained.split.pairs.image_indices < 4
     i2t, t2i = slow_ranks((images[:4] @ captions[own].T).numpy(), trained.split.pairs.image_indices[own].tolist())
     rsum = sum(100 * np.mean(np.asarray(ranks) < k) for ranks in (i2t, t2i) for k in (1, 5, 10))

@@ -38,8 +38,8 @@ _EMBEDDING_BATCH_SIZE = 1024  # number of items that are embedded at a time
 class AceSettings(ReinforceSettings):
     """An adversary that samples negatives from all training items (Bose et al., ViGIL 2018, section 2, and ACL 2018).
 
-    For each image q of the batch, a caption c' is sampled from p(c | q) as a negative; for each caption q, an image c'. With
-    the score s of the model and the positive c of q, the model minimises
+    A query q is an image or a caption of the batch. A negative c', a caption or an image, is sampled from p(c | q). With the
+    score s of the model and the positive c of q, the model minimises
 
         [margin - s(q, c) + s(q, c')]_+
 
@@ -95,9 +95,10 @@ class AceSettings(ReinforceSettings):
 
 
 class AceAdversary(Adversary):
-    """Two generators of negatives: one samples captions for images as queries, and one samples images for captions.
+    """Two generators of negatives.
 
-    ``captions``, ``images`` : the generator that samples captions, and the generator that samples images.
+    ``captions`` : generator that samples captions as negatives for images.
+    ``images`` : generator that samples images as negatives for captions.
     ``filled`` : True if the embeddings of all training items have been computed; saved with the weights.
     ``epoch`` : number of the epoch, from 1; saved with the weights.
     """

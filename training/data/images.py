@@ -279,7 +279,7 @@ def compute_photo_inputs(extractor: CnnExtractor, crops: UInt8[Tensor, "n n_crop
 class PhotoFeatures:
     """Features of photos without a cache, computed on access.
 
-    A damaged photo is replaced by a black one, and a warning names its file.
+    A damaged photo is replaced by a black photo, and a warning names its file.
 
     ``paths``, ``image_ids`` : the photos, in the order of their indices.
     ``load_extractor`` : function that loads the CNN, called at the first access.

@@ -116,7 +116,7 @@ class QueryScores(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The cost of a batch by a loss.
+    """The cost that a loss assigns to a batch.
 
     ``value`` : the number that training minimises.
     ``collapsed_value`` : the value of a model whose embeddings are all equal.
@@ -226,7 +226,7 @@ class Loss(Settings, ABC):
 
 
 def build_nested_objective(objective: Objective, dims: Sequence[int]) -> Objective:
-    """Return the mean of ``objective`` over complete embeddings and embeddings cut to m dimensions, for each m in ``dims``.
+    """Return an objective: the mean of ``objective`` over complete embeddings and embeddings cut to each length in ``dims``.
 
     Cut embeddings are scaled to unit length (Matryoshka representation learning: Kusupati et al., NeurIPS 2022, Eq. 1, with
     equal weights). The ``query_scores`` of the cost come from complete embeddings.

@@ -135,9 +135,9 @@ def flatten_ranges(
 
 
 def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """Return the position in ``rows`` of a random element of each row, or -1 for a row without elements.
+    """Choose a random element of each row. Return the position of this element, or -1 for a row without elements.
 
-    ``rows`` holds the row of each element.
+    ``rows`` holds the row to which each element belongs.
     """
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
@@ -151,9 +151,9 @@ def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.ran
 def sample_mask_per_row(
     rows: Int[np.ndarray, " total"], max_per_row: int | None, rng: np.random.Generator
 ) -> Bool[np.ndarray, " total"]:
-    """Return a mask of random elements, at most ``max_per_row`` of each row; None selects all elements.
+    """Choose at most ``max_per_row`` random elements of each row (None: all). Return the mask of these elements.
 
-    ``rows`` holds the row of each element.
+    ``rows`` holds the row to which each element belongs.
     """
     if max_per_row is None:
         return np.ones(len(rows), bool)

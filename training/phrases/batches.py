@@ -131,7 +131,7 @@ class TripletBatch:
     ``negative_regions`` : negative regions for each query text, from the image of the pair, padded to one length.
     ``negative_region_mask`` : mask of ``negative_regions``, False at the padding.
     ``pair_regions``, ``pair_texts`` : region and text of each positive pair of the batch.
-    ``pair_truths`` : index in the data set of each of these pairs' ground-truth region.
+    ``pair_truths`` : index of each positive pair's ground-truth region in the data set.
     """
 
     region_indices: Int[np.ndarray, " n_regions"]
@@ -149,7 +149,7 @@ class TripletBatch:
 
     @property
     def n_triplets(self) -> int:
-        """The number of triplets. The loss may use only those with the highest costs."""
+        """The number of triplets. The loss may use only the triplets with the highest costs."""
         return int(self.negative_text_mask.sum() + self.negative_region_mask.sum())
 
 
@@ -210,8 +210,8 @@ class TripletSampler(CandidateSampler):
     def _choose_positive_regions(self, truth_indices: Indices, positive: BatchCandidates, rng: np.random.Generator) -> Indices:
         """Return a positive region for each pair (Algorithm 1, step 2).
 
-        The region is the ground truth or, with ``positives: augmented``, a random one of the ground truth and the positive
-        candidates.
+        The region is the ground truth or, with ``positives: augmented``, a random choice among the ground truth and
+        the positive candidates.
         """
         if self.settings.positives == "truth":
             return truth_indices

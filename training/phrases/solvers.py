@@ -84,7 +84,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         """Train on one batch. Return the loss of the batch, and the loss that it would have if all embeddings were equal."""
         rng = np.random.default_rng(self.step_seed(0))
         torch.manual_seed(self.step_seed(1))
-        self.start_step()
+        self.clear_old_gradients()
         triplets = isinstance(loss, RankingLoss)
         samples = self._triplet_sampler.sample(batch, rng) if triplets else self._pair_sampler.sample(batch, rng)
         train, similarity = self.task.train_split, self.model.similarity
@@ -101,7 +101,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
                 cost = pair_cost(samples, regions, phrases, similarity, loss)
         self.scale_cost(cost.value, loss).backward()  # type: ignore[no-untyped-call]
         if self.ends_update():
-            self.take_step()
+            self.update_weights()
         return cost.value.detach().double(), cost.collapsed_value.double()
 
 

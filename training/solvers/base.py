@@ -38,7 +38,7 @@ from vse.training.models.build import Model
 from vse.training.processes.group import ProcessGroup
 from vse.training.processes.interruption import Interruption, StopNow
 from vse.training.settings import AdversarySettings, LossWarmupConfig, TrainConfig
-from vse.training.solvers.encode import compute_ranks, encode
+from vse.training.solvers.encode import compute_ranks, encode_split
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ class Solver(ABC):
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """Return the recalls on the validation split, and ``rsum``, the sum of the recalls, which selects the best epoch."""
+        """Return the recalls on the validation split, and their sum ``rsum``. The best epoch has the highest ``rsum``."""
 
     @abstractmethod
     def run_epoch(self, save: Callable[[], None]) -> None:
@@ -250,7 +250,7 @@ class Solver(ABC):
         """Return the learned parameters of the loss by name, such as the temperature."""
         return {}
 
-    def validates(self, epoch: int) -> bool:
+    def validates_after(self, epoch: int) -> bool:
         """Return whether the model is validated after an epoch (1-based)."""
         return epoch % self.settings.validate_every == 0 or epoch == self.epochs
 
@@ -277,7 +277,7 @@ class RetrievalSolver(Solver):
         return len(self.pairs)
 
     def validate(self) -> dict[str, float]:
-        images, captions = encode(self.model, self.val_split, self.device)
+        images, captions = encode_split(self.model, self.val_split, self.device)
         folds = split_into_folds(
             images, captions, torch.from_numpy(self.val_split.pairs.image_indices), self.settings.validate_fold
         )
@@ -306,8 +306,8 @@ class RetrievalSolver(Solver):
     ) -> None:
         """Log a warning with the likely cause, once in a run, if the retrieval of only one direction fails.
 
-        A direction fails if R@10 is near chance and, in addition, a hub dominates the direction or R@10 is at chance. Hubs are
-        counted only for models that compare vectors, on enough images.
+        A direction fails if R@10 is near chance and, in addition, R@10 is at chance or a hub (a candidate that ranks first for
+        many queries) dominates. Hubs are counted only for models that compare vectors, on enough images.
         """
         n_images, n_captions = len(images), len(captions)
         chance = {name: chance_recall(name, 10, n_images, n_captions) for name in recalls}

@@ -86,7 +86,7 @@ def compute_canonical_directions(
 
     Shapes are (dim_x, dim), (dim_y, dim) and (dim,), highest correlation first, padded with zeros if there are fewer
     directions. Along each direction, images and captions have unit variance. Different directions are uncorrelated.
-    The diagonals of ``xx`` and ``yy`` are first increased by ``regularization`` times their mean. Raises UserError if a
+    The diagonals of ``xx`` and ``yy`` are first increased, each by ``regularization`` times its mean. Raises UserError if a
     covariance is then still singular.
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))

@@ -56,7 +56,7 @@ class ClosedFormSolver(GridSearchSolver, RetrievalSolver):
 
 
 class RidgeSettings(SolverSettings):
-    """Ridge regression (Hoerl and Kennard, 1970) from the vectors of captions to those of images, or the reverse.
+    """Ridge regression (Hoerl and Kennard, 1970) from caption vectors to image vectors, or the reverse.
 
     For n pairs of centred image vectors x and caption vectors y, the matrix A minimises sum |x - A y|^2 / n + r |A|^2. The
     solution is A = C_xy (C_yy + r I)^-1, with C_xy the covariance of x and y, and C_yy the covariance of y. r is a value of
@@ -64,7 +64,7 @@ class RidgeSettings(SolverSettings):
     x and A y. ``maps: images`` exchanges the roles: a matrix B maps images into the space of captions. With ``maps: both``, an
     image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s_x^2 (or s_y^2) is the sum of the variances
     of the dimensions of x (or y). If this common space has more than ``model.dim`` dimensions, it is projected on its first
-    ``model.dim`` principal directions, computed from images and captions together. If it has fewer, zeros are added.
+    ``model.dim`` principal directions, computed from images and captions together. A smaller space is padded with zeros.
     """
 
     name: Literal["ridge"] = "ridge"

@@ -30,7 +30,7 @@ _MAX_TILE_PAIRS = 2**23  # pairs of vectors in a tile; tiles of large sets have 
 _WIDTH_MULTIPLE = 4  # the number of vectors of a caption is padded to a multiple of this number
 
 
-def encode(model: Model, split: RetrievalSplit, device: torch.device) -> tuple[PackedEmbeddings, PackedEmbeddings]:
+def encode_split(model: Model, split: RetrievalSplit, device: torch.device) -> tuple[PackedEmbeddings, PackedEmbeddings]:
     """Return the embeddings of all images and all captions of a split, in their order, on the CPU."""
     return encode_images(model, split, device), encode_captions(model, split)
 

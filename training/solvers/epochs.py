@@ -33,8 +33,8 @@ Indices = NDArray[np.int64]
 class GradientSolver(Solver):
     """A solver that trains in epochs of batches, with an update for each batch, or for every ``train.accumulate`` batches.
 
-    A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`start_step`, adds the gradients
-    of the batch to the existing gradients, and calls :meth:`take_step` if :meth:`ends_update` is true.
+    A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`clear_old_gradients`, adds the
+    gradients of the batch to the existing gradients, and calls :meth:`update_weights` if :meth:`ends_update` is true.
     ``out_of_memory_advice`` is advice to a user whose memory is too small.
     """
 
@@ -119,7 +119,7 @@ class GradientSolver(Solver):
             **self.learned_loss_parameters(),
             **self.extra_metrics(),
         }
-        if self.validates(progress.epoch + 1):
+        if self.validates_after(progress.epoch + 1):
             if self.processes.is_first:
                 with self.stop_on_signal(save):
                     row |= self.validate()
@@ -144,7 +144,7 @@ class GradientSolver(Solver):
         """The number of updates in the current epoch. The last update may have fewer batches than the others."""
         return max(1, -(-len(self._batch_sizes) // self.settings.accumulate))
 
-    def start_step(self) -> None:
+    def clear_old_gradients(self) -> None:
         """Delete the gradients of the last update, unless the current batch belongs to the same update."""
         if self.progress.step % self.settings.accumulate == 0:
             self.optimizer.zero_grad(set_to_none=True)
@@ -166,7 +166,7 @@ class GradientSolver(Solver):
             self._batch_sizes[self.progress.step] / sum(self._batch_sizes[first : first + self.settings.accumulate])
         )
 
-    def take_step(self) -> None:
+    def update_weights(self) -> None:
         """Clip the gradients of the model and update the weights."""
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)

@@ -151,7 +151,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         ``objective`` : function that computes the loss of the epoch.
         """
         loss = self.task.select_loss(self.progress.epoch)
-        self.start_step()
+        self.clear_old_gradients()
         embedder = BatchEmbedder(self._encoders, self._summing_encoders, self.step_seed(1 + self.processes.rank))
         images, captions = embedder.embed(self._read_chunks(image_inputs, self.processes.own_share(batch)), self.ends_update())
         is_split = self._splits_by_image(loss)
@@ -174,7 +174,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             other_modules = self.model.similarity, self.learned_scale or nn.Module()
             weights = (weight for module in other_modules for weight in module.parameters())
             self.processes.sum_gradients(weights, complete=not is_split)
-            self.take_step()
+            self.update_weights()
         if self.adversary is not None:
             self._step_adversary()
         if self.hard_negatives and cost.query_scores is not None:

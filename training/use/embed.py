@@ -41,7 +41,7 @@ from vse.training.models.similarities.todnet import require_shortlist_similarity
 from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import count_leaked_images
-from vse.training.solvers.encode import PairScores, build_vector_fields, encode, pool_sets, score_with_bank
+from vse.training.solvers.encode import PairScores, build_vector_fields, encode_split, pool_sets, score_with_bank
 from vse.training.use.localise import score_phrases, score_sentences
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
 from vse.training.use.open_run import OpenedRun, open_run, read_recorded_identity, unfinished_state
@@ -112,7 +112,7 @@ def embed_split(
     if not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of split {split!r} has a caption; vse-search searches such images")
     started = time.perf_counter()
-    images, captions = encode(trained.model, trained.split, trained.device)
+    images, captions = encode_split(trained.model, trained.split, trained.device)
     if pool_regions is not None:
         if images.lengths is None:
             raise UserError(f"{run}: has one vector for each image, so there are no regions to pool; leave --pool-regions out")
@@ -249,7 +249,7 @@ def cache_run_embeddings(
             f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand "
             "for it; take a run whose embeddings are compared as vectors"
         )
-    images, captions = encode(trained.model, trained.split, trained.device)
+    images, captions = encode_split(trained.model, trained.split, trained.device)
     pairs, cache = trained.split.pairs, trained.image_cache
     facts: dict[str, Any] = {
         "seed": trained.record["seed"],

@@ -18,7 +18,7 @@ from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.solvers import encode as encode_module
 from vse.training.solvers.base import split_into_folds
-from vse.training.solvers.encode import PairScores, compute_ranks, encode
+from vse.training.solvers.encode import PairScores, compute_ranks, encode_split
 from vse.training.training import train
 from vse.training.use.model import load_run
 
@@ -155,7 +155,7 @@ def test_folds_are_consecutive_images_with_their_captions() -> None:
 def test_validation_takes_means_over_folds(cache: Path, tmp_path: Path) -> None:
     run = train(cache, experiment("train.epochs=1", "train.validate_fold=3"), out=tmp_path / "run")
     opened = load_run(run, "val", device="cpu")
-    images, captions = encode(opened.model, opened.split, opened.device)
+    images, captions = encode_split(opened.model, opened.split, opened.device)
     found = []
     for first in (0, 3):
         image_indices = torch.arange(3).repeat_interleave(5)

@@ -17,7 +17,7 @@ from vse.training.losses.hinges import SumOfHinges
 from vse.training.losses.ranking import RankingLoss
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
-from vse.training.solvers.encode import encode
+from vse.training.solvers.encode import encode_split
 from vse.training.training import train
 from vse.training.use.model import load_run
 
@@ -76,7 +76,7 @@ def test_an_epoch_has_the_loss_of_its_pairs(
     edit(own_cache.parent.parent / "data" / "dataset.json", say_the_same)
     run = train(own_cache, experiment(*STILL, *sets, "train.epochs=1"), out=tmp_path / "run")
     found = load_run(run, "train", device="cpu")
-    images, captions = (side.unpack_all() for side in encode(found.model, found.split, found.device))
+    images, captions = (side.unpack_all() for side in encode_split(found.model, found.split, found.device))
     pairs, settings = found.split.pairs, found.experiment
     assert len(set(pairs.text_indices)) < len(pairs), "some images share a text"
     loss = settings.loss if not settings.warmup.epochs else SumOfHinges(margin=settings.loss.margin)

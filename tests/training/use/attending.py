@@ -11,7 +11,7 @@ import torch
 
 from tests.drawn import Shown, shares
 from vse.training.kinds import PackedEmbeddings
-from vse.training.solvers.encode import encode
+from vse.training.solvers.encode import encode_split
 from vse.training.use.model import TrainedRun, load_run
 
 
@@ -23,7 +23,7 @@ def scan(side: str) -> list[str]:
 @cache
 def _loaded(run: Path) -> tuple[TrainedRun, PackedEmbeddings]:
     trained = load_run(run, "test", device="cpu")
-    return trained, encode(trained.model, trained.split, trained.device)[0]
+    return trained, encode_split(trained.model, trained.split, trained.device)[0]
 
 
 def slow_weights(run: Path, image_id: int, tokens: list[str]) -> tuple[np.ndarray, str]:

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import sha256_file
 from vse.training.cli import embed_main, search_main
 from vse.training.models.similarities import SIMILARITIES
-from vse.training.solvers.encode import encode
+from vse.training.solvers.encode import encode_split
 from vse.training.training import train
 from vse.training.use.model import load_run
 
@@ -48,7 +48,7 @@ def slow_pooled(run: Path) -> tuple[np.ndarray, np.ndarray]:
     """Set by set, vector by vector."""
     trained = load_run(run, "test", device="cpu")
     sides = []
-    for side in encode(trained.model, trained.split, trained.device):
+    for side in encode_split(trained.model, trained.split, trained.device):
         vectors, mask = side.unpack_all()
         sets = zip(vectors.numpy(), mask.numpy(), strict=True)
         means = [sum(v / np.linalg.norm(v) for v in of[there]) for of, there in sets]
@@ -61,8 +61,8 @@ def test_scores_with_a_bank_are_those_of_the_model(run: Path, tmp_path: Path) ->
     done(embed_main, run, "--bank-images", 10**6, "--out", tmp_path / "test.h5")
     done(embed_main, run, "--bank-images", 4, "--split", "val", "--out", tmp_path / "val.h5")
     test, bank = (load_run(run, split, device="cpu") for split in ("test", "train"))
-    images, captions = (side.unpack_all() for side in encode(test.model, test.split, test.device))
-    bank_images, bank_captions = (side.unpack_all() for side in encode(bank.model, bank.split, bank.device))
+    images, captions = (side.unpack_all() for side in encode_split(test.model, test.split, test.device))
+    bank_images, bank_captions = (side.unpack_all() for side in encode_split(bank.model, bank.split, bank.device))
     with torch.inference_mode():
         t2i, i2t = test.model.similarity(images, bank_captions), test.model.similarity(bank_images, captions)
     if isinstance(t2i, tuple):  # i2t and t2i; candidates of t2i are images

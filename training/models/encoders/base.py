@@ -64,7 +64,7 @@ class EncoderSettings(Settings):
         return kind
 
     def word_vector_file(self) -> Path | None:
-        """Return the file of word vectors that initialise the word embeddings, or None for random ones."""
+        """Return the file of word vectors that initialise the word embeddings, or None for random embeddings."""
         return None
 
     def load_transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:

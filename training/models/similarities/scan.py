@@ -226,7 +226,7 @@ class MaxSimSettings(SimilaritySettings):
 
     With ``queries=words``, the score of an image with region vectors v_k and a caption with word vectors e_j is
     mean_j max_k cos(e_j, v_k). ColBERT has the sum over the words; the mean makes scores of long and short captions
-    comparable. With ``regions`` the sides are exchanged: mean_k max_j cos(e_j, v_k). ``both`` averages the two scores. A pair
+    comparable. With ``regions`` the roles are exchanged: mean_k max_j cos(e_j, v_k). ``both`` averages the two scores. A pair
     has one score, whether its caption or its image is the query of a search.
     """
 

@@ -125,7 +125,7 @@ class TodNetSimilarity(Similarity):
 
     @property
     def has_condition(self) -> bool:
-        """True if a deformation depends on another vector, so that each pair needs a pass."""
+        """True if T has a condition, so that each pair needs a pass through T."""
         return self._condition_sides[0] is not None
 
     @property
@@ -134,7 +134,7 @@ class TodNetSimilarity(Similarity):
         return len(self.maps) == 2 or self._condition_sides[0] != self._condition_sides[1]
 
     def _select_inputs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, Tensor]:
-        """Return the vectors of both sides, with unit length if ``normalize_before`` is set, as inputs of T."""
+        """Return the image and caption vectors as inputs of T, with unit length if ``normalize_before`` is set."""
         vectors = {"images": images[0], "captions": captions[0]}
         return {side: l2_normalize(values) for side, values in vectors.items()} if self.settings.normalize_before else vectors
 
