@@ -32,7 +32,7 @@ from PIL import Image
 from vse.features.backbones.networks import autocast, load_backbone
 from vse.features.cache.rows import ExtractorInput
 from vse.features.extractors.cnn import CnnExtractor, cut_crops, normalize_pixels
-from vse.features.extractors.images import read_ahead
+from vse.features.extractors.images import load_in_threads
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.demo import create_demo
 from vse.pipeline.files.images import decode_image
@@ -83,7 +83,7 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
             outputs[-1].sum().item()  # wait for the device
 
     def decode_only() -> None:
-        for _ in read_ahead(paths, lambda path: cut_crops(decode_image(path), config), config.workers, 2 * size):
+        for _ in load_in_threads(paths, lambda path: cut_crops(decode_image(path), config), config.workers, 2 * size):
             pass
 
     works = {"forward": forward_only, "decode": decode_only, "extract": lambda: extractor.extract(items)}

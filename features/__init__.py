@@ -1,8 +1,8 @@
 """Extract features of images and captions into caches, read them, and exchange them with other programs.
 
 ``settings`` holds the settings of each extractor and needs neither torch nor h5py. ``extractors`` holds the code of the
-extractors and ``backbones`` their networks. ``cache`` holds the format of caches and their reader, ``exchange`` the imports
-and exports.
+extractors and ``backbones`` their networks. ``cache`` writes and reads caches, and ``exchange`` imports and exports
+features.
 """
 
 if __name__ != "vse.features":

@@ -44,11 +44,12 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
     """Check that the features in a cache belong to a data set. Raises UserError if names or contents differ.
 
     An evenly spread sample of the existing photographs is compared. If ``dataset.json`` has changed since the cache was
-    written, the sample is larger, and all recorded captions are compared, too. A cache of texts then compares its texts, and a
-    cache of ground-truth boxes compares its boxes. Ids that the cache lacks are reported only when their rows are read.
+    written, the sample is larger, and all recorded captions are compared, too; so are the texts of a cache of texts, and the
+    boxes of a cache of ground-truth boxes. Ids that the cache lacks are reported only when their rows are read.
 
-    A fold of a cross-validation may also use the caches of its parent data set, except caption vectors of a fitted encoder:
-    the encoder must be fitted to the training captions of this fold, because other captions may include its test captions.
+    If the data set is a fold of a cross-validation, the cache may also belong to the complete data set (its parent). Only
+    caption vectors of a fitted encoder must belong to the fold: an encoder of the complete data set may be fitted to captions
+    that are test captions in this fold.
     """
     if cache.dataset not in (dataset.name, dataset.parent):
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
@@ -108,7 +109,7 @@ def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
 
 
 def is_from_dataset_file(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether a cache was computed from this version of ``dataset.json``: the recorded SHA-256 is the same."""
+    """Return whether a cache was computed from this version of ``dataset.json``, by the SHA-256 that the cache records."""
     data = cache.provenance.get("data")
     return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
 
@@ -136,7 +137,7 @@ def read_data_identity(cache: FeatureCache) -> DataIdentity:
 
 
 def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
-    """Return the checksums of a data set: of its photographs, captions and splits.
+    """Return the checksums of the photographs, captions and splits of a data set.
 
     The photographs are those in ``cache``. Their checksum is None if the cache records no hashes of photographs.
     """
@@ -177,7 +178,7 @@ def compare_texts(
 
 
 def has_input_hashes(cache: FeatureCache) -> bool:
-    """Return whether a cache records hashes of photographs or texts. Imports and embeddings record hashes of vectors."""
+    """Return whether a cache records hashes of photographs or texts; imported and embedded caches hash vectors instead."""
     return "imported" not in cache.provenance and read_backbone(cache) is None
 
 

@@ -107,7 +107,7 @@ def _build_upper_bound_entry(
 
 
 def _describe_coverage(bound: Mapping[str, Any]) -> str:
-    """Return an ``upper_bound`` as a text: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
+    """Return the entry ``upper_bound`` as a text: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
     splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name in SPLITS if (n := bound["splits"].get(name))]
     return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
 
@@ -192,7 +192,7 @@ def _is_finished_shard(
     if is_text_shard_of(finished, dataset):
         return True
     ids, input_hashes = read_arrays(path, "ids", "sources")
-    changed = find_changed_input(items, ids, input_hashes, text_unit)
+    changed = describe_changed_input(items, ids, input_hashes, text_unit)
     if changed is not None:
         raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
     return True
@@ -231,7 +231,7 @@ def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
 
 
 def verify_feature(path: Path, correct_checksums: bool = False) -> FeatureCache:
-    """Call :func:`vse.features.cache.feature_cache.verify_cache`; lock the cache if ``correct_checksums`` may change it."""
+    """Call :func:`vse.features.cache.feature_cache.verify_cache`, with a lock on the cache if it may be changed."""
     with lock_for_writing(path) if correct_checksums else nullcontext():
         return verify_cache(path, correct_checksums)
 
@@ -254,12 +254,12 @@ def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, con
         )
 
 
-def find_changed_input(
+def describe_changed_input(
     items: Sequence[ExtractorInput], ids: Ids, input_hashes: NDArray[np.uint8], text_unit: TextUnit
 ) -> str | None:
-    """Return a description of the first row whose input has changed, is unreadable or is not in ``items``; None without one.
+    """Describe the first row whose input has changed, is unreadable or is not in ``items``; return None if there is none.
 
-    ``ids`` (n,) and ``input_hashes`` (n, 32) are the recorded ids and hashes of the rows.
+    ``ids`` (n,) and ``input_hashes`` (n, 32) are the recorded ids of the rows and hashes of their inputs.
     """
     by_id = {item.id: item for item in items}
     for identity, input_hash in zip(ids.tolist(), input_hashes, strict=True):
@@ -276,7 +276,7 @@ def find_changed_input(
 
 
 def verify_inputs(cache: FeatureCache) -> str:
-    """Hash the images or texts of a cache again; return ``unchanged``, or the reason why they cannot be compared.
+    """Hash the images or texts of a cache again; return ``unchanged``, or the reason why this is impossible.
 
     Raises UserError, which names the first image or text that has changed.
     """
@@ -293,7 +293,7 @@ def verify_inputs(cache: FeatureCache) -> str:
     items = list_extractor_inputs(dataset, kind, raw, cache.text_unit)
     if kind == "image" and not any(item.path is not None and image_exists(item.path) for item in items):
         return f"not at hand (all images of {dataset.path} are missing)"
-    changed = find_changed_input(items, cache.ids, read_input_hashes(cache), cache.text_unit)
+    changed = describe_changed_input(items, cache.ids, read_input_hashes(cache), cache.text_unit)
     boxes = hash_boxes(collect_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
     if boxes is not None and boxes != cache.provenance.get("boxes_sha256"):
         changed = "data set: boxes of its phrases differ"

@@ -74,7 +74,9 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
         arguments = ExtractionArguments(
             request.dataset, out, request.options.device, weights_dir, word_file, must_fit_encoder=shard is None
         )
-        feature_extractor = check_extractor(config, arguments) if is_own_part(config) else config.build_extractor(arguments)
+        feature_extractor = (
+            build_and_try_extractor(config, arguments) if is_own_part(config) else config.build_extractor(arguments)
+        )
         if request.like is None:
             _log_preset_changes(request, dataset, config)
         path = extraction.extract_shards(request.dataset, feature_extractor, out, n_shards, shard, request.options.skip_bad)
@@ -127,14 +129,14 @@ def choose_shard_count(dataset: Dataset, out: Path) -> int:
 
 
 def _encoder_path(out: Path) -> Path:
-    """Return the path of the cache's encoder, as ``extractors.captions.encoder_path`` does, whose module imports torch."""
+    """Return what ``extractors.captions.encoder_path`` returns. That function's module would import torch."""
     return out.with_suffix(".encoder.safetensors")
 
 
 def _find_option_path(
     request: FeatureRequest, config: FeatureSettings | type[FeatureSettings], option: ExtractorOption
 ) -> Path | None:
-    """Return the path that the request gives for an option, else the path in the option's environment variable, or None.
+    """Return the path for an option in the request, else in the option's environment variable, else None.
 
     The variable is ignored if the extractor does not have this option.
     """
@@ -148,7 +150,7 @@ def _build_default_cache_path(dataset: Dataset, config: FeatureSettings) -> Path
 
 
 def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings:
-    """Return the settings that the cache ``like`` records."""
+    """Return the settings that the cache ``like`` records, with the path of its weights if they are found."""
     from vse.features.backbones.weight_files import find_weights
     from vse.features.cache.feature_cache import open_cache
 
@@ -188,11 +190,11 @@ EXTRACTOR_METHODS = (
 _TRIAL_SIZES = ((48, 32), (32, 48), (40, 40))
 
 
-def check_extractor(settings: FeatureSettings, arguments: ExtractionArguments) -> Extractor:
+def build_and_try_extractor(settings: FeatureSettings, arguments: ExtractionArguments) -> Extractor:
     """Build a user's own extractor, try it on three small images, and return it. An extractor of texts is not tried.
 
-    Each image is extracted alone and in a batch. Raises UserError if the extractor does not return one finite vector (or one
-    matrix of vectors, see ``row_kind``) per image, or if the vectors of an image depend on the batch or on chance.
+    Each image is extracted alone and in a batch. Raises UserError if the extractor does not return one finite vector per image
+    (one matrix, if ``row_kind`` is not ``vectors``), or if the vectors of an image depend on the batch or on chance.
     """
     with explain_own_errors(settings.extractor_name(), EXTRACTOR_METHODS):
         extractor = settings.build_extractor(arguments)

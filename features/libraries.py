@@ -1,4 +1,4 @@
-"""Libraries with pretrained networks, imported when they are needed: torchvision, and the optional ones."""
+"""The libraries of pretrained networks (torchvision, timm and others), imported only when they are needed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def import_torchvision() -> Any:
     """Import and return torchvision, without torch's compiler, whose import takes longer than torch's own import.
 
     ``torchvision.ops.roi_align`` imports a function from the compiler, but calls it only for deterministic algorithms on a
-    GPU. A stand-in module provides the function here. The function imports the compiler when it is called.
+    GPU. Here a stand-in module provides this function, and imports the compiler only when the function is called.
     """
     with replace_compiler():
         return import_module("torchvision")
@@ -79,7 +79,7 @@ def _is_compile_supported(device: str) -> bool:
 
 @contextmanager
 def replace_compiler() -> Iterator[None]:
-    """Replace the compiler's module by a stand-in within this block, unless the compiler is already imported."""
+    """Replace torch's compiler by a small stand-in module within this block, unless the compiler is already imported."""
     if _COMPILER_MODULE in sys.modules:
         yield
         return

@@ -1,8 +1,8 @@
 """Estimate the downloads, the disk space and the time of a workflow target before it runs (``vse-data plan``).
 
-Speeds come from this machine's runs and caches (:mod:`vse.features.up_to_date`), or else from ``config/rates.yaml``.
-The latter were measured on another machine, so an estimate from them is a range. Unknown sizes and speeds are listed,
-not guessed.
+Speeds come from this machine's runs and caches (:mod:`vse.features.up_to_date`), or else from ``config/rates.yaml``. The
+speeds in that file were measured on another machine, so an estimate from them is a range. Unknown sizes and speeds are
+listed, not guessed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vse.pipeline.workflow import PlannedFile, dataset_pattern, plan_files
 
 
 class NetworkRates(Settings):
-    """Sizes and speeds of a network; a missing entry is unknown."""
+    """Sizes and speeds of a network; a number without an entry is unknown."""
 
     numbers: dict[str, PositiveInt] = Field(
         default_factory=dict,
@@ -69,7 +69,8 @@ class Rates(Settings):
 def load_rates(user_file: Path | None = None) -> Rates:
     """Return the sizes and speeds in ``config/rates.yaml``. Entries of ``user_file`` replace entries of the same name.
 
-    ``machine`` in the result is a text with the names of both machines. Raises UserError if an entry is not valid.
+    With a ``user_file``, ``machine`` in the result is a text that names the machines of both files. Raises UserError if an
+    entry is not valid.
     """
     shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
     if user_file is None:
@@ -99,12 +100,12 @@ _OUTPUT_PATTERNS = {  # patterns of output paths, by the name of the workflow's 
     "prepare": r"data/({dataset})/dataset\.json",
     "imported": r"features/({dataset})_([^/]+)\.h5",
 }
-_EXTRA_OUTPUT_NAMES = ("manifest.json",)  # names of a job's second output file, so that the job is not counted twice
+_EXTRA_OUTPUT_NAMES = ("manifest.json",)  # second output files; not counted as jobs
 SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
 
 
 class Duration(NamedTuple):
-    """The time of an extraction or a training in seconds. ``is_own`` is True if the speed was measured on this machine."""
+    """The time of an extraction or a training in seconds. ``is_own``: the speed was measured on the user's machine."""
 
     seconds: float
     description: str
@@ -113,7 +114,7 @@ class Duration(NamedTuple):
 
 @dataclass
 class TargetPlan:
-    """The estimated work for some targets of the workflow.
+    """The estimated work of the workflow for some targets.
 
     job_counts : number of jobs of each rule
     download_sizes : (bytes, description) of each download
@@ -136,7 +137,7 @@ def describe_plan(
 
     ``settings`` are the arguments of ``snakemake --config``. ``rates_file`` has the format of ``config/rates.yaml`` and holds
     speeds of the user's machine. With ``must_calibrate``, a computation of ten seconds compares this machine with the machine
-    of the rates. Raises UserError if the workflow lacks a target.
+    in ``config/rates.yaml``. Raises UserError if the workflow lacks a target.
     """
     rates, own = load_rates(rates_file), read_own_rates()
     planned = plan_files(targets, settings)

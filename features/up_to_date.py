@@ -1,11 +1,11 @@
-"""What ``vse-data plan`` checks first: whether a cache is up to date, and the speeds of this machine.
+"""Check quickly whether features are up to date, and read the speeds of this machine from its runs and caches.
 
-This module does not import the libraries that compute vectors, which takes seconds.
+This module does not import the libraries that compute vectors, because their import takes seconds.
 :func:`is_up_to_date` recognises finished caches of captions. :func:`hash_changed_photos` compares a shard with its photographs
-when the workflow plans its jobs. It does not open a photograph whose file is older than the shard. It hashes a newer file and
-compares the hash with the hash in the shard. The file ``photos-00000-of-00004.h5`` next to the shard records the result with
-the size and the modification time of the photograph, so that an unchanged file with a new time is hashed only once. For a
-photograph in an archive, the size and the times of the archive count. Archives at a URL are not checked.
+when the workflow plans its jobs. A photograph whose file is older than the shard is not opened. A newer file is hashed, and
+its hash is compared with the hash in the shard. The file ``photos-00000-of-00004.h5`` next to the shard records the result
+with the size and the modification time of the photograph, so that an unchanged file with a new time is hashed only once. For
+a photograph in an archive, the size and the times of the archive count. Archives at a URL are not checked.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _has_recorded_shards(cache: FeatureCache, n_shards: int) -> bool:
 
 
 def _has_encoder(cache: FeatureCache, encoder: Path, word_file: Path | None) -> bool:
-    """Return whether the file ``encoder`` is the undamaged encoder of the cache, fitted to the words of ``word_file``."""
+    """Return whether the file ``encoder`` is the undamaged encoder of the cache, fitted to the vectors in ``word_file``."""
     try:
         with safe_open(encoder, framework="numpy") as file:
             inputs = json.loads(file.metadata()["vse"])["inputs"]
@@ -117,8 +117,8 @@ _UNREADABLE = bytes(32)  # stands for the hash of a photograph that is missing o
 class _CheckedPhoto(NamedTuple):
     """The state of a photograph at its last check.
 
-    size, modified_ns : size in bytes and modification time of its file (of its archive); -1 if the file is missing
-    sha256 : hash of the photograph; if a changed photograph was restored, the hash of the change
+    size, modified_ns : size in bytes and modification time of the file or archive; -1 if the file is missing
+    sha256 : hash of the photograph; if a changed photograph was restored, still the hash of the changed photograph
     changed : True if the photograph has ever differed from the extracted one
     """
 
@@ -133,8 +133,8 @@ def hash_changed_photos(
 ) -> str:
     """Return a hash of all photographs that have changed since the first extraction of shard ``index``; "" if none has.
 
-    The workflow runs the job of the shard again if this hash changes. The job itself does not change the hash; otherwise it
-    would run again and again. The result of the check is stored next to the shard. ``splits`` are the splits in the cache;
+    The workflow runs the job of the shard again if this hash changes. The job itself must not change the hash; otherwise the
+    job would run again and again. The result of the check is stored next to the shard. ``splits`` are the splits in the cache;
     None: all splits. Raises UserError if the data set has no photographs.
     """
     shard = shard_path(cache, index, n_shards)
@@ -288,17 +288,17 @@ class OwnRates:
     def find_training_rate(self, dataset: str, experiment: str) -> TrainingRate | None:
         """Return the speed of a run of the same experiment; None without such a run.
 
-        A run on another data set counts only if the two data sets' presets leave the model, the loss, the batch size and the
-        features the same. The demo's preset has a smaller network and model, so its speed is not that of COCO.
+        A run on another data set counts only if the presets of both data sets lead to the same model, loss, batch size and
+        features. For example, the demo's preset has a smaller network and model, so its speed does not count for COCO.
         """
-        cost = _describe_cost(dataset, experiment)
-        return None if cost is None else self.training.get(_to_key(cost))
+        cost = _collect_cost_settings(dataset, experiment)
+        return None if cost is None else self.training.get(_encode_settings(cost))
 
     def find_feature_rate(self, config: FeatureSettings) -> float | None:
         """Return the rows per second of a cache of the same extractor, network and settings; None without such a cache."""
         settings = config.key_settings()
         precisions = ("bf16", "fp16", "fp32") if settings.get("precision") == "auto" else (settings.get("precision"),)
-        keys = (_to_key({**settings, **({"precision": one} if one else {})}) for one in precisions)
+        keys = (_encode_settings({**settings, **({"precision": one} if one else {})}) for one in precisions)
         return next((self.features[key] for key in keys if key in self.features), None)
 
 
@@ -311,22 +311,22 @@ def read_own_rates(folder: Path = Path()) -> OwnRates:
     for file in sorted(folder.glob("runs/*/seed-*/run.json"), key=lambda path: path.stat().st_mtime):
         with suppress(OSError, ValueError, KeyError, TypeError, ZeroDivisionError, UserError):
             record, settings = json.loads(file.read_text(encoding="utf-8")), read_yaml(file.with_name("config.yaml"))
-            cost = _describe_cost(record["dataset"], record["experiment"])
+            cost = _collect_cost_settings(record["dataset"], record["experiment"])
             is_changed = _CHANGED_SETTINGS_PATTERN.search(record["made"]["command"] or "") is not None
             if (
                 record["state"] == "finished"
                 and cost is not None
                 and not is_changed
-                and _has_settings(settings, cost["preset"])
+                and _contains_settings(settings, cost["preset"])
             ):
                 per_s = record["n_train_pairs"] * record["epochs"] / record["train_seconds"]
-                training[_to_key(cost)] = TrainingRate(per_s, str(record["device"]))
+                training[_encode_settings(cost)] = TrainingRate(per_s, str(record["device"]))
     rows: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for file in folder.glob("features/*.shards/shard-*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):
             record = json.loads(file.read_text(encoding="utf-8"))
-            key_of_feature, duration = _to_key(record["identity"]["content"]["config"]), float(record["seconds"])
+            key_of_feature, duration = _encode_settings(record["identity"]["content"]["config"]), float(record["seconds"])
             rows[key_of_feature] = rows.get(key_of_feature, 0) + record["rows"]
             seconds[key_of_feature] = seconds.get(key_of_feature, 0) + duration
     return OwnRates(training, {key: rows[key] / seconds[key] for key in rows if seconds[key] > 0})
@@ -335,8 +335,8 @@ def read_own_rates(folder: Path = Path()) -> OwnRates:
 def measure_calibration() -> float:
     """Run a fixed convolution and a fixed matrix product for ten seconds; return how often both run per second.
 
-    The convolution stands for extraction, the matrix product for training. ``config/rates.yaml`` contains the result of the
-    machine on which its rates were measured.
+    The convolution resembles extraction, the matrix product resembles training. ``config/rates.yaml`` contains the result of
+    the machine on which the rates in that file were measured.
     """
     import torch
 
@@ -351,7 +351,7 @@ def measure_calibration() -> float:
     return count / (time.perf_counter() - started)
 
 
-def _describe_cost(dataset: str, experiment: str) -> dict[str, Any] | None:
+def _collect_cost_settings(dataset: str, experiment: str) -> dict[str, Any] | None:
     """Return the settings that determine how long a training pair takes; None for an unknown experiment or data set.
 
     The entry ``preset`` holds settings of the experiment, the entry ``features`` the settings of the features that it reads.
@@ -371,12 +371,12 @@ def _describe_cost(dataset: str, experiment: str) -> dict[str, Any] | None:
     }
 
 
-def _has_settings(settings: Any, wanted: Any) -> bool:
-    """Return whether the ``settings`` of a run contain the settings ``wanted``. A name matches the settings of this name."""
+def _contains_settings(settings: Any, wanted: Any) -> bool:
+    """Return whether ``settings`` contain ``wanted``. A wanted text also matches settings whose ``name`` is this text."""
     if isinstance(wanted, Mapping):
-        return isinstance(settings, Mapping) and all(_has_settings(settings.get(key), wanted[key]) for key in wanted)
+        return isinstance(settings, Mapping) and all(_contains_settings(settings.get(key), wanted[key]) for key in wanted)
     return bool((settings.get("name") if isinstance(settings, Mapping) else settings) == wanted)
 
 
-def _to_key(settings: Mapping[str, Any]) -> str:
+def _encode_settings(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True)

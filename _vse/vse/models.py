@@ -111,7 +111,7 @@ class Model(EncodingModel):
         else:
             other = self._read_validation_data(data, *read_validation(validation))
             validation_rows = len(data.images) + np.arange(len(other.images))
-            data = data.append(other)
+            data = data.concatenate(other)
         with TemporaryDirectory(prefix="vse-") as name, self.permit_own_code(), _replace_paths_in_errors(Path(name)):
             folder = Path(name, "model")
             self._train(experiment, data, validation_rows, folder)

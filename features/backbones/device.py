@@ -194,15 +194,15 @@ _EMULATION_SLOWDOWNS: dict[Workload, str] = {
     "images": "a convolutional network such as EfficientNet-Lite0 takes about 14 times as long as in fp32",
     "texts": "a text encoder such as MiniLM takes about 4 times as long as in fp32",
 }
-_BF16_NAME_PARTS = ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")  # in the names of oneDNN's instruction sets with bf16
+_BF16_NAME_PARTS = ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")  # parts of oneDNN's names for CPUs with bf16
 
 
 def choose_precision(device: torch.device, requested: str, workload: Workload, setting: str = "precision") -> str:
     """Return the precision to compute in: ``requested`` or, for ``auto``, ``bf16`` or ``fp32``.
 
     ``auto`` is ``bf16`` if the device has instructions for bf16 (:func:`has_bf16`). The choice is logged. If ``bf16`` is
-    requested on a device without these instructions, a warning states how much slower the ``workload`` becomes. ``setting`` is
-    the preset's key in these messages.
+    requested on a device without these instructions, a warning states how much slower the ``workload`` becomes. The messages
+    name the setting of the preset as ``setting``.
     """
     native = has_bf16(device)
     if requested == "auto":
@@ -217,10 +217,10 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
 
 
 def choose_query_precision(recorded: str) -> str:
-    """Return the precision setting for queries of a cache that was computed in the precision ``recorded``.
+    """Return the precision setting to encode queries for a cache whose features have the precision ``recorded``.
 
-    The result is ``recorded``, but ``auto`` for ``bf16``: a device without bf16 then computes in fp32, because emulated bf16
-    is slow and fp32 differs only by rounding.
+    The result is ``recorded``, except that ``auto`` replaces ``bf16``. A device without bf16 then computes in fp32, because
+    emulated bf16 is slow and fp32 differs only by rounding.
     """
     return "auto" if recorded == "bf16" else recorded
 

@@ -30,7 +30,7 @@ HUB_LIBRARY = OptionalLibrary("the library of the Hugging Face hub", "huggingfac
 
 
 def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
-    """Return the folder in ``weights_dir`` with the last part of the model's name; None if the folder does not exist."""
+    """Return the folder in ``weights_dir`` that is named like the last part of the model's name; None if there is none."""
     folder = None if weights_dir is None else weights_dir / model.rstrip("/").rpartition("/")[2]
     return folder if folder is not None and folder.is_dir() else None
 
@@ -127,9 +127,9 @@ _WEIGHT_FILE_PATTERNS = ("model.safetensors", "model-*.safetensors")
 
 @contextmanager
 def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]:
-    """Yield a temporary copy of a text encoder's folder, with the checked files and symbolic links to the files of weights.
+    """Yield a temporary copy of a text encoder's folder: copies of the checked files, and symbolic links to the weights.
 
-    Without ``all_modules``, only the folder itself is checked and copied, as the folder of a transformer. Raises UserError if
+    Without ``all_modules``, only the files of the transformer in ``folder`` itself are checked and copied. Raises UserError if
     a file names code, another model or an unknown module class, or if the weights are not safetensors files.
     """
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
@@ -186,7 +186,7 @@ def reject_code_references(file: Path, content: Any) -> None:
 def _copy_module(source: Path, target: Path, class_name: str) -> None:
     """Check and copy the files of one module.
 
-    ``class_name`` is the class of the module; "" for a model's root folder that holds no module.
+    ``class_name`` is the class of the module; "" for the model's root folder if no module lies in it.
     """
     if not source.is_dir():  # a module without settings has no folder
         return

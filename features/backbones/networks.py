@@ -41,7 +41,7 @@ def load_backbone(
 
     weights_dir : folder in which a file ``<model>.safetensors`` or ``<model>.pth`` replaces a download
     family : module of torchvision with the model's builder; None: classification networks
-    notes : dictionary that receives the record of the file of weights and, for a download from the hub, the entry ``commit``
+    notes : dictionary that receives the name and hash of the weights file and, for a download from the hub, its commit
     options : arguments of torchvision's builder
     """
     notes = {} if notes is None else notes
@@ -60,7 +60,7 @@ def load_backbone(
 class _SkipInitialisation(TorchFunctionMode):
     """A block in which most parameters of a new model stay uninitialised, because the caller loads all of them afterwards.
 
-    Drawing VGG19's weights takes almost as long as ``import torch``. Functions that draw until a condition holds still run.
+    Drawing VGG19's weights takes almost as long as ``import torch``. Initialisers that draw until a condition holds still run.
     """
 
     _functions = frozenset([nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_])
@@ -71,12 +71,12 @@ class _SkipInitialisation(TorchFunctionMode):
 
 
 def hash_weights(model: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers."""
+    """Return the SHA-256 of all parameters and buffers of a model."""
     return hash_tensors(model.state_dict())
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """Return the context of a forward pass in ``fp32``, ``bf16`` or ``fp16``."""
+    """Return a context manager for forward passes in the precision ``fp32``, ``bf16`` or ``fp16``."""
     dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
@@ -169,7 +169,7 @@ class _LayerReached(Exception): ...
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
     """Return the path of a model's weights: ``weights`` if it names a file, or else the file in ``weights_dir``.
 
-    The result is None for random weights, or if the folder lacks the file. A file that ``weights`` names may be missing.
+    The result is None for random weights, or if the folder lacks the file. A path in ``weights`` is not checked.
     """
     if weights.endswith(WEIGHT_FILE_SUFFIXES):
         return Path(weights)
@@ -194,7 +194,7 @@ def _build_model(
     names = torchvision.models.list_models(family or torchvision.models)
     if config.model not in names:
         raise UserError(f"unknown torchvision model {config.model!r}{did_you_mean(config.model, names)}")
-    # Without init_weights these two warn before a slow initialisation. transform_input adapts the input to trained weights.
+    # Without init_weights, both models warn before a slow initialisation. transform_input adapts the input to trained weights.
     if config.model in ("googlenet", "inception_v3"):
         options = {"init_weights": config.weights == "random", "transform_input": config.weights != "random"}
     model: nn.Module = torchvision.models.get_model(config.model, weights=None, **options)
@@ -204,10 +204,10 @@ def _build_model(
 
 
 def _rename_weights(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return published weights under the names of the parameters of ``model``.
+    """Rename published weights to the parameter names of ``model``.
 
-    DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Some files lack the counters of batch norms, which evaluation
-    does not read; the counters of ``model`` are added. The text encoder of an OpenCLIP checkpoint is left out.
+    DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Some files lack the counters of batch norms (evaluation does
+    not need them); the counters of ``model`` then fill the gap. The text encoder of an OpenCLIP checkpoint is left out.
     """
     pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
     counters = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("num_batches_tracked")}
@@ -248,7 +248,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
 
 
 def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-    """Download weights from the hub; return arguments with which timm reads this file. Empty if they are not on the hub."""
+    """Download weights from the hub; return the arguments with which timm reads them, {} if the hub lacks them."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
@@ -259,7 +259,7 @@ def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[s
 
 
 def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
-    """Build an OpenCLIP model, its image and text encoders. Raises UserError if the model or its weights are missing.
+    """Build an OpenCLIP model (both encoders). Raises UserError if the model or its weights are missing.
 
     ``weights`` is the name of weights in the library; None: random weights. ``notes`` is used as in :func:`load_backbone`.
     """
@@ -296,7 +296,7 @@ def _download_open_clip_weights(open_clip: Any, name: str, weights: str, notes: 
 @contextmanager
 def prevent_open_clip_log_handler() -> Iterator[None]:
     """Keep OpenCLIP from adding a handler to the root logger in this block. The handler would print log lines twice."""
-    with suppress(ImportError):  # reject code in a model's folder without a question on the terminal
+    with suppress(ImportError):  # let transformers reject code in a model's folder without asking on the terminal
         from transformers import dynamic_module_utils
 
         dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
@@ -322,7 +322,7 @@ def load_weights_file(
     match_names: Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]],
     expected_sha256: str | None = None,
 ) -> None:
-    """Load weights from a file into ``model``. ``match_names(model, weights)`` returns them under the names in ``model``.
+    """Load weights into ``model``. ``match_names(model, weights)`` returns the weights under the parameter names of ``model``.
 
     Raises UserError if the file is missing, has another SHA-256 than ``expected_sha256``, or does not fit the model.
     """
@@ -338,7 +338,7 @@ def load_weights_file(
             content.stream.seek(0)
             state = torch.load(content.stream, map_location="cpu", weights_only=True)
         model.load_state_dict(match_names(model, state))
-    except Exception as error:  # torch and safetensors raise many kinds for a file that is not a state dict
+    except Exception as error:  # torch and safetensors raise many classes of errors for a file that is not a state dict
         raise UserError(f"{file}: not weights of this model ({(str(error) or repr(error)).splitlines()[0]})") from None
 
 
@@ -385,7 +385,7 @@ def _find_foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Co
     plain = [module for module in network.modules() if not module._forward_hooks and not module._forward_pre_hooks]
     hooks = [m.register_forward_hook(after_convolution) for m in plain if isinstance(m, nn.Conv2d)]
     norms = [m for m in plain if isinstance(m, nn.BatchNorm2d) and m.running_mean is not None]
-    norms = [m for m in norms if type(m) is nn.BatchNorm2d or {"drop", "act"} <= m._modules.keys()]  # the latter in timm
+    norms = [m for m in norms if type(m) is nn.BatchNorm2d or {"drop", "act"} <= m._modules.keys()]  # timm's have both
     hooks += [m.register_forward_pre_hook(before_norm) for m in norms]
     network(images)
     for hook in hooks:
@@ -394,7 +394,7 @@ def _find_foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Co
 
 
 def _build_norm_replacement(norm: nn.BatchNorm2d) -> nn.Module:
-    """Return the module that replaces a folded batch norm: the identity or, for a batch norm of timm, its activation."""
+    """Return the replacement of a folded batch norm: the identity or, for timm, the norm's dropout and activation."""
     if type(norm) is nn.BatchNorm2d:
         return nn.Identity()
     return nn.Sequential(norm.get_submodule("drop"), norm.get_submodule("act"))

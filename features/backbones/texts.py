@@ -81,7 +81,8 @@ class TextBackbone(ABC):
 def load_text_backbone(config: TextConfig, weights_dir: Path | None = None) -> TextBackbone:
     """Load the text encoder of a feature preset, on the CPU. Raises UserError if the library or the weights are missing.
 
-    A folder in ``weights_dir`` with the last part of the model's name, or a file for OpenCLIP, replaces a download.
+    A folder (for OpenCLIP, a file) in ``weights_dir`` that is named like the last part of the model's name replaces a
+    download.
     """
     config.library.load(config.model)
     return (
@@ -191,7 +192,7 @@ def _find_or_download_folder(config: TextConfig, weights_dir: Path | None) -> tu
 
 
 def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config: TextConfig) -> dict[str, Any]:
-    """Return a provenance entry with the record of the transformer's first file of weights; empty for random weights."""
+    """Return a provenance entry with name, size and hash of the transformer's first weights file; {} for random weights."""
     transformer = folder / (modules[0]["path"] if modules else "")
     files = sorted(transformer.glob("model*.safetensors"))
     return {WEIGHTS_FILE_KEY: WeightsFile.describe(files[0], folder)} if files and config.weights != "random" else {}
@@ -217,7 +218,7 @@ def _load_model(folder: Path, config: TextConfig) -> Any:
         torch.manual_seed(config.seed)
         try:
             model: Any = SentenceTransformer(str(copy), device="cpu", local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # the libraries raise many kinds for a folder that they cannot load
+        except Exception as error:  # the libraries raise many classes of errors for a wrong folder
             text = str(error).replace(str(copy), str(folder))
             reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
             raise UserError(f"{folder}: not a text encoder that sentence-transformers reads ({reason})") from None
@@ -277,7 +278,7 @@ class OpenClipTextBackbone(TextBackbone):
         try:
             with prevent_open_clip_log_handler():
                 self._tokenizer = open_clip.get_tokenizer(name)
-        except Exception as error:  # transformers raises many kinds
+        except Exception as error:  # transformers raises many classes of errors
             raise UserError(f"{config.model}: cannot get its tokenizer ({str(error).splitlines()[0]})") from None
         inner = getattr(self._tokenizer, "tokenizer", None)  # a tokenizer of transformers, or None for OpenCLIP's own
         self.pad_id = 0 if inner is None else inner.pad_token_id
@@ -342,13 +343,13 @@ class _CausalTower:
     end_token_id : id of the last token of a text
     """
 
-    def __init__(self, module: Any, pool: str, end: int) -> None:
-        self.module, self.end_rule, self.end_token_id = module, pool, end
+    def __init__(self, module: Any, end_rule: str, end_token_id: int) -> None:
+        self.module, self.end_rule, self.end_token_id = module, end_rule, end_token_id
 
 
 def _find_causal_tower(model: Any) -> _CausalTower | None:
-    """Return the text tower of an OpenCLIP model; None if the tower is not causal, or pools in another way."""
-    is_clip = hasattr(model, "token_embedding")  # CLIP itself has the tower's layers; other classes have them in ``text``
+    """Return the text tower of an OpenCLIP model; None if the tower is not causal, or has another pooling."""
+    is_clip = hasattr(model, "token_embedding")  # class CLIP has the tower's layers itself; others in ``text``
     module = model if is_clip else model.text
     pool = getattr(module, "text_pool_type" if is_clip else "pool_type", "")
     plain = getattr(module, "attn_mask", None) is not None and getattr(module, "cls_emb", None) is None

@@ -31,7 +31,7 @@ _NORMALIZER_OPTIONS = {  # names of options in tokenizer_config.json and of the 
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-_SHIFTED_POSITION_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet")  # their text starts at position pad_index + 1
+_SHIFTED_POSITION_TYPES = ("roberta", "xlm-roberta", "camembert", "mpnet")  # types whose texts start at position pad_index + 1
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ def find_layers(network: Any, model_name: str) -> tuple[nn.Module, list[nn.Modul
 def read_transformer(model: str, weights_dir: Path | None = None, max_length: int | None = None) -> Transformer:
     """Read a transformer from a local folder, or from the Hugging Face hub by its name.
 
-    A folder in ``weights_dir`` with the last part of the model's name replaces a download. Raises UserError if the folder does
-    not hold a transformer, or if a file names code to run.
+    A folder in ``weights_dir`` that is named like the last part of the model's name replaces a download. Raises UserError if
+    the folder does not hold a transformer, or if a file in it names code to run.
     """
     folder, commit = _find_or_download_folder(model, weights_dir)
     for name in ("config.json", "tokenizer.json"):

@@ -19,13 +19,13 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.writing import sha256_file
 
-WEIGHTS_FILE_KEY = "weights_file"  # key of the record in the provenance of a cache
+WEIGHTS_FILE_KEY = "weights_file"  # name of the provenance entry that a WeightsFile is stored in
 _MAX_DEPTH = 4  # levels of subfolders that are searched, such as the two levels all-MiniLM-L6-v2/0_Transformer
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """The record of a file of weights.
+    """The name, size and SHA-256 of a file of weights, as the provenance of a cache records them.
 
     name : name of the file; for a folder with a text encoder, the path in this folder, with slashes
     sha256, bytes : hash and size of the file
@@ -37,13 +37,13 @@ class WeightsFile:
 
     @classmethod
     def describe(cls, file: Path, folder: Path | None = None) -> dict[str, Any]:
-        """Return the record of a file as JSON. ``folder`` is the folder of the text encoder that the file belongs to."""
+        """Return the name, hash and size of a file as JSON. ``folder`` is the folder of the text encoder with this file."""
         name = file.name if folder is None else file.relative_to(folder).as_posix()
         return asdict(cls(name, sha256_file(file), file.stat().st_size))
 
     @classmethod
     def read(cls, provenance: Mapping[str, Any]) -> WeightsFile | None:
-        """Return the record in the provenance of a cache; None if there is no valid record."""
+        """Return the file of weights that the provenance of a cache records; None if it records no valid one."""
         record = provenance.get(WEIGHTS_FILE_KEY)
         if not isinstance(record, Mapping):
             return None
@@ -70,12 +70,12 @@ class WeightsFile:
 
 
 def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weights_dir: Path | None) -> dict[str, str]:
-    """Return ``{"weights": path}`` with the file of the weights that computed a feature; empty if no such file is found.
+    """Find the weights that computed a feature; return ``{"weights": path}``, or {} if they are not found.
 
-    For a model of the hub with the extractor ``text``, the path is the folder of the model.
+    For the extractor ``text`` with a model of the Hugging Face hub, the path is the folder of the model.
 
     provenance : provenance of the feature's cache
-    model_folder : folder of a packed model, the first place of the search; None for a cache
+    model_folder : folder of a packed model, which is searched first; None if the feature does not belong to a packed model
     weights_dir : folder of ``--weights-dir``
     """
     record, settings = WeightsFile.read(provenance), provenance.get("config", {})
@@ -97,7 +97,7 @@ def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weigh
 
 
 def describe_missing_weights(provenance: Mapping[str, Any], model: str, error: UserError) -> UserError:
-    """Return ``error``, about missing or wrong weights, with the name and the hash of the right file added, if recorded."""
+    """Return an error about missing or wrong weights, with the recorded name and hash of the right file added."""
     record = WeightsFile.read(provenance)
     return error if record is None or record.sha256 in str(error) else UserError(f"{error}; {record.explain(model)}")
 

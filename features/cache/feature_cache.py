@@ -117,7 +117,7 @@ class FeatureCache:
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """The kind of a row: a vector (dim,), a bank of crops (n_crops, dim), or a set of vectors.
+        """The kind of a row: one vector (dim,), the vectors of several crops (n_crops, dim), or a set of vectors.
 
         With ``offsets``, a set holds a vector for each region of an image or for each token of a text, and may be empty.
         Without ``offsets``, all sets have the same size, such as a grid of positions or a row of an imported 3-D array.
@@ -130,7 +130,7 @@ class FeatureCache:
 
     @property
     def text_unit(self) -> TextUnit:
-        """The unit of a row in a cache of texts: a row is a caption, or one of the distinct phrases in captions."""
+        """The texts that the rows of a cache of texts stand for: captions, or the distinct phrases in captions."""
         return find_text_unit(self.provenance.get("config", {}))
 
     def describe(self) -> str:
@@ -161,7 +161,7 @@ def merge_shards(
     n_shards : number of shards
     dataset_file : the ``dataset.json`` to which the cache refers
     wanted_ids : ids of all rows in order, including skipped ones
-    more_provenance : function from the paths of the checked shards to further entries of the provenance
+    more_provenance : function that returns further provenance entries, given the paths of the checked shards
     dataset : data set whose caption hashes the cache records, to recognise the data set later; None: no hashes
 
     Raises UserError if a shard is missing or damaged, has other ids, or has other settings than the first shard.

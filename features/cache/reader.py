@@ -135,7 +135,7 @@ class FeatureReader:
         return indices
 
     def read_crops(self, indices: NDArray[np.int64], crops: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return crop ``crops[k]`` of row ``indices[k]`` of a crop bank, for every k: (len(indices), dim)."""
+        """Return the vector of crop ``crops[k]`` in row ``indices[k]`` for every k: (len(indices), dim)."""
         n_crops = self.cache.row_shape[0]
         assert len(self.cache.row_shape) == 2, "not a bank of crops"
         assert not len(crops) or 0 <= crops.min() <= crops.max() < n_crops, "no such crop"
@@ -161,7 +161,7 @@ class FeatureReader:
         return PaddedSets(self.read_rows(indices), np.ones((len(indices), self.cache.row_shape[0]), bool))
 
     def read_vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return vectors (len(indices), dim). The indices count the vectors of all rows of the cache, from 0."""
+        """Return single vectors (len(indices), dim). The indices count the vectors of all rows of the cache, from 0."""
         per_row = 1 if self.cache.offsets is not None else int(np.prod(self.cache.row_shape[:-1]))
         return self._read_vector_ranges(indices, indices + 1, per_row).reshape(-1, self.cache.dim)
 
@@ -228,7 +228,7 @@ _DATA_NOTES = {"counts", "data", "upper_bound"}  # entries of the provenance tha
 
 
 class FeatureDescription(BaseModel):
-    """The extractor of a feature, and the shape and type of its rows.
+    """The extractor of a feature, and the shape and type of the feature's rows.
 
     A training run records the descriptions of its features, so that these features can be computed for new photos and captions
     without the caches.
@@ -250,8 +250,8 @@ class FeatureDescription(BaseModel):
     def build_cache(self, path: Path, model_folder: Path | None = None) -> FeatureCache:
         """Return the feature as a cache without rows.
 
-        ``path`` is the cache file of the feature. It may be missing: messages name it, and a fitted encoder lies next to it.
-        For a packed model, ``path`` is the file with the description, and ``model_folder`` the folder with the encoder.
+        ``path`` is the cache file of the feature, which need not exist. Messages name this path, and the fitted encoder lies
+        next to it. For a packed model, ``path`` is the file with the description, and ``model_folder`` holds the encoder.
         """
         return FeatureCache(
             path=path,

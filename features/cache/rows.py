@@ -85,12 +85,12 @@ def _select_captions(images: Sequence[Image], rows: slice) -> list[Caption]:
 
 
 def find_text_unit(config: Mapping[str, Any]) -> TextUnit:
-    """Return whether a cache with the extractor settings ``config`` holds captions or phrases; captions by default."""
+    """Return whether the extractor settings ``config`` of a cache select captions or phrases; captions by default."""
     return "phrases" if config.get("of") == "phrases" else "captions"
 
 
 def list_input_ids(items: Sequence[ExtractorInput]) -> Ids:
-    """Return the ids of items, in order."""
+    """Return the ids of the inputs ``items``, in order."""
     return np.asarray([item.id for item in items], np.int64)
 
 
@@ -169,7 +169,7 @@ _BLOCK_BYTES = 2**24  # size of a block of features that is checked and written 
 
 
 def write_features(path: Path, file: h5py.File, rows: FeatureRows) -> None:
-    """Write the features block by block. Raises UserError if a feature is not finite."""
+    """Write the features of a shard into its open file, block by block. Raises UserError if a feature is not finite."""
     features = rows.features
     stored = file.create_dataset("features", shape=features.shape, dtype=features.dtype)
     start = 0

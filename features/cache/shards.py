@@ -1,7 +1,7 @@
 """Write and read the shards of a feature cache, and build the cache file that refers to the shards.
 
-A shard ``shard-00000-of-00004.h5`` holds consecutive rows. The record ``shard-00000-of-00004.json`` is written after the
-shard.
+A shard ``shard-00000-of-00004.h5`` holds consecutive rows. Its hash and settings, called its record, are written afterwards
+to ``shard-00000-of-00004.json``.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ PAGE_BYTES = 4096  # size of a memory page
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """The record of a finished shard.
+    """The record of a finished shard, a JSON file next to the shard.
 
-    The identity determines whether a finished shard is kept. The other fields can differ, so that a new version of a library,
-    for example, does not invalidate a cache.
+    A finished shard is kept if its ``identity`` equals that of the new extraction. The other fields may differ, so that a new
+    version of a library, for example, does not invalidate a cache.
 
     file, sha256, bytes : name, hash and size of the shard file
     skipped, counts : see :class:`vse.features.cache.rows.FeatureRows`
     notes : further provenance, such as library versions and the source of the weights
     seconds : duration of the extraction; None for imported rows
-    mtime_ns : modification time at which the hash was right; None in records of older versions
+    mtime_ns : modification time of the shard file when its hash was last computed; None in records of older versions
     dataset_sha256 : SHA-256 of the ``dataset.json`` with the images or texts; None in records of older versions
     """
 
@@ -76,7 +76,7 @@ def shard_path(cache: Path, index: int, n_shards: int) -> Path:
 
 
 def fit_duration_path(cache: Path) -> Path:
-    """Return the path of the file with the duration of an encoder's fit: ``features/demo_hglmm.encoder.json``."""
+    """Return the path of the file that records how long the fit took: ``features/demo_hglmm.encoder.json``."""
     return cache.with_suffix(".encoder.json")
 
 
@@ -336,9 +336,9 @@ _FAILURES_KIND = OutputKind(
 
 
 def build_cache_kind(out: Path) -> OutputKind:
-    """Return the kind of file that a new cache may overwrite at ``out``: a feature cache.
+    """Return the kind of file that may be overwritten by a new cache at ``out``: a feature cache.
 
-    A damaged cache is recognised, too, if the file begins like HDF5 and has a manifest.
+    A damaged cache is recognised, too, if the file begins like HDF5 and a manifest lies in the folder of its shards.
     """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(

@@ -59,8 +59,9 @@ def import_bottom_up_tsv(files: Sequence[Path], dataset_file: Path, out: Path, m
     """Import regions from TSV files of bottom-up attention into the cache ``out``; return ``out``.
 
     The fields of a line are image_id, image_w, image_h, num_boxes, boxes and features; boxes and features are base64 of
-    float32. ``match`` is the field of an image that equals image_id: ``cocoid``, ``imgid``, or ``filename`` for the digits at
-    the end of the file name; None: ``cocoid`` if all images have one, else ``imgid``. Duplicate lines are read once. Raises
+    float32. ``match`` is the field of the data set's images that equals image_id: ``cocoid``, ``imgid``, or ``filename`` for
+    the digits at the end of the file name; None: ``cocoid`` if all images have one, else ``imgid``. Duplicate lines are read
+    once. Raises
     UserError if an image of the data set has no line, or two different lines.
     """
     for path in files:
@@ -121,7 +122,7 @@ def write_imported_cache(
 
     Raises UserError if one of ``files`` changes during the import.
 
-    layout : name of the files' layout, and further hashes; they become the provenance entry ``imported``
+    layout : name of the files' layout, and further hashes; the cache records them in the provenance entry ``imported``
     files : input files
     ids : (n,) ids of all rows
     read_rows : function that returns the rows of a slice of ``ids``
@@ -161,7 +162,7 @@ def _test_rows_in_blocks(features: NDArray[Any], test: Callable[[NDArray[Any]], 
     return np.concatenate([np.empty(0, bool), *(test(block.reshape(len(block), -1)) for block in blocks)])
 
 
-def _has_numbers(block: NDArray[Any]) -> NDArray[np.bool_]:
+def _are_rows_nonzero(block: NDArray[Any]) -> NDArray[np.bool_]:
     """Return whether each row of a matrix has a number other than 0.0 and -0.0."""
     bits = block.view(f"u{block.itemsize}") << 1  # without the sign; comparisons of float16 are slow
     return np.asarray(bits.any(axis=1))
@@ -169,7 +170,7 @@ def _has_numbers(block: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _find_zero_rows(rows: FeatureRows) -> list[int]:
     """Return the ids of the rows that are all zeros."""
-    filled = _test_rows_in_blocks(np.asarray(rows.features), _has_numbers)
+    filled = _test_rows_in_blocks(np.asarray(rows.features), _are_rows_nonzero)
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
     return [int(identity) for identity in rows.ids[~filled]]
@@ -288,7 +289,7 @@ def _find_rows_by_id(path: Path, ids: Ids, wanted_ids: Ids) -> Ids:
 
 
 def _map_tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
-    """Return the image_id in TSV files of each image, by imgid. Raises UserError if an image lacks the field ``match``."""
+    """Return the image_id of each image in TSV files, by imgid. Raises UserError if an image lacks the field ``match``."""
     match = match or ("cocoid" if all(image.cocoid is not None for image in dataset.images) else "imgid")
     tsv_ids: dict[int, int] = {}
     for image in dataset.images:

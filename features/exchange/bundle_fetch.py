@@ -39,7 +39,7 @@ _MAX_LIST_BYTES = 50_000_000
 
 
 def check_bundle(source: str, sha256: str | None = None) -> BundleList:
-    """Compare every file of a bundle with the list, without storing a file, and return the list.
+    """Compare every file of a bundle with the bundle's list, without storing a file, and return the list.
 
     Raises UserError, which names the first fault. ``sha256`` is the required SHA-256 of the list; None: any list.
     """
@@ -98,7 +98,7 @@ class DamagedBundle(UserError):
 
 
 class _BundleSource(ABC):
-    """Base class for places from which a bundle is read. ``location`` is the path or address of the bundle, for messages."""
+    """Base class of bundles in a folder, in an archive or at an address. ``location`` is this path or address."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")

@@ -60,7 +60,7 @@ _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
 
 @dataclass(frozen=True)
 class _FolderPart:
-    """The files of one number N in the folder. Row k of both arrays and of the table ``metadata_file`` is the same pair.
+    """The files ``img_emb_N.npy``, ``text_emb_N.npy`` and ``metadata_N.*`` of one number N. Row k of each is the same pair.
 
     vector_files : paths of the arrays ``image_vectors`` and ``text_vectors``
     """
@@ -80,7 +80,9 @@ def is_clip_folder(folder: Path) -> bool:
     return any(folder.glob("img_emb_*.npy")) or any(folder.glob("img_emb/img_emb_*.npy"))
 
 
-def import_clip(folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None) -> tuple[Path, ...]:
+def import_clip_folder(
+    folder: Path, settings: ImportSettings, out_features: Path, images: Path | None = None
+) -> tuple[Path, ...]:
     """Import a folder of clip-retrieval: write ``dataset.json`` and the caches of images and captions; return their paths.
 
     The folder, or its subfolders ``img_emb``, ``text_emb`` and ``metadata``, hold the files ``img_emb_N.npy``,
@@ -145,7 +147,7 @@ def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None)
 def _join_parts(
     parts: list[_FolderPart], part_files: list[PartFile], settings: ImportSettings, images: Path | None
 ) -> tuple[Path, CaptionOrigins]:
-    """Join the parts and write the data set; return its path and the parts and rows of its images and captions."""
+    """Join the parts and write the data set; return its path, and the part and row that each image and caption comes from."""
     bad_rows = BadRowList(settings.skip_bad)
     joined = RowsByImage(
         part_files, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"

@@ -40,7 +40,7 @@ KIND_PLURALS: dict[FeatureKind, str] = {"image": "images", "text": "captions"}  
 class Backbone:
     """The model whose embeddings a cache holds.
 
-    sha256 : hash of the model's weights or, for another program's embeddings, of their files; the same in both caches
+    sha256 : hash of the model's weights or, for another program's embeddings, of their files; the same for images and captions
     experiment : name of the model's experiment
     more_provenance : further entries of the cache's provenance, e.g. the seed of the model
     run_folder : run folder of the model; None if another program trained the model
@@ -142,22 +142,22 @@ class ArrayData:
     texts: Sequence[str] | None
     image_of_caption: Ids
 
-    def append(self, other: ArrayData) -> ArrayData:
-        """Return the images and captions of both, first those of ``self``. The same fields must be None in both."""
+    def concatenate(self, other: ArrayData) -> ArrayData:
+        """Return the images and captions of ``self``, then those of ``other``. The same fields must be None in both."""
         return ArrayData(
             images=np.concatenate([self.images, other.images]),
-            captions=_append_optional(self.captions, other.captions),
+            captions=_concatenate_optional(self.captions, other.captions),
             texts=None if self.texts is None or other.texts is None else [*self.texts, *other.texts],
             image_of_caption=np.concatenate([self.image_of_caption, other.image_of_caption + len(self.images)]),
         )
 
 
-def _append_optional(first: Vectors | None, second: Vectors | None) -> Vectors | None:
+def _concatenate_optional(first: Vectors | None, second: Vectors | None) -> Vectors | None:
     return None if first is None or second is None else np.concatenate([first, second])
 
 
 def sample_validation_images(data: ArrayData, share: float, seed: int) -> Ids:
-    """Return the indices of a random share of the images with captions, at least of one image.
+    """Return the indices of a random share of the images that have captions, but at least one index.
 
     Raises UserError if fewer than two images have captions: at least one image is needed for training.
     """
@@ -172,7 +172,7 @@ def write_array_data(data: ArrayData, validation: Ids, folder: Path) -> tuple[Pa
     """Write a data set and the caches of its vectors to ``folder``. Return the caches of images and of captions.
 
     ``validation`` holds the indices of the images for validation; all other images are training images. The second result is
-    None if the captions are only texts. If the captions are only vectors, the caption with the index 17 gets the text
+    None if the captions are only texts. If the captions are only vectors, each gets a text with its index, such as
     ``caption 17``.
     """
     dataset = load_dataset_file(_write_dataset(data, validation, folder))

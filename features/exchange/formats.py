@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vse.features.exchange.clip_retrieval import import_clip, is_clip_folder
+from vse.features.exchange.clip_retrieval import import_clip_folder, is_clip_folder
 from vse.features.options import ImportRequest
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER
 from vse.pipeline.errors import UserError, did_you_mean
@@ -67,7 +67,7 @@ IMPORT_FORMATS: Mapping[str, ImportFormat] = {
     ),
     "clip-retrieval": ImportFormat(
         lambda request: is_clip_folder(_first_path(request)),
-        lambda request, settings: import_clip(
+        lambda request, settings: import_clip_folder(
             _require_single_source(request), settings, request.options.out_features, request.images
         ),
         option_names=("images", "quoting"),

@@ -2,7 +2,7 @@
 
 A folder in this layout, called precomp here, holds ``<split>_caps.txt`` with a caption per line, ``<split>_ims.npy`` and
 optionally ``<split>_ids.txt``. Captions of an image follow each other. An array has one row per image, or repeats each row
-once per caption. The importer compares the rows to distinguish these two forms.
+once per caption. The importer compares the rows to find out which.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def import_precomp(
 ) -> Path:
     """Import a precomp folder: write ``dataset.json`` and the cache; return the path of the cache.
 
-    Arrays (n, dim) become vectors, arrays (n, n_regions, dim) become regions. Without files of ids, the images of all splits
+    A row (dim,) becomes a vector, a row (n_regions, dim) becomes regions. Without files of ids, the images of all splits
     are numbered from 0. Raises UserError, which names the file and line of a fault.
 
     captions_per_image : number of captions of each image, needed to recognise arrays with one row per image

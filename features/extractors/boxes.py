@@ -68,8 +68,8 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     ``pool`` cells. The later layers must accept this size. For example, after conv5_4 of VGG19, an image of 224 x 224 pixels
     has 14 x 14 cells. Images run one by one, so the vectors of an image do not depend on other images.
 
-    With the setting ``layers`` instead, all layers read the complete image. Each box is pooled on the output of each layer in
-    ``layers`` and averaged over its cells, and its vector concatenates these averages.
+    With the setting ``layers`` instead of ``map``, all layers read the complete image. Each box is pooled on the output of
+    each layer in ``layers`` and averaged over its cells. The vector of a box concatenates these averages.
     """
 
     config: BoxesConfig
@@ -115,7 +115,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         ]
 
     def _load_and_hash_sources(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
-        """Load the given boxes or their proposer, and the ids of the training images if needed; return hashes of them."""
+        """Load the boxes or the model that proposes them, and the ids of training images if needed; return their hashes."""
         config = self.config
         if config.has_box_file and dataset is not None:
             check_box_photos(Path(config.boxes), load_dataset_file(dataset))
@@ -170,7 +170,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _add_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
-        """Return the image with the boxes of the region-proposal network; without any, with one box around the image."""
+        """Return the image with the boxes of the region-proposal network or, if it finds none, one box around the image."""
         assert item.original_pixels is not None
         with torch.inference_mode():
             proposals = propose_boxes(self._detector, move_tensor(item.original_pixels, self.device))
@@ -196,7 +196,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.image_size)
 
     def _run_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
-        """Return the vector of each box by the layers after ``map``, (n_boxes, dim). Boxes are in fractions of the sides."""
+        """Return the vector of each box by the layers after ``map``: (n_boxes, dim). The boxes are relative to the image."""
         config, parts = self.config, []
         for k in range(0, len(relative_boxes), config.chunk):
             self._relative_boxes = torch.from_numpy(relative_boxes[k : k + config.chunk]).to(self.device)
@@ -207,7 +207,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return features
 
     def _pool_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
-        """Return the averages of each box on the outputs of ``layers``, concatenated: (n_boxes, channels of all layers)."""
+        """Average each box on the output of each of the ``layers``; return the averages, (n_boxes, channels of all layers)."""
         self._relative_boxes = torch.from_numpy(relative_boxes).to(self.device)
         self._maps.clear()
         self.network(images)

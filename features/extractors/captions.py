@@ -134,7 +134,7 @@ def fit_encoder(
         tensors = {name: tensor.contiguous() for name, tensor in config.fit(corpus, word_file, device).tensors().items()}
         if watched is not None:
             watched.check_unchanged()
-        # The time goes to a file of its own, so that the encoder's file has the same bytes for the same inputs.
+        # The duration goes to a separate file, so that the encoder's file has the same bytes for the same inputs.
         write_json(out.with_suffix(".json"), {"seconds": round(time.perf_counter() - started, 4)})
         return _write_encoder(out, config, inputs, tensors)
 
@@ -194,7 +194,7 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
 
 
 def _check_fit_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *names: str) -> None:
-    """Raise UserError if an encoder was fitted with other ``inputs``. Without ``names``, all entries are compared."""
+    """Raise UserError if an encoder was fitted with other inputs. Only the entries ``names`` are compared; none: all."""
     recorded = fitted.metadata["inputs"]
     changes = list_setting_changes({name: recorded[name] for name in names} if names else recorded, inputs)
     if changes:

@@ -197,7 +197,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         """Compute the vectors of images, given as crops (n_images, n_crops, 3, crop, crop) uint8.
 
         The result is the mean over the crops, (n_images, dim) or, with the setting ``positions``, (n_images, n_positions,
-        dim). For a bank of crops, the result is the vector of each crop, (n_images, n_crops, dim).
+        dim). If the crops are not averaged (``is_crop_bank``), the result has a vector per crop, (n_images, n_crops, dim).
         """
         config, crops = self.config, pixels.flatten(0, 1)
         at_once = max(_CPU_CROPS_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)
@@ -233,7 +233,7 @@ def rebuild_cnn_extractor(
 ) -> CnnExtractor:
     """Load the CNN that computed a cache.
 
-    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.model_folder`). A bf16 CNN computes in fp32 on a
+    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.weight_files`). A bf16 CNN computes in fp32 on a
     device without bf16. Raises UserError if no CNN computed the cache, or if the CNN's weights are missing or have changed.
 
     weights_dir : folder whose files replace downloads of weights
@@ -255,7 +255,7 @@ def rebuild_cnn_extractor(
 
 
 def load_cnn_weights(cache: FeatureCache, weights_dir: Path | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the weights of the CNN that computed a cache, and notes with the record of their file.
+    """Return the weights of the CNN that computed a cache, and a dictionary with the name and hash of the weights file.
 
     Raises UserError if the weights are missing or have changed.
     """
@@ -278,10 +278,10 @@ def _check_weights(cache: FeatureCache, config: CnnConfig, sha256: str) -> None:
 
 
 class VectorBoxes:
-    """The boxes in the photos to which the vectors of a cache belong, for a cache of regions or of a CNN's positions.
+    """The box in its photo that each vector describes, for a cache of regions or of a CNN's grid of positions.
 
-    Positions divide the centre crop into a grid, row by row. Neighbouring vectors may share cells of the CNN's feature map, so
-    these boxes are approximate. Raises UserError if the cache records neither boxes nor positions.
+    The boxes of positions divide the centre crop into a grid, row by row. They are approximate, because neighbouring positions
+    may share cells of the CNN's feature map. Raises UserError if the cache records neither boxes nor positions.
     """
 
     def __init__(self, cache: FeatureCache) -> None:

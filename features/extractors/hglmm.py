@@ -82,7 +82,7 @@ class HglmmEncoder(CaptionEncoder):
         self.word_vectors, self.unmixing, self.scale, self.projected_mixtures = word_vectors, unmixing, scale, mixtures
         self.is_projection_normalized = is_projection_normalized
         self.dim = sum(mixture.dim for mixture in mixtures)
-        self._table = _scale_word_vectors(word_vectors, unmixing, scale).float().to(device)
+        self._table = _transform_word_vectors(word_vectors, unmixing, scale).float().to(device)
         self._mixtures_on_device = [mixture.to(self._table) for mixture in mixtures]
 
     @classmethod
@@ -110,10 +110,10 @@ class HglmmEncoder(CaptionEncoder):
     ) -> HglmmEncoder:
         """Fit independent components and mixtures to ``sample``, and principal components to ``captions``.
 
-        The encoder keeps ``word_vectors``; words without a vector in it are ignored.
+        The encoder keeps ``word_vectors`` and ignores words without a vector in this table.
         """
         unmixing = _fit_unmixing_matrix(sample.vectors, config) if config.ica else None
-        samples = _scale_word_vectors(sample, unmixing, config.scale).double().to(device)
+        samples = _transform_word_vectors(sample, unmixing, config.scale).double().to(device)
         parts = []
         for kind in config.mixtures:
             log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
@@ -135,7 +135,7 @@ class HglmmEncoder(CaptionEncoder):
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
         rows, lengths = self.word_vectors.find_indices(captions)
-        vectors = torch.cat([self._encode_with(mixture, rows, lengths) for mixture in self._mixtures_on_device], dim=1)
+        vectors = torch.cat([self._encode_on_mixture(mixture, rows, lengths) for mixture in self._mixtures_on_device], dim=1)
         vectors[lengths.to(vectors.device) == 0] = 0
         return vectors.cpu()
 
@@ -158,7 +158,7 @@ class HglmmEncoder(CaptionEncoder):
             rows, lengths = self.word_vectors.find_indices(captions[k : k + chunk])
             yield self.compute_fisher_vectors(mixture, rows, lengths[lengths > 0])
 
-    def _encode_with(self, projected: ProjectedMixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
+    def _encode_on_mixture(self, projected: ProjectedMixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
         """Return the vectors of n captions on one mixture; see :meth:`compute_fisher_vectors` for ``rows`` and ``lengths``."""
         vectors = self.compute_fisher_vectors(projected.mixture, rows, lengths)
         if projected.pca_mean is None or projected.pca_axes is None:
@@ -188,8 +188,8 @@ def fit_principal_components(
     """Return the mean and the principal axes of the captions' Fisher vectors on one mixture.
 
     The covariance (18,000 x 18,000 float32 are 1.3 GB), the axes and ``chunk`` Fisher vectors must fit into memory. The sign
-    of an axis makes its largest coordinate in absolute value positive. Raises UserError if fewer than two captions have a
-    known word.
+    of each axis is chosen so that the coordinate with the largest absolute value is positive. Raises UserError if fewer than
+    two captions have a known word.
     """
     device, dim = encoder._table.device, 2 * mixture.mean.numel()
     total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
@@ -230,7 +230,7 @@ def _fit_unmixing_matrix(vectors: NDArray[np.float32], config: HglmmConfig) -> F
     return torch.from_numpy(np.asarray(ica.components_, np.float32))
 
 
-def _scale_word_vectors(word_vectors: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
+def _transform_word_vectors(word_vectors: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
     vectors = normalize(torch.from_numpy(word_vectors.vectors))
     return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
 

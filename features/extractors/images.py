@@ -25,7 +25,7 @@ _Item = TypeVar("_Item")
 _Loaded = TypeVar("_Loaded")
 
 
-def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Loaded], workers: int, ahead: int) -> Iterator[_Loaded]:
+def load_in_threads(items: Sequence[_Item], load: Callable[[_Item], _Loaded], workers: int, ahead: int) -> Iterator[_Loaded]:
     """Yield ``load(item)`` for every item in order; ``workers`` threads load at most ``ahead`` items in advance.
 
     Without workers, this thread loads the items. ``load`` should release the interpreter lock, as Pillow and NumPy do.
@@ -71,7 +71,7 @@ class ImageVectors:
 class ImageExtractor(Extractor, Generic[_Prepared]):
     """Base class of image extractors, which prepare single images in several threads and compute the vectors of batches.
 
-    A subclass defines :meth:`prepare` and :meth:`compute_vectors`. Only one thread calls the latter.
+    A subclass defines :meth:`prepare` and :meth:`compute_vectors`. Only one thread calls :meth:`compute_vectors`.
     """
 
     config: ImageSettings
@@ -94,7 +94,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         skipped: list[dict[str, Any]] = []
         with progress_bar(total=len(items), desc=self.progress_label, unit="image") as progress:
             ahead = max(2 * self.batch_size, 4 * self.config.workers)
-            for batch in self._split_into_batches(read_ahead(items, self._load_image, self.config.workers, ahead)):
+            for batch in self._split_into_batches(load_in_threads(items, self._load_image, self.config.workers, ahead)):
                 readable = []
                 for item, prepared, input_hash in batch:
                     if not isinstance(prepared, BadImage):
@@ -110,7 +110,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
                         wrap_memory_errors(
                             "lower batch_size (cnn), chunk (boxes) or shorter with --set, or --set precision=bf16"
                         ),
-                        _name_photographs(paths),
+                        _add_paths_to_errors(paths),
                     ):
                         vectors += [
                             replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute_vectors(readable)
@@ -126,7 +126,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         try:
             content = read_image_bytes(item.path)
             image = decode_image(item.path, content)
-            with _name_photographs([item.path]):
+            with _add_paths_to_errors([item.path]):
                 return item, self.prepare(image, item.id), sha256_bytes(content)
         except UnreadableArchive:  # a fault of the disk or network, which --skip-bad must not turn into missing rows
             raise
@@ -175,8 +175,8 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
 
 
 @contextmanager
-def _name_photographs(paths: Sequence[Path | None]) -> Iterator[None]:
-    """Add a note to an exception in this block: the first path, and the number of further photographs in the batch."""
+def _add_paths_to_errors(paths: Sequence[Path | None]) -> Iterator[None]:
+    """Add a note to an exception in this block: the first of ``paths``, and the number of other photographs."""
     try:
         yield
     except Exception as error:

@@ -64,16 +64,16 @@ def draw_initial_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: in
 def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: int, kind: MixtureKind = "hybrid") -> Mixture:
     """Run ``n_iterations`` steps of expectation maximisation from ``mixture``, without a test of convergence.
 
-    A step computes the posteriors of all samples. With these as weights, it then computes medians and mean absolute
+    A step computes the posteriors of all samples. Weighted by these posteriors, the samples give new medians and mean absolute
     deviations, means and variances, and priors. The weighted median is the smallest value such that the samples up to it have
     at least half of the total weight. Each dimension of a hybrid mixture becomes Laplacian or Gaussian, whichever is likelier.
     A ``gaussian`` or ``laplacian`` mixture has dimensions of one type only. A Gaussian mixture keeps its initial medians and
     deviations.
 
-    Use float64: squared distances are expanded into matrix products, as in scikit-learn, which loses precision.
+    Pass float64 samples: squared distances are expanded into matrix products, as in scikit-learn, and this loses precision.
     """
     mixture, squares = _set_mixture_kind(mixture, kind), samples.square()
-    ordered = None if kind == "gaussian" else _SortedSamples.sort(samples)
+    ordered = None if kind == "gaussian" else _SortedSamples.from_samples(samples)
     for _ in range(n_iterations):
         weights = _compute_posteriors_fast(samples, squares, mixture, kind)
         mixture = _set_mixture_kind(_maximise_likelihood(samples, squares, weights, mixture, ordered), kind)
@@ -203,7 +203,7 @@ class _SortedSamples:
     values: Float[Tensor, "D n_padded"]
 
     @classmethod
-    def sort(cls, samples: Float[Tensor, "N D"]) -> _SortedSamples:
+    def from_samples(cls, samples: Float[Tensor, "N D"]) -> _SortedSamples:
         values, indices = samples.T.contiguous().sort(dim=1, stable=True)
         n_missing = -len(samples) % _RUN_LENGTH
         values = torch.cat([values, values[:, -1:].expand(-1, n_missing)], dim=1)

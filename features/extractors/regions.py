@@ -27,8 +27,6 @@ from vse.pipeline.errors import UserError, did_you_mean
 
 torchvision = import_torchvision()
 
-torchvision = import_torchvision()
-
 MIN_BOX_SIDE = 1e-2  # pixels of the network's input
 
 
@@ -97,7 +95,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
 def load_detector(config: RegionsConfig, weights_dir: Path | None = None, notes: dict[str, Any] | None = None) -> nn.Module:
     """Load the Faster R-CNN of ``config`` with its weights, in evaluation mode, on the CPU.
 
-    ``notes`` receives the record of the file of weights, see :func:`vse.features.backbones.networks.load_backbone`.
+    ``notes`` receives the name and hash of the weights file, see :func:`vse.features.backbones.networks.load_backbone`.
     Raises UserError if torchvision has no such model, or if the weights are missing.
     """
     options: dict[str, Any] = {
@@ -120,9 +118,9 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None, notes:
 
 
 def set_map_strides(detector: Any) -> None:
-    """Run the detector's backbone on 256 x 256 pixels, so that torchvision computes the right strides of the feature maps.
+    """Run the detector's backbone once on 256 x 256 pixels, to set the strides of the feature maps.
 
-    torchvision computes the strides from the first image and keeps them. A small first image would give wrong strides.
+    torchvision computes the strides from the first image and keeps them; a small first image would give wrong strides.
     """
     with torch.inference_mode():
         maps = detector.backbone(torch.zeros(1, 3, 256, 256))

@@ -45,7 +45,7 @@ class TextExtractor(Extractor):
     """A pretrained text encoder that computes the vectors of captions with the settings of a feature preset.
 
     config : settings of the preset
-    weights_dir : folder in which a folder or file with the model's name replaces a download
+    weights_dir : folder in which a folder (for OpenCLIP, a file) with the model's name replaces a download
     device : ``auto``, or a device of torch
     """
 
@@ -152,7 +152,7 @@ def _split_into_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[lis
 def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> TextExtractor:
     """Load the text encoder that computed a cache, to encode other texts.
 
-    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.model_folder`). A bf16 encoder computes in fp32
+    The file of weights is found by its SHA-256 (:mod:`vse.features.backbones.weight_files`). A bf16 encoder computes in fp32
     on a device without bf16. Raises UserError if the encoder is missing or has changed.
     """
     provenance = cache.provenance

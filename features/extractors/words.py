@@ -92,7 +92,7 @@ def read_word_vectors(path: Path) -> WordVectors:
             vectors = _read_word2vec_binary(path) if ".bin" in path.suffixes else _read_text_format(path)
     except UserError:
         raise
-    except Exception as error:  # gensim and gzip raise many kinds for a file that is something else
+    except Exception as error:  # gensim and gzip raise many classes of errors for a wrong file
         raise UserError(f"{path}: not a word2vec or GloVe file or a table ({error})") from None
     if not vectors.vectors.size or not np.isfinite(vectors.vectors).all():
         raise UserError(f"{path}: holds no word vectors, or some that are not finite")
@@ -122,7 +122,7 @@ def train_word_vectors(captions: TokenLists, dim: int, epochs: int, min_count: i
 def prepare_word_vectors(
     corpus: CaptionCorpus, config: WordSettings, word_file: Path | None, n_sampled: int
 ) -> tuple[WordVectors, WordVectors]:
-    """Return the word vectors that the encoder keeps, and a sample of at most ``n_sampled`` to which the encoder is fitted.
+    """Return the word vectors that the encoder keeps, and a sample of at most ``n_sampled`` word vectors for its fit.
 
     The vectors are read from ``word_file`` or, without a file, trained on the training captions. The encoder keeps the words
     of the data set and the first ``config.keep`` words of the file. Raises UserError if no word of the data set has a vector.
@@ -177,7 +177,7 @@ def _read_text_format(path: Path) -> WordVectors:
     blanks. A repeated word gets the vector of its first line.
     """
     words: dict[str, None] = {}
-    numbers = bytearray()  # of all words; one array per word would take twice the memory
+    numbers = bytearray()  # the vectors of all words; one array per word would take twice the memory
     n_lines, dim, expected = 0, 0, None
     with open_decoded_stream(path) as stream:
         for line_number, line in enumerate(stream, 1):

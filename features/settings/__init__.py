@@ -1,9 +1,9 @@
 """The registry of extractors, and the feature presets that use them.
 
-Each extractor is one line of the registry, with the path of its settings class, a subclass of
+Each line of the registry has the name of an extractor and the path of its settings class, a subclass of
 :class:`vse.features.settings.base.FeatureSettings`. The commands of ``vse-extract``, the workflow and the schema of presets
-read this class. This package does not import torch: the settings name the class that computes the feature in their attribute
-``extractor_class_path`` or ``encoder_class_path``, and import this class only when it is needed.
+read the settings class. This package does not import torch: the attribute ``extractor_class_path`` or ``encoder_class_path``
+of the settings names the class that computes the feature, and this class is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def find_extractor(name: object) -> type[FeatureSettings] | None:
 
 
 def list_imported_features() -> list[str]:
-    """Return the names of the presets whose features are imported instead of extracted."""
+    """Return the names of the feature presets whose features are imported instead of extracted."""
     names = list_preset_names("features")
     return [name for name in names if read_preset_settings("features", name).get("extractor") == "imported"]
 
 
 def has_auto_precision(name: str, dataset: str) -> bool:
-    """Return whether a feature's preset has ``precision: auto``: each machine then chooses the precision itself."""
+    """Return whether a feature's preset has ``precision: auto``, so that each machine chooses the precision itself."""
     try:
         return getattr(load_feature(name, dataset), "precision", None) == "auto"
     except UserError:

@@ -60,7 +60,7 @@ class FeatureSettings(Settings):
     """The class that computes the feature, as ``module:Class``; imported lazily, because it needs torch."""
     kind: ClassVar[Literal["image", "text"]] = "image"
     option_names: ClassVar[tuple[ExtractorOption, ...]] = ()
-    """Options that only the commands of some extractors have, and that this extractor's command has."""
+    """The options of this extractor's command among those that only some extractors have."""
     memory_mb: ClassVar[int] = 6000
     """Memory in MB that a job of the workflow reserves for one shard."""
     fits_encoder: ClassVar[bool] = False
@@ -84,10 +84,10 @@ class FeatureSettings(Settings):
         return name
 
     @classmethod
-    def excluded_fields(cls) -> set[str]:
-        """Return the fields that :meth:`key_settings` omits.
+    def list_fields_outside_key(cls) -> set[str]:
+        """Return the names of the settings that :meth:`key_settings` omits.
 
-        They do not change the vectors, or the key of the cache contains a hash in their place, such as that of the weights.
+        These settings do not change the vectors, or the key contains a hash instead, such as the SHA-256 of the weights.
         """
         return {"name", "trained_on"}
 
@@ -96,29 +96,29 @@ class FeatureSettings(Settings):
 
         The key of a cache is the hash of these settings and of hashes of weights and files.
         """
-        return self.model_dump(mode="json", exclude=self.excluded_fields())
+        return self.model_dump(mode="json", exclude=self.list_fields_outside_key())
 
     def select_rows(self, dataset: Dataset) -> Dataset:
-        """Return the part of a data set whose images or captions are rows of this feature; by default, all of it."""
+        """Return the part of a data set that this feature has rows for; by default, the complete data set."""
         return dataset
 
     def list_rerun_settings(self) -> dict[str, Any]:
         """Return the settings whose change makes the workflow run a job again.
 
-        The result contains all names in ``sources``, even if the feature lacks the setting. A new name would therefore make
-        the jobs of all features run again.
+        The result contains each name in ``sources``, even if the feature lacks this setting. A name added to ``sources`` would
+        therefore make the jobs of all features run again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
         return {**self.key_settings(), **{key: getattr(self, key, None) for key in sources}}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """The kind of a row, explained at :attr:`vse.features.cache.feature_cache.FeatureCache.row_kind`."""
+        """The kind of a row: a vector, the vectors of crops, or a set of vectors (see :attr:`FeatureCache.row_kind`)."""
         return "vectors"
 
     @property
     def max_vectors_per_row(self) -> int | None:
-        """The largest number of vectors in a row; None if it is unknown before the extraction."""
+        """The largest number of vectors in a row; None if this number is unknown before the extraction."""
         return 1
 
     @property
@@ -128,7 +128,7 @@ class FeatureSettings(Settings):
 
     @property
     def text_unit(self) -> Literal["captions", "phrases"]:
-        """The unit of a text feature's rows: a row is a caption, or one of the distinct phrases in captions."""
+        """The texts that the rows of a text feature stand for: captions, or the distinct phrases in captions."""
         return "captions"
 
     @property
@@ -163,7 +163,7 @@ class ImportedSettings(FeatureSettings):
     )
 
     def describe_import(self, dataset: Path, out: Path) -> str:
-        """Return how to write the cache ``out`` for the data set in the file ``dataset``."""
+        """Return a message: how to import the cache ``out`` for the data set in the file ``dataset``."""
         return (
             f"{out} is imported, not extracted. {self.where} Import the files with: "
             f"vse-data {self.command} FILES --dataset {dataset} --out-features {out}"
@@ -184,8 +184,8 @@ class ImageSettings(FeatureSettings):
     )
 
     @classmethod
-    def excluded_fields(cls) -> set[str]:
-        return super().excluded_fields() | {"workers"}
+    def list_fields_outside_key(cls) -> set[str]:
+        return super().list_fields_outside_key() | {"workers"}
 
     def key_settings(self) -> dict[str, Any]:
         settings = super().key_settings()
@@ -214,8 +214,8 @@ class NetworkSettings(ImageSettings):
     )
 
     @classmethod
-    def excluded_fields(cls) -> set[str]:
-        return super().excluded_fields() | {"weights", "seed", "weights_sha256"}
+    def list_fields_outside_key(cls) -> set[str]:
+        return super().list_fields_outside_key() | {"weights", "seed", "weights_sha256"}
 
     @property
     def library(self) -> OptionalLibrary | None:
@@ -257,9 +257,9 @@ class Extractor(ABC):
     version : version of the code; increase it with each change of the code that changes the vectors
     config : settings of the feature; instead of ``precision: auto``, they contain the precision in use
     weights_sha256 : SHA-256 of all learned parameters (a network's weights, a fitted encoder)
-    extra_hashes : further hashes in the cache's key by name, such as the hash of a tokenizer
-    provenance : provenance that is not part of the cache's key, such as versions
-    part_label : current part of the feature, such as ``shard 2 of 4``, for the label of the progress bar
+    extra_hashes : further hashes that enter the cache's key, by name, such as the hash of a tokenizer
+    provenance : further notes that the cache records, such as versions of libraries; not part of the cache's key
+    part_label : the shard in progress, such as ``shard 2 of 4``, for the label of the progress bar
     requested_precision : precision in the preset, which may be ``auto``
     """
 

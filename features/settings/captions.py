@@ -118,7 +118,7 @@ class TextSettings(FeatureSettings):
 
     @property
     def text_unit(self) -> Literal["captions", "phrases"]:
-        """The kind of the texts, the setting ``of``."""
+        """The texts that the rows stand for, the setting ``of``."""
         return self.of
 
     def select_words(self, tokens: Sequence[str]) -> Sequence[str]:
@@ -145,11 +145,11 @@ class FittedCaptionSettings(TextSettings):
     chunk: PositiveInt = Field(2048, description="number of captions that are encoded at once")
 
     @classmethod
-    def excluded_fields(cls) -> set[str]:
-        return super().excluded_fields() | {"chunk"}
+    def list_fields_outside_key(cls) -> set[str]:
+        return super().list_fields_outside_key() | {"chunk"}
 
     def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
-        """Return the SHA-256, by name, of each input of the fit except ``corpus.fit_texts``."""
+        """Return the SHA-256 of each input of the fit, by name, except that of ``corpus.fit_texts``."""
         return {}
 
     @classmethod
@@ -192,8 +192,8 @@ class WordSettings(FittedCaptionSettings):
     )
 
     @classmethod
-    def excluded_fields(cls) -> set[str]:
-        return super().excluded_fields() | {"words"}
+    def list_fields_outside_key(cls) -> set[str]:
+        return super().list_fields_outside_key() | {"words"}
 
     def find_word_file(self, given: str | Path | None = None) -> Path | None:
         """Return the file of word vectors: ``given``, else the preset's file; None if the vectors are trained on captions."""
@@ -203,7 +203,7 @@ class WordSettings(FittedCaptionSettings):
     def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
         """Return hashes of the file of word vectors and of the data set's words.
 
-        An encoder of phrases without a file trains word vectors on captions, so the hash of the training captions is added.
+        For phrases without a file, word vectors are trained on captions, so the hash of the training captions is added.
         """
         trained = word_file is None and self.of == "phrases"
         return {
@@ -256,8 +256,8 @@ class TextConfig(TextSettings):
     batch_tokens: PositiveInt = Field(2048, description="number of tokens in a batch, with padding")
 
     @classmethod
-    def excluded_fields(cls) -> set[str]:
-        return super().excluded_fields() | {"weights", "revision", "seed", "batch_tokens"}
+    def list_fields_outside_key(cls) -> set[str]:
+        return super().list_fields_outside_key() | {"weights", "revision", "seed", "batch_tokens"}
 
     def list_rerun_settings(self) -> dict[str, Any]:
         return {**super().list_rerun_settings(), "revision": self.revision}

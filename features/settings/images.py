@@ -51,8 +51,8 @@ class CnnConfig(LayerSettings):
     )
 
     @classmethod
-    def excluded_fields(cls) -> set[str]:
-        return super().excluded_fields() | {"batch_size", "compile"}
+    def list_fields_outside_key(cls) -> set[str]:
+        return super().list_fields_outside_key() | {"batch_size", "compile"}
 
     def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
@@ -191,8 +191,8 @@ class BoxesConfig(LayerSettings):
     chunk: PositiveInt = Field(256, description="maximum number of boxes in one pass through the later layers")
 
     @classmethod
-    def excluded_fields(cls) -> set[str]:
-        return super().excluded_fields() | {"chunk", "proposer_weights", "edge_model"}
+    def list_fields_outside_key(cls) -> set[str]:
+        return super().list_fields_outside_key() | {"chunk", "proposer_weights", "edge_model"}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:

@@ -18,7 +18,7 @@ from vse.features.cache.rows import list_extractor_inputs
 from vse.features.cli import extract_main as main
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor, cut_crops
-from vse.features.extractors.images import read_ahead
+from vse.features.extractors.images import load_in_threads
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -229,12 +229,12 @@ def test_a_random_crop_of_a_sliver_has_the_size_of_the_others() -> None:
 
 @pytest.mark.parametrize(("workers", "ahead"), [(0, 4), (1, 1), (3, 4), (3, 100)])
 def test_read_ahead_keeps_the_order(workers: int, ahead: int) -> None:
-    assert list(read_ahead(range(40), lambda k: k * k, workers, ahead)) == [k * k for k in range(40)]
+    assert list(load_in_threads(range(40), lambda k: k * k, workers, ahead)) == [k * k for k in range(40)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_an_item_is_raised_in_its_turn(workers: int) -> None:
-    results = read_ahead([4, 2, 0, 1], lambda k: 8 // k, workers, ahead=3)
+    results = load_in_threads([4, 2, 0, 1], lambda k: 8 // k, workers, ahead=3)
     assert [next(results), next(results)] == [2, 4]
     with pytest.raises(ZeroDivisionError):
         next(results)

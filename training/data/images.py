@@ -23,7 +23,7 @@ from torch import Tensor
 from vse.features.backbones.device import move_tensor
 from vse.features.cache.reader import FeatureReader
 from vse.features.extractors.cnn import CnnExtractor, cut_crops
-from vse.features.extractors.images import read_ahead
+from vse.features.extractors.images import load_in_threads
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
@@ -241,7 +241,7 @@ class PhotoCrops:
             return cut_crops(photo, self._random_crop_config, int(self._image_ids[index]), (seed, epoch, pair))
 
         ahead = max(1, _MAX_BATCHES_AHEAD * max((len(pairs) for pairs in batches), default=1))
-        crops = read_ahead(visits, load, self._workers, ahead)
+        crops = load_in_threads(visits, load, self._workers, ahead)
         for pairs in batches:
             pixels = [next(crops) for _ in pairs]
             nothing = torch.empty(0, 1, 3, self._random_crop_config.crop, self._random_crop_config.crop, dtype=torch.uint8)
@@ -253,7 +253,7 @@ class PhotoCrops:
         def load(index: int) -> Tensor:
             return cut_crops(decode_image(self._paths[index]), self._fixed_crop_config, int(self._image_ids[index]))
 
-        return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
+        return (torch.stack(list(load_in_threads(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
 
     def _to_model_inputs(self, pixels: Tensor) -> BatchVectors:
         if not self._returns_features:
@@ -292,7 +292,7 @@ class PhotoFeatures:
         """Return the features of the photos with these indices."""
         extractor, config = self._extractor, self._extractor.config
         batch, parts = extractor.batch_size, []
-        crops = read_ahead(images.tolist(), self._load_crops, config.workers, 4 * config.workers + batch)
+        crops = load_in_threads(images.tolist(), self._load_crops, config.workers, 4 * config.workers + batch)
         with progress_bar(total=len(images), desc=f"features of {len(self._paths)} photos", unit="image") as progress:
             for size in [batch] * (len(images) // batch) + [len(images) % batch] * (len(images) % batch > 0):
                 parts.append(compute_photo_inputs(extractor, torch.stack([next(crops) for _ in range(size)])))

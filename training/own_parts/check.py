@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from vse.features.feature_job import check_extractor
+from vse.features.feature_job import build_and_try_extractor
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import ExtractionArguments, ImageSettings
 from vse.pipeline.errors import UserError
@@ -374,7 +374,7 @@ def check_part(name: str, sets: tuple[str, ...] = ()) -> str:
     schema = registry[name]
     settings = validate_settings(schema, kind, name, apply_overrides(schema, content, sets))
     if isinstance(settings, ImageSettings):
-        check_extractor(settings, ExtractionArguments(Path("dataset.json"), Path("features.h5")))
+        build_and_try_extractor(settings, ExtractionArguments(Path("dataset.json"), Path("features.h5")))
     elif isinstance(settings, SimilaritySettings):
         check_similarity(settings)
     elif isinstance(settings, EncoderSettings):
