@@ -139,7 +139,7 @@ def read_data_identity(cache: FeatureCache) -> DataIdentity:
 def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
     """Return the checksums of the photographs, captions and splits of a data set.
 
-    The photographs are those in ``cache``. Their checksum is None if the cache records no hashes of photographs.
+    The checksum of photographs covers those in ``cache``, and is None if the cache records no hashes of photographs.
     """
     recorded = read_data_identity(cache)
     photos = replace(recorded, caption_ids=_NO_IDS, caption_hashes=None).checksums.photos_sha256

@@ -129,7 +129,7 @@ def choose_shard_count(dataset: Dataset, out: Path) -> int:
 
 
 def _encoder_path(out: Path) -> Path:
-    """Return what ``extractors.captions.encoder_path`` returns. That function's module would import torch."""
+    """Return the path of the cache's encoder. The equal function in ``extractors.captions`` would import torch."""
     return out.with_suffix(".encoder.safetensors")
 
 

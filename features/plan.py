@@ -274,7 +274,7 @@ def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, ra
 def _build_duration(amount: float, rate: float, what: str, unit: str, source: str | None, own: OwnRates) -> Duration:
     """Return the time for an amount of rows or training pairs, at ``rate`` rows or pairs per second.
 
-    ``source`` is the source of the rate, for the report; None: the rate was measured on another machine.
+    ``source`` states for the report where the rate comes from; None: the rate was measured on another machine.
     """
     if source is not None:
         return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {source}", is_own=True)

@@ -54,8 +54,8 @@ def is_up_to_date(
     """Return whether an extraction would change nothing, because the cache ``out``, its shards and its encoder are finished.
 
     The result is False for features other than vectors of a fitted caption encoder. A shard counts as unchanged if it has the
-    recorded size and modification time; ``vse-extract verify`` hashes all shards. The result is also False in case of doubt;
-    the extraction then repairs or reports the fault.
+    recorded size and modification time; ``vse-extract verify`` hashes all shards. A fault gives False, too, because the
+    extraction then repairs or reports the fault.
     """
     if not isinstance(config, FittedCaptionSettings) or is_own_part(config) or not out.is_file():
         return False
@@ -216,7 +216,7 @@ def _hash_photo(path: str) -> bytes:
 def _declares_no_photographs(dataset_file: Path) -> bool:
     """Return whether ``dataset.json`` has ``"pictures": false`` before its images.
 
-    Only its beginning is read, because a plan must not load a data set of a million images.
+    Only the beginning of the file is read, because a plan must not load a data set of a million images.
     """
     if not dataset_file.is_file():
         return False
@@ -354,7 +354,7 @@ def measure_calibration() -> float:
 def _collect_cost_settings(dataset: str, experiment: str) -> dict[str, Any] | None:
     """Return the settings that determine how long a training pair takes; None for an unknown experiment or data set.
 
-    The entry ``preset`` holds settings of the experiment, the entry ``features`` the settings of the features that it reads.
+    The entry ``preset`` holds settings of the experiment. The entry ``features`` holds the settings of the features it reads.
     """
     try:
         settings = load_experiment_outline(experiment, dataset).weight_settings()

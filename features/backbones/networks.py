@@ -169,7 +169,7 @@ class _LayerReached(Exception): ...
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
     """Return the path of a model's weights: ``weights`` if it names a file, or else the file in ``weights_dir``.
 
-    The result is None for random weights, or if the folder lacks the file. A path in ``weights`` is not checked.
+    The result is None for random weights, or if the folder lacks the file. A path in ``weights`` may be missing.
     """
     if weights.endswith(WEIGHT_FILE_SUFFIXES):
         return Path(weights)
@@ -259,7 +259,7 @@ def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[s
 
 
 def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
-    """Build an OpenCLIP model (both encoders). Raises UserError if the model or its weights are missing.
+    """Build an OpenCLIP model with both its encoders. Raises UserError if the model or its weights are missing.
 
     ``weights`` is the name of weights in the library; None: random weights. ``notes`` is used as in :func:`load_backbone`.
     """

@@ -67,7 +67,7 @@ class FeatureCache:
     skipped_ids : ids of the images or texts that the extractor left out
     block_checker : checker that compares the features with their checksums
     extraction_seconds : duration of the extraction; None if unknown
-    model_folder : folder of the packed model that describes the feature, with its encoder; None for a cache
+    model_folder : folder of the packed model that contains the feature's description and encoder; None for a cache
     """
 
     path: Path

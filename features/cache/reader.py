@@ -47,7 +47,7 @@ class RegionBoxes:
 
 @dataclass(frozen=True)
 class PaddedSets:
-    """The sets of vectors of n rows, padded with zeros to the longest set.
+    """The sets of vectors of n rows, padded with zeros to the size of the largest set.
 
     features : (n, n_longest, dim) padded vectors
     mask : (n, n_longest) False for the padding at the end of a set
@@ -218,7 +218,7 @@ class FeatureReader:
 
 
 def check_text_unit(cache: FeatureCache, wanted: TextUnit) -> None:
-    """Check that the rows of a cache are captions, or phrases, as ``wanted`` requires. Raises UserError if not."""
+    """Raise UserError unless the rows of a cache are texts of the kind ``wanted``, captions or phrases."""
     if cache.kind != "text" or cache.text_unit != wanted:
         hint = f" (a preset with of: {wanted})" if cache.kind == "text" else ""
         raise UserError(f"{cache.path} holds {cache.describe()}; features of {wanted} are needed{hint}")

@@ -61,8 +61,7 @@ def import_bottom_up_tsv(files: Sequence[Path], dataset_file: Path, out: Path, m
     The fields of a line are image_id, image_w, image_h, num_boxes, boxes and features; boxes and features are base64 of
     float32. ``match`` is the field of the data set's images that equals image_id: ``cocoid``, ``imgid``, or ``filename`` for
     the digits at the end of the file name; None: ``cocoid`` if all images have one, else ``imgid``. Duplicate lines are read
-    once. Raises
-    UserError if an image of the data set has no line, or two different lines.
+    once. Raises UserError if an image of the data set has no line, or two different lines.
     """
     for path in files:
         if not path.is_file():

@@ -94,7 +94,7 @@ class _Readable(Protocol):
 
 
 class DamagedBundle(UserError):
-    """Raised if a file of a bundle is missing or differs from the bundle's list."""
+    """The error for a bundle in which a file is missing or differs from the bundle's list."""
 
 
 class _BundleSource(ABC):

@@ -49,7 +49,7 @@ _Prepared = TypeVar("_Prepared")
 
 
 class UnsuitableImageSize(ValueError):
-    """Raised for an image that is too long and narrow: after scaling it is too large or too small for the network."""
+    """The error for an image that is so long and narrow that the scaled image is too large or small for the network."""
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class WordVectors:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> WordVectors:
-        """Build the word vectors from their :meth:`tensors`."""
+        """Build the word vectors from the result of :meth:`tensors`."""
         return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
     def select_words(self, wanted: Iterable[str], n_first: int) -> WordVectors:

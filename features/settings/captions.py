@@ -89,7 +89,7 @@ class CaptionEncoder(ABC):
     @classmethod
     @abstractmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
-        """Build the encoder from its :meth:`tensors`."""
+        """Build the encoder from the result of :meth:`tensors`."""
 
 
 class TextSettings(FeatureSettings):
