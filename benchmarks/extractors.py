@@ -19,13 +19,13 @@ from common import report
 
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.shards import shards_folder
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.pipeline.dataset.dataset import load_dataset_file
 
 
 def measure(spec: str, dataset: Path, out: Path, threads: int) -> dict[str, object]:
     name, *sets = spec.split()
-    config = load_feature(name, load_dataset_file(dataset).name, sets)
+    config = load_feature_preset(name, load_dataset_file(dataset).name, sets)
     path = out / f"{load_dataset_file(dataset).name}_{name}.h5"
     options = [argument for setting in sets for argument in ("--set", setting)]
     command = ["vse-extract", config.extractor, "--dataset", str(dataset), "--feature", name, "--out", str(path)]

@@ -54,13 +54,13 @@ def train_once(cache: Path, threads: int | None) -> None:
     """Train with ``threads`` threads; None: with the number and the waiting policy that the commands choose."""
     if threads is None:
         set_up_openmp(os.environ)  # before torch is loaded
-    from vse.features.backbones.device import use_threads
+    from vse.features.backbones.device import set_thread_count
     from vse.training.experiment import load_experiment
     from vse.training.options import TrainOptions
     from vse.training.run.folder import RunFolder
     from vse.training.training import train
 
-    use_threads(threads)
+    set_thread_count(threads)
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(
             train(cache, load_experiment("vsepp", sets=SETS), out=Path(folder) / "run", options=TrainOptions(device="cpu"))

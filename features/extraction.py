@@ -121,11 +121,11 @@ def _collect_boxed_phrases(dataset: Dataset) -> dict[int, list[Mention]]:
 
 
 def extract_shards(
-    dataset_file: Path, extractor: Extractor, out: Path, n_shards: int, only: int | None = None, skip_bad: bool = False
+    dataset_file: Path, extractor: Extractor, out: Path, n_shards: int, only_index: int | None = None, skip_bad: bool = False
 ) -> Path:
     """Extract the unfinished shards of a feature and return the folder of the shards.
 
-    ``only`` is the index (from 0) of a single shard to extract; the result is then the path of this shard. Without
+    ``only_index`` is the index (from 0) of a single shard to extract; the result is then the path of this shard. Without
     ``skip_bad``, a finished shard with skipped images is extracted again. Raises UserError if images or captions of a finished
     shard have changed.
 
@@ -137,16 +137,16 @@ def extract_shards(
         raise UserError(f"{dataset_file}: a data set without images (its features were imported)")
     input_form = extractor.kind, extractor.config.reads_raw_text, extractor.config.text_unit
     identity = extractor.build_cache_identity(dataset)
-    dataset = extractor.config.select_rows(dataset)
+    dataset = extractor.config.restrict_dataset(dataset)
     n_rows = len(list_row_ids(dataset, extractor.kind, extractor.config.text_unit))
     if not 1 <= n_shards <= n_rows:
         raise UserError(f"{n_shards} shards for {n_rows} rows")
-    if only is not None and not 0 <= only < n_shards:
-        raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
+    if only_index is not None and not 0 <= only_index < n_shards:
+        raise UserError(f"shard {only_index} is not one of 0-{n_shards - 1}")
     other_precision_shards = (
         find_other_precision_shards(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
     )
-    for index in range(n_shards) if only is None else [only]:
+    for index in range(n_shards) if only_index is None else [only_index]:
         path = shard_path(out, index, n_shards)
         items = list_extractor_inputs(dataset, *input_form, shard_slice(n_rows, index, n_shards))
         with lock_for_writing(path):
@@ -174,7 +174,7 @@ def extract_shards(
             ids = {item.id for item in items}
             if n_shards > 1 and (entry := _build_upper_bound_entry(dataset, extractor.config.key_settings(), [path], ids)):
                 log.info("%s: %s", path, _describe_coverage(entry["upper_bound"]))
-    return shards_folder(out) if only is None else shard_path(out, only, n_shards)
+    return shards_folder(out) if only_index is None else shard_path(out, only_index, n_shards)
 
 
 def _is_finished_shard(

@@ -18,7 +18,7 @@ from PIL import Image
 
 from vse.features.cache.rows import ExtractorInput, FeatureRows
 from vse.features.options import FeatureRequest
-from vse.features.settings import EXTRACTORS, find_extractor, load_feature
+from vse.features.settings import EXTRACTORS, find_extractor, load_feature_preset
 from vse.features.settings.base import ExtractionArguments, Extractor, ExtractorOption, FeatureSettings, ImportedSettings
 from vse.features.settings.captions import FittedCaptionSettings
 from vse.pipeline.dataset.columns import caption_counts
@@ -45,7 +45,7 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
     config = (
         _read_cache_settings(request, request.like)
         if request.like
-        else load_feature(request.feature, dataset.name, request.sets)
+        else load_feature_preset(request.feature, dataset.name, request.sets)
     )
     out = request.out or _build_default_cache_path(dataset, config)
     if isinstance(config, ImportedSettings):
@@ -68,9 +68,9 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
             log.info("%s: finished, kept", out)
             return out
 
-        from vse.features.backbones.device import use_threads
+        from vse.features.backbones.device import set_thread_count
 
-        use_threads(request.options.threads)
+        set_thread_count(request.options.threads)
         arguments = ExtractionArguments(
             request.dataset, out, request.options.device, weights_dir, word_file, must_fit_encoder=shard is None
         )
@@ -84,7 +84,7 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
 
 
 def _log_preset_changes(request: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
-    plain = load_feature(request.feature, None, request.sets)
+    plain = load_feature_preset(request.feature, None, request.sets)
     changes = presets.list_setting_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset.name, "; ".join(changes))
@@ -98,16 +98,16 @@ def fit_feature(request: FeatureRequest) -> Path:
     Raises UserError if the feature has no encoder to fit.
     """
     dataset = load_dataset_file(request.dataset)
-    config = load_feature(request.feature, dataset.name, request.sets)
+    config = load_feature_preset(request.feature, dataset.name, request.sets)
     out = request.out or _build_default_cache_path(dataset, config)
     if not isinstance(config, FittedCaptionSettings):
         fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fits_encoder]
         raise UserError(f"feature {request.feature!r} has no encoder to fit{did_you_mean(request.feature, fitted)}")
 
-    from vse.features.backbones.device import use_threads
+    from vse.features.backbones.device import set_thread_count
     from vse.features.extractors.captions import encoder_path, fit_encoder
 
-    use_threads(request.options.threads)
+    set_thread_count(request.options.threads)
     _check_feature_outputs(dataset, config, out, request.options.words)
     return fit_encoder(request.dataset, config, encoder_path(out), request.options.device, request.options.words)
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.base import FeatureSettings
-from vse.features.up_to_date import OwnRates, measure_calibration, read_own_rates
+from vse.features.up_to_date import LocalRates, measure_calibration, read_local_rates
 from vse.pipeline.dataset.columns import caption_counts
 from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file
 from vse.pipeline.dataset.preparation import source_folder
@@ -61,7 +61,7 @@ class Rates(Settings):
     networks: dict[str, NetworkRates] = Field(default_factory=dict)
     features: dict[str, PositiveFloat] = Field(default_factory=dict, description="rows per second, by the preset's name")
     training: dict[str, PositiveFloat] = Field(default_factory=dict, description="pairs per second, by the experiment's name")
-    own_names: frozenset[str] = Field(
+    local_names: frozenset[str] = Field(
         frozenset(), description="networks, features and experiments whose rates are those of the user's machine"
     )
 
@@ -82,7 +82,7 @@ def load_rates(user_file: Path | None = None) -> Rates:
     rates = validate_settings(Rates, "rates", str(user_file), both)
     networks, *groups = (content.get(key) or {} for key in ("networks", "features", "training"))
     names = [*(name for name in networks if "per_s" in networks[name]), *(name for group in groups for name in group)]
-    return rates.model_copy(update={"own_names": frozenset(names)})
+    return rates.model_copy(update={"local_names": frozenset(names)})
 
 
 DEFAULT_EPOCHS = 30  # for an experiment without a number of epochs
@@ -105,11 +105,11 @@ SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by s
 
 
 class Duration(NamedTuple):
-    """The time of an extraction or a training in seconds. ``is_own``: the speed was measured on the user's machine."""
+    """The time of an extraction or a training in seconds. ``is_local``: the speed was measured on the user's machine."""
 
     seconds: float
     description: str
-    is_own: bool = False
+    is_local: bool = False
 
 
 @dataclass
@@ -139,17 +139,17 @@ def describe_plan(
     speeds of the user's machine. With ``must_calibrate``, a computation of ten seconds compares this machine with the machine
     in ``config/rates.yaml``. Raises UserError if the workflow lacks a target.
     """
-    rates, own = load_rates(rates_file), read_own_rates()
+    rates, local = load_rates(rates_file), read_local_rates()
     planned = plan_files(targets, settings)
     if must_calibrate and rates.calibration_per_s is not None:
-        own = replace(own, relative_speed=measure_calibration() / rates.calibration_per_s)
-    plan = estimate_plan(planned, rates, own)
-    return "\n".join(_build_report_lines(", ".join(targets), plan, rates, own.relative_speed))
+        local = replace(local, relative_speed=measure_calibration() / rates.calibration_per_s)
+    plan = estimate_plan(planned, rates, local)
+    return "\n".join(_build_report_lines(", ".join(targets), plan, rates, local.relative_speed))
 
 
-def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, own: OwnRates | None = None) -> TargetPlan:
-    """Return the estimated work for files that are still to be written. Speeds in ``own`` replace speeds in ``rates``."""
-    plan, own = TargetPlan(), own or OwnRates()
+def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, local: LocalRates | None = None) -> TargetPlan:
+    """Return the estimated work for files that are still to be written. Speeds in ``local`` replace speeds in ``rates``."""
+    plan, local = TargetPlan(), local or LocalRates()
     shards: Counter[tuple[str, str, int]] = Counter()
     seen: set[tuple[str, ...]] = set()
     for planned_file in planned:
@@ -169,13 +169,13 @@ def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, own: OwnRates | 
         elif planned_file.rule == "prepare":
             _add_downloads(plan, load_dataset_preset(names[0]))
         elif planned_file.rule == "imported":
-            where = getattr(load_feature(names[1], names[0]), "where", "")
+            where = getattr(load_feature_preset(names[1], names[0]), "where", "")
             plan.unknown_amounts.append(f"files to import into {planned_file.path}. {where}")
         elif planned_file.rule == "train" and names not in seen:
             seen.add(names)
-            _add_training(plan, names[0], names[1], names[2], rates, own)
+            _add_training(plan, names[0], names[1], names[2], rates, local)
     for (dataset, feature, n_shards), pending in shards.items():
-        _add_extraction(plan, dataset, feature, pending / n_shards, rates, own)
+        _add_extraction(plan, dataset, feature, pending / n_shards, rates, local)
     return plan
 
 
@@ -190,9 +190,9 @@ def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
         plan.unknown_amounts.append(f"size of the images of {config.name}, which must be requested: {images} is not there")
 
 
-def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, rates: Rates, own: OwnRates) -> None:
+def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, rates: Rates, local: LocalRates) -> None:
     """Add a feature's download, size and time to ``plan``; ``share`` is the share of its shards that are not finished."""
-    config = load_feature(feature, dataset)
+    config = load_feature_preset(feature, dataset)
     name, counts = f"features/{dataset}_{feature}.h5", _count_by_split(dataset)
     network = rates.networks.get(str(getattr(config, "model", "")))
     model, weights = getattr(config, "model", None), getattr(config, "weights", None)
@@ -216,15 +216,15 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
             (rows * numbers * _BYTES_PER_NUMBER[config.dtype], f"{name}, {rows:,.0f} rows of {at_most}{numbers:,} numbers")
         )
     rate = _find_rows_per_second(config, rates)
-    source = _IN_RATES_FILE if {config.name, model} & rates.own_names else None
-    if (measured := own.find_feature_rate(config)) is not None:
+    source = _IN_RATES_FILE if {config.name, model} & rates.local_names else None
+    if (measured := local.find_feature_rate(config)) is not None:
         rate, source = measured, "measured here"
     if rate is None:
         plan.unknown_amounts.append(
             f"time of {name}: no rate of {getattr(config, 'model', feature)}; add it to a --rates file"
         )
     else:
-        plan.durations.append(_build_duration(rows, rate, name, "rows per second", source, own))
+        plan.durations.append(_build_duration(rows, rate, name, "rows per second", source, local))
 
 
 def _count_numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
@@ -255,11 +255,11 @@ def _find_rows_per_second(config: FeatureSettings, rates: Rates) -> float | None
     return rate / config.n_network_passes / (getattr(config, "crop", _CROP) / _CROP) ** 2
 
 
-def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, own: OwnRates) -> None:
+def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, local: LocalRates) -> None:
     name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_by_split(dataset)
     settings = load_experiment_outline(experiment, dataset).weight_settings().get("train") or {}
-    rate, source = rates.training.get(experiment), _IN_RATES_FILE if experiment in rates.own_names else None
-    if (measured := own.find_training_rate(dataset, experiment)) is not None:
+    rate, source = rates.training.get(experiment), _IN_RATES_FILE if experiment in rates.local_names else None
+    if (measured := local.find_training_rate(dataset, experiment)) is not None:
         rate, source = measured.per_s, f"measured here on {measured.device}"
     if counts is None or rate is None:
         reason = f"no rate of {experiment}; add it to a --rates file" if rate is None else "the number of pairs is not known"
@@ -268,18 +268,18 @@ def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, ra
     splits = ("train", "restval") if settings.get("restval") else ("train",)
     pairs, epochs = sum(counts[split][1] for split in splits if split in counts), int(settings.get("epochs", DEFAULT_EPOCHS))
     what = f"{name}, {epochs} epochs of {pairs:,} pairs"
-    plan.durations.append(_build_duration(pairs * epochs, rate, what, "per second", source, own))
+    plan.durations.append(_build_duration(pairs * epochs, rate, what, "per second", source, local))
 
 
-def _build_duration(amount: float, rate: float, what: str, unit: str, source: str | None, own: OwnRates) -> Duration:
+def _build_duration(amount: float, rate: float, what: str, unit: str, source: str | None, local: LocalRates) -> Duration:
     """Return the time for an amount of rows or training pairs, at ``rate`` rows or pairs per second.
 
     ``source`` states for the report where the rate comes from; None: the rate was measured on another machine.
     """
     if source is not None:
-        return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {source}", is_own=True)
-    rate *= own.relative_speed or 1.0
-    origin = "measured on" if own.relative_speed is None else "scaled from"
+        return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {source}", is_local=True)
+    rate *= local.relative_speed or 1.0
+    origin = "measured on" if local.relative_speed is None else "scaled from"
     return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {origin} another machine")
 
 
@@ -320,7 +320,7 @@ def _build_report_lines(targets: str, plan: TargetPlan, rates: Rates, relative_s
             yield f"  {f'{size / 1e9:.2f} GB':>10}  {description}"
     spread = _UNCALIBRATED_FACTOR if relative_speed is None else _CALIBRATED_FACTOR
     durations = sorted(plan.durations, key=lambda item: -item.seconds)
-    factors = [1.0 if item.is_own else spread for item in durations]
+    factors = [1.0 if item.is_local else spread for item in durations]
     if durations:
         yield f"time: {_format_range([item.seconds for item in durations], factors)}"
     for item, factor in zip(durations, factors, strict=True):
@@ -330,7 +330,7 @@ def _build_report_lines(targets: str, plan: TargetPlan, rates: Rates, relative_s
         yield from (f"  {description}" for description in dict.fromkeys(plan.unknown_amounts))
     if not durations:
         return
-    if not all(item.is_own for item in durations):
+    if not all(item.is_local for item in durations):
         yield f"The other machine: {rates.machine}."
         if relative_speed is None:
             yield "--calibrate compares this machine with it in ten seconds, and narrows the ranges."

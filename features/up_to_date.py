@@ -31,7 +31,7 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.rows import sha256_bytes
 from vse.features.cache.shards import read_arrays, read_manifest, read_shard_record, shard_path, shard_slice
 from vse.features.data_checks import is_from_dataset_file
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.base import FeatureSettings, hash_word_file
 from vse.features.settings.captions import FittedCaptionSettings
 from vse.pipeline.dataset.columns import image_files, image_ids
@@ -273,7 +273,7 @@ class TrainingRate(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OwnRates:
+class LocalRates:
     """Speeds of this machine.
 
     training : speed of a finished run; the key is the JSON of its experiment and of the settings that determine the speed
@@ -302,7 +302,7 @@ class OwnRates:
         return next((self.features[key] for key in keys if key in self.features), None)
 
 
-def read_own_rates(folder: Path = Path()) -> OwnRates:
+def read_local_rates(folder: Path = Path()) -> LocalRates:
     """Return the speeds of the finished runs in ``runs/`` and of the finished shards in ``features/`` of a folder.
 
     A run counts only if it has the settings of its preset: neither the command nor a later edit of the preset changed them.
@@ -329,7 +329,7 @@ def read_own_rates(folder: Path = Path()) -> OwnRates:
             key_of_feature, duration = _encode_settings(record["identity"]["content"]["config"]), float(record["seconds"])
             rows[key_of_feature] = rows.get(key_of_feature, 0) + record["rows"]
             seconds[key_of_feature] = seconds.get(key_of_feature, 0) + duration
-    return OwnRates(training, {key: rows[key] / seconds[key] for key in rows if seconds[key] > 0})
+    return LocalRates(training, {key: rows[key] / seconds[key] for key in rows if seconds[key] > 0})
 
 
 def measure_calibration() -> float:
@@ -359,7 +359,7 @@ def _collect_cost_settings(dataset: str, experiment: str) -> dict[str, Any] | No
     try:
         settings = load_experiment_outline(experiment, dataset).weight_settings()
         names = [name for name in (settings.get("feature"), settings.get("caption_feature")) if isinstance(name, str)]
-        features = [load_feature(name, dataset).key_settings() for name in names]
+        features = [load_feature_preset(name, dataset).key_settings() for name in names]
     except UserError:
         return None
     preset = {key: settings[key] for key in _COST_SETTINGS if settings.get(key) is not None}

@@ -46,8 +46,9 @@ def test_help_and_usage_errors_import_nothing_heavy(command: str) -> None:
 
 def test_reading_presets_as_the_workflow_does_imports_nothing_that_computes() -> None:
     program = (
-        "import sys\nfrom vse.features.settings import load_feature\n"
-        "for name in ('fc7', 'regions', 'boxes', 'hglmm', 'clip'):\n    load_feature(name, 'demo').list_rerun_settings()\n"
+        "import sys\nfrom vse.features.settings import load_feature_preset\n"
+        "for name in ('fc7', 'regions', 'boxes', 'hglmm', 'clip'):\n"
+        "    load_feature_preset(name, 'demo').list_rerun_settings()\n"
         "print(*sys.modules)"
     )
     assert not (HEAVY | {"h5py"}) & set(output(program)[-1].split())

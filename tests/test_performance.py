@@ -17,7 +17,7 @@ from benchmarks import performance, works
 from benchmarks.schedule import Cluster, expect, simulate
 from benchmarks.works import Work, cell
 from tests.docs.pages import ROOT
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.presets.preset_files import list_preset_names
 
@@ -46,7 +46,7 @@ def test_the_page_has_the_numbers_of_the_csvs() -> None:
 
 
 def test_an_extraction_is_measured_with_the_settings_of_a_preset() -> None:
-    presets = [load_feature(name) for name in list_preset_names("features")]
+    presets = [load_feature_preset(name) for name in list_preset_names("features")]
     offered = {(preset.model, preset.fold_batch_norm, preset.precision) for preset in presets if isinstance(preset, CnnConfig)}
     measured = [work.now.where for work in works.WORKS if work.now.csv == "extraction"]
     assert len(measured) == 2

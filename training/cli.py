@@ -63,10 +63,10 @@ def embed_command(request: EmbedRequest) -> None:
     With --as-features, the embeddings of all splits become two feature caches, to train another model on. In this case, the
     arguments may be embeddings files of other programs instead of a run, one file for each split.
     """
-    from vse.features.backbones.device import use_threads
+    from vse.features.backbones.device import set_thread_count
     from vse.training.use.embed import embed_runs
 
-    use_threads(request.threads)
+    set_thread_count(request.threads)
     click.echo("\n".join(map(str, embed_runs(request))))
 
 
@@ -82,12 +82,12 @@ def search_command(request: SearchCommandRequest) -> None:
     name. With --image, QUERY is a phrase to find in this image. Each result is then a box of the image: rank, score
     and corners (x1, y1, x2, y2 in pixels).
     """
-    from vse.features.backbones.device import use_threads
+    from vse.features.backbones.device import set_thread_count
     from vse.training.share.pack import find_model
     from vse.training.use.localise import find_phrase
     from vse.training.use.search import search_run
 
-    use_threads(request.threads)
+    set_thread_count(request.threads)
     run, query, search, files = find_model(request.run), request.query, request.search, request.files
     if request.image is not None:
         best = find_phrase(run, request.image, query, search, files, request.device).select_best(search.k)

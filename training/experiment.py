@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.own_code import CodeNotAllowed, allow_named_code
 from vse.pipeline.presets.parts import part_field
@@ -224,7 +224,7 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
 
 def _input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
     """Return whether a feature has vectors or sets. Raises UserError if it is not a feature of ``medium``."""
-    settings = load_feature(feature, dataset)
+    settings = load_feature_preset(feature, dataset)
     if settings.kind != medium or settings.text_unit != "captions":
         found = "phrases" if settings.text_unit == "phrases" else "images" if settings.kind == "image" else "captions"
         required = "images" if medium == "image" else "captions"

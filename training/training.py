@@ -18,7 +18,7 @@ from vse.features.backbones.device import (
     OUT_OF_MEMORY_ADVICE,
     choose_precision,
     describe_processor,
-    use_threads,
+    set_thread_count,
     wrap_memory_errors,
 )
 from vse.features.cache.feature_cache import open_cache
@@ -64,7 +64,7 @@ def train_experiment(request: TrainRequest) -> Path:
         raise UserError(f"--name {label!r}: a name must be one line of printable text")
     if not is_first_process():
         logging.getLogger("vse").setLevel(logging.WARNING)
-    use_threads(options.threads)
+    set_thread_count(options.threads)
     dataset, sets = open_cache(request.features).dataset, request.sets
     if request.languages is not None:
         sets = (*sets, f"train.languages=[{', '.join(parse_languages(request.languages))}]")

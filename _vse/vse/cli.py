@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from packaging.requirements import Requirement
 
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.base import WEIGHT_FILE_SUFFIXES
 from vse.pipeline import __version__
 from vse.pipeline.command import count_allowed_cores, entry_point
@@ -205,7 +205,7 @@ def _list_missing_packages(extra: str) -> list[str]:
 def _describe_weights() -> Iterator[tuple[str, str]]:
     features_by_model: dict[str, list[str]] = {}
     for name in list_preset_names("features"):
-        settings = load_feature(name)
+        settings = load_feature_preset(name)
         model, weights = getattr(settings, "model", None), getattr(settings, "weights", None)
         if model is not None and weights != "random" and not settings.list_input_files():
             features_by_model.setdefault(model, []).append(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from vse.cli import find_weights, load_command
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.pipeline.command import record_command
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import CliOption, FileOrFolderPath, PositiveInteger, Text
@@ -75,7 +75,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
     steps.run("vse-extract", "cnn", "--dataset", dataset_file, "--feature", image_feature, "--out", images)
     is_small = n_pairs < MIN_PAIRS_FOR_SPLIT
     min_count = FEW_PAIRS_MIN_COUNT if is_small else None
-    if load_feature(caption_feature).fits_encoder:  # keep the plain name for a cache with the preset's own settings
+    if load_feature_preset(caption_feature).fits_encoder:  # keep the plain name for a cache with the preset's own settings
         captions = captions.with_name(f"{name}_quickstart_{caption_feature}.h5")
     steps.extract_captions(dataset_file, caption_feature, captions, min_count)
     training = ["--features", images, "--experiment", f"cca_effnet+{caption_feature}+{image_feature}"]
@@ -88,7 +88,9 @@ def run_quickstart(request: QuickstartRequest) -> str:
         steps.run("vse-data", "folds", dataset_file, "--out", folds, "--count", N_FOLDS)
         for k in range(N_FOLDS):
             fold = folds / f"fold-{k}.json"
-            if load_feature(caption_feature).fits_encoder:  # the feature is fitted to the training captions of each fold
+            if load_feature_preset(
+                caption_feature
+            ).fits_encoder:  # the feature is fitted to the training captions of each fold
                 captions = Path("features", f"{name}_folds-{k}_{caption_feature}.h5")
                 steps.extract_captions(fold, caption_feature, captions, min_count)
             embeddings.append(steps.train(training, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))
@@ -153,7 +155,7 @@ class _Steps:
 
     def extract_captions(self, dataset_file: Path, feature: str, cache: Path, min_count: int | None) -> None:
         """Extract a feature of captions into ``cache``. TF-IDF reads words that occur ``min_count`` times, if it is given."""
-        extractor = load_feature(feature).extractor_name()
+        extractor = load_feature_preset(feature).extractor_name()
         changes = ["--set", f"min_count={min_count}"] if min_count is not None and extractor == "tfidf" else []
         self.run("vse-extract", extractor, "--dataset", dataset_file, "--feature", feature, *changes, "--out", cache)
 
@@ -182,7 +184,7 @@ def choose_image_feature(dataset: str) -> str:
     last of :data:`IMAGE_FEATURES`. Its weights are then downloaded.
     """
     for name in (*IMAGE_FEATURES, "fc7"):
-        settings = load_feature(name, dataset)
+        settings = load_feature_preset(name, dataset)
         if getattr(settings, "weights", None) == "random" or find_weights(str(getattr(settings, "model", ""))):
             return name
     return IMAGE_FEATURES[-1]
@@ -193,4 +195,4 @@ def choose_caption_feature(dataset: Dataset) -> str:
     captions = [caption for image in dataset.images[:_N_CAPTIONS_FOR_LANGUAGE] for caption in image.captions]
     words = [word for caption in captions for word in caption.tokens]
     is_english = sum(word in _ENGLISH_WORDS for word in words) >= _MIN_ENGLISH_SHARE * len(words)
-    return "minilm" if is_english and find_weights(str(getattr(load_feature("minilm"), "model", ""))) else "tfidf"
+    return "minilm" if is_english and find_weights(str(getattr(load_feature_preset("minilm"), "model", ""))) else "tfidf"

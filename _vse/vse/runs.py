@@ -334,10 +334,10 @@ def load(
         model.search("a red circle above a blue square", k=3).frame[["rank", "score", "file"]]
         ```
     """
-    from vse.features.backbones.device import use_threads
+    from vse.features.backbones.device import set_thread_count
     from vse.training.share.pack import find_model
 
-    use_threads(threads)
+    set_thread_count(threads)
     files = RunFileOptions(
         features=features,
         captions=captions,

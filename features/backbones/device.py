@@ -156,7 +156,7 @@ def wrap_memory_errors(advice: str) -> Iterator[None]:
         raise UserError(f"the GPU is out of memory ({str(error).split('. ')[0].strip()}); {advice}") from None
 
 
-def use_threads(threads: int | None) -> None:
+def set_thread_count(threads: int | None) -> None:
     """Set the number of torch's threads, at most the number of available cores; None keeps torch's default number."""
     if threads is None:
         threads = torch.get_num_threads()  # set explicitly: otherwise MKL may use fewer threads, a fifth slower

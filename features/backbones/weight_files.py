@@ -96,7 +96,7 @@ def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weigh
     return {"weights": str(file.parents[len(PurePosixPath(record.name).parts) - 1] if is_folder else file)}
 
 
-def describe_missing_weights(provenance: Mapping[str, Any], model: str, error: UserError) -> UserError:
+def add_weights_hint(provenance: Mapping[str, Any], model: str, error: UserError) -> UserError:
     """Return an error about missing or wrong weights, with the recorded name and hash of the right file added."""
     record = WeightsFile.read(provenance)
     return error if record is None or record.sha256 in str(error) else UserError(f"{error}; {record.explain(model)}")

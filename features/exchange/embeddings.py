@@ -62,9 +62,9 @@ def build_cache_paths(out: Path) -> dict[FeatureKind, Path]:
     return {kind: out.with_name(f"{out.name}_{plural}.h5") for kind, plural in KIND_PLURALS.items()}
 
 
-def captions_cache_path(images: Path) -> Path:
+def captions_cache_path(images_cache: Path) -> Path:
     """Return the path of a model's cache of captions, given the path of its cache of images."""
-    return images.with_name(f"{images.name.removesuffix('_images.h5')}_captions.h5")
+    return images_cache.with_name(f"{images_cache.name.removesuffix('_images.h5')}_captions.h5")
 
 
 def read_backbone(cache: FeatureCache) -> Backbone | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vse.features.backbones.device import choose_query_precision, move_tensor
 from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, hash_weights, load_backbone
-from vse.features.backbones.weight_files import describe_missing_weights, find_weights
+from vse.features.backbones.weight_files import add_weights_hint, find_weights
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
 from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnsuitableImageSize
@@ -248,7 +248,7 @@ def rebuild_cnn_extractor(
     try:
         extractor = CnnExtractor(config, weights_dir, device)
     except UserError as error:
-        raise describe_missing_weights(cache.provenance, config.model, error) from None
+        raise add_weights_hint(cache.provenance, config.model, error) from None
     if not random_weights:
         _check_weights(cache, config, extractor.weights_sha256)
     return extractor
@@ -264,7 +264,7 @@ def load_cnn_weights(cache: FeatureCache, weights_dir: Path | None = None) -> tu
     try:
         network = load_backbone(config, weights_dir, notes=notes)
     except UserError as error:
-        raise describe_missing_weights(cache.provenance, config.model, error) from None
+        raise add_weights_hint(cache.provenance, config.model, error) from None
     _check_weights(cache, config, hash_weights(network))
     return network.state_dict(), notes
 
@@ -274,7 +274,7 @@ def _check_weights(cache: FeatureCache, config: CnnConfig, sha256: str) -> None:
         error = UserError(
             f"{cache.path} was computed with other weights of {config.model} than the current ones (the SHA-256 differs)"
         )
-        raise describe_missing_weights(cache.provenance, config.model, error)
+        raise add_weights_hint(cache.provenance, config.model, error)
 
 
 class VectorBoxes:

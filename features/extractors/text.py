@@ -24,7 +24,7 @@ from vse.features.backbones.device import (
 )
 from vse.features.backbones.networks import autocast
 from vse.features.backbones.texts import load_text_backbone
-from vse.features.backbones.weight_files import describe_missing_weights, find_weights
+from vse.features.backbones.weight_files import add_weights_hint, find_weights
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import ExtractorInput, FeatureRows, list_input_ids
 from vse.features.extractors.captions import load_cache_encoder
@@ -167,12 +167,12 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
     try:
         extractor = TextExtractor(config, weights_dir, device)
     except UserError as missing:
-        raise describe_missing_weights(provenance, config.model, missing) from None
+        raise add_weights_hint(provenance, config.model, missing) from None
     hashes = {"weights_sha256": extractor.weights_sha256, **extractor.extra_hashes}
     for name, part in _DIFFERENCE_TEXTS.items():
         if hashes.get(name) != provenance.get(name):
             error = UserError(f"{cache.path} was computed with {part} of {config.model}: {name} differs from the current one")
-            raise describe_missing_weights(provenance, config.model, error)
+            raise add_weights_hint(provenance, config.model, error)
     return extractor
 
 

@@ -40,7 +40,7 @@ EXTRACTORS: Registry[FeatureSettings] = Registry(
 DEFAULT_EXTRACTOR: str = next(iter(EXTRACTORS))  # for a preset that names no extractor
 
 
-def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureSettings:
+def load_feature_preset(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureSettings:
     """Load a feature preset.
 
     Settings in the preset of the data set ``dataset`` replace settings of the feature preset. The strings ``key=value`` in
@@ -75,6 +75,6 @@ def list_imported_features() -> list[str]:
 def has_auto_precision(name: str, dataset: str) -> bool:
     """Return whether a feature's preset has ``precision: auto``, so that each machine chooses the precision itself."""
     try:
-        return getattr(load_feature(name, dataset), "precision", None) == "auto"
+        return getattr(load_feature_preset(name, dataset), "precision", None) == "auto"
     except UserError:
         return False

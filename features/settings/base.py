@@ -98,7 +98,7 @@ class FeatureSettings(Settings):
         """
         return self.model_dump(mode="json", exclude=self.list_fields_outside_key())
 
-    def select_rows(self, dataset: Dataset) -> Dataset:
+    def restrict_dataset(self, dataset: Dataset) -> Dataset:
         """Return the part of a data set that this feature has rows for; by default, the complete data set."""
         return dataset
 
@@ -192,7 +192,7 @@ class ImageSettings(FeatureSettings):
         # without splits, caches keep the keys that they had before this setting existed
         return settings if self.splits else {name: value for name, value in settings.items() if name != "splits"}
 
-    def select_rows(self, dataset: Dataset) -> Dataset:
+    def restrict_dataset(self, dataset: Dataset) -> Dataset:
         return dataset if self.splits is None else dataset.keep_splits(self.splits)
 
 
@@ -284,7 +284,7 @@ class Extractor(ABC):
             "config": self.config.key_settings(),
             "weights_sha256": self.weights_sha256,
             "requested_ids_sha256": sha256_json(
-                list_row_ids(self.config.select_rows(dataset), self.kind, self.config.text_unit).tolist()
+                list_row_ids(self.config.restrict_dataset(dataset), self.kind, self.config.text_unit).tolist()
             ),
             "extractor_version": self.version,
             **self.extra_hashes,

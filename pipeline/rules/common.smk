@@ -7,7 +7,7 @@ import sys
 from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import published_rows, published_tables
-from vse.features.settings import list_imported_features, load_feature
+from vse.features.settings import list_imported_features, load_feature_preset
 from vse.features.up_to_date import hash_changed_photos
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import preparation
@@ -103,7 +103,7 @@ def cache_stem(wildcards):
 
 def feature_preset(wildcards):
     """Return the preset of a feature."""
-    return load_cached_preset(load_feature, wildcards.feature, wildcards.dataset)
+    return load_cached_preset(load_feature_preset, wildcards.feature, wildcards.dataset)
 
 
 def feature_settings(wildcards):

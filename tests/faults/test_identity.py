@@ -185,7 +185,7 @@ def test_captions_of_another_data_set_are_not_those_of_the_cache_of_the_run(ours
 def test_shards_and_boxes_of_another_are_refused(ours: Data, theirs: Data, tmp_path: Path, fails: Callable[..., str]) -> None:
     out = tmp_path / "demo_tiny.h5"
     for shard, data in enumerate((ours, theirs)):
-        extract_shards(data.dataset, CnnExtractor(TINY_FEATURE), out, 2, only=shard)
+        extract_shards(data.dataset, CnnExtractor(TINY_FEATURE), out, 2, only_index=shard)
     line = fails(extract_main, "merge", "--dataset", theirs.dataset, "--out", out, "--shards", 2)
     assert "6 of 6 compared photographs differ, the first is id 0" in line
     assert not out.exists()

@@ -21,7 +21,7 @@ from vse.features.extraction import extract_shards
 from vse.features.extractors.boxes import BoxesExtractor, compute_cells_per_pixel
 from vse.features.extractors.cnn import normalize_pixels
 from vse.features.extractors.proposals import find_edge_boxes, read_boxes, run_selective_search, suppress_non_ridges
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.images import BoxesConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -223,7 +223,7 @@ def test_bad_settings_are_one_line(demo: Path, tmp_path: Path, fails: Fails) -> 
         (tmp_path / "model.yml").write_text(content)
         assert "model.yml: not a structured-edge model" in line(f"edge_model={tmp_path / 'model.yml'}")
     with pytest.raises(UserError, match="every ground-truth box is needed"):
-        load_feature("boxes_truth", sets=["train_boxes=5"])
+        load_feature_preset("boxes_truth", sets=["train_boxes=5"])
 
 
 def test_an_image_may_have_no_box(demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

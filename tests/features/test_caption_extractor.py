@@ -17,7 +17,7 @@ from vse.features.cli import extract_main as main
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.extractors.hglmm import HglmmEncoder, fit_principal_components
 from vse.features.extractors.words import MeanVectorEncoder, TfidfEncoder, WordVectors
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.captions import HglmmConfig, MeanVectorConfig, TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -185,7 +185,7 @@ def test_word_vectors_and_mixtures_that_do_not_fit_are_said(demo: Path, tmp_path
     with pytest.raises(UserError, match="2 words .* too few for a mixture"):
         fit_encoder(demo, HGLMM, tmp_path / "e.safetensors", word_file=words)
     with pytest.raises(UserError, match="mixtures hybrid, gaussian, hybrid"):
-        load_feature("hglmm", sets=["mixtures=[hybrid, gaussian, hybrid]"])
+        load_feature_preset("hglmm", sets=["mixtures=[hybrid, gaussian, hybrid]"])
 
 
 def test_a_command_needs_its_own_feature_and_a_single_shard_a_fit_of_its_settings(

@@ -11,7 +11,7 @@ from PIL import Image
 from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import extract_feature
 from vse.features.options import ExtractOptions, FeatureRequest
-from vse.features.settings import EXTRACTORS, has_auto_precision, load_feature
+from vse.features.settings import EXTRACTORS, has_auto_precision, load_feature_preset
 from vse.features.settings.captions import FittedCaptionSettings, HglmmConfig, TextConfig, TfidfConfig
 from vse.features.settings.images import BoxesConfig, CnnConfig
 from vse.pipeline.errors import UserError
@@ -49,22 +49,25 @@ CONTENT_ON_FLICKR8K = {
 def test_the_content_of_a_preset_stays_what_it_was_so_that_caches_stay_valid(name: str) -> None:
     unfolded = ["fold_batch_norm=false"] if name.startswith(("effnet", "resnet")) else []  # until presets folded batch norms
     if name in CONTENT:
-        assert sha256_json(load_feature(name, None, unfolded).key_settings()) == CONTENT[name]
+        assert sha256_json(load_feature_preset(name, None, unfolded).key_settings()) == CONTENT[name]
         return
     before = ["random_crop=resized"] if name == "effnet_rc_of_the_authors" else []  # until plain crops were seen to do better
     preset = name.removesuffix("_of_the_authors")
     in_bf16 = ["precision=bf16"] if has_auto_precision(preset, "f8k") else []  # as a processor with bf16 makes them
-    assert sha256_json(load_feature(preset, "f8k", [*before, *in_bf16, *unfolded]).key_settings()) == CONTENT_ON_FLICKR8K[name]
+    assert (
+        sha256_json(load_feature_preset(preset, "f8k", [*before, *in_bf16, *unfolded]).key_settings())
+        == CONTENT_ON_FLICKR8K[name]
+    )
 
 
 def from_timm() -> list[str]:
-    configs = [load_feature(name) for name in list_preset_names("features")]
+    configs = [load_feature_preset(name) for name in list_preset_names("features")]
     return [config.name for config in configs if isinstance(config, CnnConfig) and config.model.startswith("timm/")]
 
 
 @pytest.mark.parametrize("name", from_timm())
 def test_a_preset_from_timm_takes_timm_s_own_transform(name: str) -> None:
-    config = load_feature(name)
+    config = load_feature_preset(name)
     assert isinstance(config, CnnConfig)
     own = timm.get_pretrained_cfg(config.model.removeprefix("timm/"))
     side = own.input_size[1]
@@ -76,7 +79,7 @@ def test_a_photo_is_cut_as_timm_cuts_it() -> None:
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 255, (20, 33, 3), dtype=np.uint8))
     photo = coarse.resize((640, 427), Image.Resampling.BICUBIC)
-    config = load_feature("effnet")
+    config = load_feature_preset("effnet")
     assert isinstance(config, CnnConfig)
     theirs = timm.data.create_transform(**timm.data.resolve_data_config(model=timm.create_model(config.model.split("/")[1])))
     ours = normalize_pixels(cut_crops(photo, config), config.mean, config.std, torch.device("cpu"))[0]
@@ -89,15 +92,15 @@ def test_a_photo_is_cut_as_timm_cuts_it() -> None:
 @pytest.mark.parametrize("dataset", list_preset_names("datasets"))
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     for name in list_preset_names("features"):
-        assert load_feature(name, dataset).name == name
+        assert load_feature_preset(name, dataset).name == name
 
 
 def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'fc7'"):
-        load_feature("fc7x")
+        load_feature_preset("fc7x")
     (tmp_path / "mine.yaml").write_text("extractor: cn\nmodel: vgg19\n")
     with pytest.raises(UserError, match="unknown extractor 'cn' .did you mean 'cnn'"):
-        load_feature(str(tmp_path / "mine.yaml"))
+        load_feature_preset(str(tmp_path / "mine.yaml"))
 
 
 def test_changes_by_the_preset_of_the_data_set_are_logged(few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +125,7 @@ def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None
     assert settings.extractor_name() == name
     assert settings.fits_encoder == issubclass(settings, FittedCaptionSettings)
     assert (settings.kind == "text") == (settings.fits_encoder or settings.reads_raw_text)
-    assert load_feature(settings.default_preset or name).extractor_name() == name
+    assert load_feature_preset(settings.default_preset or name).extractor_name() == name
 
 
 def test_files_of_the_user_are_those_that_settings_name() -> None:
@@ -153,6 +156,6 @@ def test_word_vectors_given_for_all_features_are_before_those_of_a_preset() -> N
 
 
 def test_the_name_of_an_extractor_is_a_feature_with_its_default_settings() -> None:
-    feature = load_feature("cnn", None, ("model=resnet18", "layer=avgpool"))
-    assert (feature.name, feature.extractor_name(), feature.crop) == ("cnn", "cnn", load_feature("resnet").crop)
-    assert load_feature("tfidf") == load_feature("tfidf", "unknown data set"), "the preset of this name"
+    feature = load_feature_preset("cnn", None, ("model=resnet18", "layer=avgpool"))
+    assert (feature.name, feature.extractor_name(), feature.crop) == ("cnn", "cnn", load_feature_preset("resnet").crop)
+    assert load_feature_preset("tfidf") == load_feature_preset("tfidf", "unknown data set"), "the preset of this name"

@@ -17,7 +17,7 @@ from vse.features.backbones.device import (
     describe_device,
     describe_processor,
     pick_device,
-    use_threads,
+    set_thread_count,
     wrap_memory_errors,
 )
 from vse.pipeline.errors import UserError
@@ -112,9 +112,9 @@ def test_more_threads_than_cores_are_lowered(monkeypatch: pytest.MonkeyPatch, ca
     before = torch.get_num_threads()
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
     try:
-        use_threads(1)
+        set_thread_count(1)
         assert (torch.get_num_threads(), caplog.messages) == (1, [])
-        use_threads(8)
+        set_thread_count(8)
         assert torch.get_num_threads() == 1
         assert caplog.messages == ["8 threads are lowered to 1, the cores that this process may use"]
     finally:

@@ -13,8 +13,8 @@ from tests.features.conftest import Fails
 from vse.features import up_to_date
 from vse.features.cli import data_main as main
 from vse.features.plan import DEFAULT_EPOCHS, estimate_plan, load_rates
-from vse.features.settings import load_feature
-from vse.features.up_to_date import read_own_rates
+from vse.features.settings import load_feature_preset
+from vse.features.up_to_date import read_local_rates
 from vse.pipeline.workflow import PlannedFile
 from vse.training.experiment import load_experiment
 from vse.training.settings import TrainConfig
@@ -96,8 +96,8 @@ def write_run(
 
 def test_a_run_of_this_machine_gives_the_rate_of_the_same_model_and_feature(folder: Path) -> None:
     write_run(folder, "f8k", "twobranch", 6.0)
-    (duration,) = estimate_plan(run_of("f30k", "twobranch"), RATES, read_own_rates(folder)).durations
-    assert duration.is_own
+    (duration,) = estimate_plan(run_of("f30k", "twobranch"), RATES, read_local_rates(folder)).durations
+    assert duration.is_local
     assert duration.seconds == pytest.approx(145_000 * 20 / 100)
     assert duration.description.endswith("100.0 per second, measured here on cpu")
 
@@ -108,36 +108,36 @@ def test_a_run_that_is_not_finished_or_has_other_settings_gives_no_rate(folder: 
     edited = write_run(folder, "f8k", "order0", 6.0) / "config.yaml"  # the preset has been edited since
     edited.write_text(edited.read_text().replace("name: order", "name: cosine"))
     write_run(folder, "f8k", "orderpp", 6.0)
-    rates = read_own_rates(folder)
+    rates = read_local_rates(folder)
     known = {name: rates.find_training_rate("f8k", name) for name in ("vse0", "vsepp", "order0", "orderpp")}
     assert [name for name, rate in known.items() if rate is not None] == ["orderpp"]
 
 
 def test_the_demo_whose_network_and_model_are_smaller_gives_no_rate_of_coco(folder: Path) -> None:
     write_run(folder, "demo", "vsepp", 0.001)
-    own = read_own_rates(folder)
-    assert estimate_plan(run_of("demo", "vsepp"), RATES, own).durations[0].is_own
+    own = read_local_rates(folder)
+    assert estimate_plan(run_of("demo", "vsepp"), RATES, own).durations[0].is_local
     (duration,) = estimate_plan(run_of("coco", "vsepp"), RATES, own).durations
-    assert not duration.is_own
+    assert not duration.is_local
     assert duration.description.endswith("538.0 per second, measured on another machine")
 
 
 def test_a_cache_of_this_machine_gives_the_rate_of_the_same_settings(folder: Path) -> None:
-    settings = {**load_feature("fc7", "coco").key_settings(), "precision": "fp32"}
+    settings = {**load_feature_preset("fc7", "coco").key_settings(), "precision": "fp32"}
     (folder / "features/f8k_fc7.shards").mkdir(parents=True)
     for k, seconds in enumerate((10.0, 30.0)):
         record = {"rows": 400, "seconds": seconds, "identity": {"content": {"config": settings}}}
         (folder / f"features/f8k_fc7.shards/shard-{k:05d}-of-00002.json").write_text(json.dumps(record))
-    own = read_own_rates(folder)
+    own = read_local_rates(folder)
     (same,) = estimate_plan(shards("coco", "fc7", range(64), 64), RATES, own).durations
-    assert (same.seconds, same.is_own) == (pytest.approx(123_287 / 20), True)
+    assert (same.seconds, same.is_local) == (pytest.approx(123_287 / 20), True)
     (other,) = estimate_plan(shards("demo", "fc7", range(4), 4), RATES, own).durations or [None]
-    assert other is None or not other.is_own
+    assert other is None or not other.is_local
 
 
 def test_a_calibration_scales_the_rates_of_another_machine_alone(folder: Path) -> None:
     write_run(folder, "f8k", "twobranch", 6.0)
-    own = read_own_rates(folder)
+    own = read_local_rates(folder)
     planned = [*run_of("f30k", "vsepp"), *run_of("f30k", "twobranch")]
     plain = estimate_plan(planned, RATES, own).durations
     calibrated = estimate_plan(planned, RATES, replace(own, relative_speed=2.0)).durations

@@ -21,7 +21,7 @@ from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cli import extract_main as main
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import TextExtractor, rebuild_text_extractor
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.captions import TextConfig
 
 CPU = torch.device("cpu")
@@ -148,7 +148,7 @@ def test_a_query_is_not_read_in_bf16_that_is_emulated(tmp_path: Path, few: Path,
 
 
 def test_what_makes_jobs_run_again_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = load_feature("effnet_rc").list_rerun_settings()
+    before = load_feature_preset("effnet_rc").list_rerun_settings()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert load_feature("effnet_rc").list_rerun_settings() == before
+    assert load_feature_preset("effnet_rc").list_rerun_settings() == before
     assert before["precision"] == "auto"

@@ -30,7 +30,7 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import ExtractorInput
 from vse.features.cli import extract_main as main
 from vse.features.extractors.text import TextExtractor, load_text_input_encoder
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.captions import TextConfig
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError, extra_install_command
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_one_line(bert: Path, clip: str) -> None:
         (["max_length=2"], "max_length: Input should be greater than or equal to 3"),
     ):
         with pytest.raises(UserError, match=message):
-            load_feature("minilm", sets=sets_of)
+            load_feature_preset("minilm", sets=sets_of)
 
 
 def test_a_broken_folder_is_one_line(bert: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_without_its_extra_a_preset_is_one_line(
             return import_module(name)
 
         monkeypatch.setattr("vse.features.libraries.import_module", importing)
-        command = load_feature(feature).extractor_name()
+        command = load_feature_preset(feature).extractor_name()
         line = fails(main, command, "--dataset", demo, "--feature", feature, "--out", tmp_path / "x.h5")
         assert extra_install_command(extra) in line
 
@@ -193,7 +193,7 @@ def test_without_its_extra_a_preset_is_one_line(
 def test_minilm_is_the_library_s_own_vector() -> None:
     rng, words = np.random.default_rng(0), ["A", "dog", "runs", "over", "the", "wet", "GRASS", "naïve", "two-tone", "!"]
     texts = [" ".join(rng.choice(words, n)) for n in rng.integers(1, 40, 12)] + ["long " * 400]
-    extractor = TextExtractor(load_feature("minilm", sets=[f"weights={MINILM}"]))
+    extractor = TextExtractor(load_feature_preset("minilm", sets=[f"weights={MINILM}"]))
     (ours,) = extractor.encode_inputs([ExtractorInput(k, raw=text) for k, text in enumerate(texts)])
     theirs = SentenceTransformer(str(MINILM), device="cpu", local_files_only=True).encode(texts)
     np.testing.assert_allclose(ours.numpy(), theirs, atol=1e-5)

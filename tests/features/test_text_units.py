@@ -21,7 +21,7 @@ from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit
 from vse.features.extractors.hglmm import HglmmEncoder
 from vse.features.extractors.text import TextExtractor, load_text_input_encoder
 from vse.features.extractors.words import TfidfEncoder
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.captions import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig, select_phrase_words
 from vse.pipeline.dataset.dataset import list_mentions, list_phrase_texts, load_dataset_file
 from vse.pipeline.errors import UserError
@@ -135,7 +135,7 @@ def test_phrases_that_changed_are_named(drawn: Path, tmp_path: Path, edit: Edit,
 def test_a_data_set_without_phrases_is_named(feature: str, tmp_path: Path, bert: Path, fails: Fails) -> None:
     own = without_phrases(tmp_path / "data")
     sets = ["--set", "model=tests/tiny", "--set", f"weights={bert}"] if feature == "minilm_phrases" else []
-    name = load_feature(feature).extractor_name()
+    name = load_feature_preset(feature).extractor_name()
     line = fails(main, name, "--dataset", own, "--feature", feature, "--out", tmp_path / "x.h5", *sets)
     assert f"{own}: no " in line
     assert "phrases" in line
@@ -156,9 +156,9 @@ def test_what_reads_captions_refuses_phrases_and_the_other_way_round(drawn: Path
 
 def test_captions_keep_their_stop_words() -> None:
     with pytest.raises(UserError, match="stop_words: drop goes with of: phrases"):
-        load_feature("tfidf", sets=["stop_words=drop"])
-    assert "of" not in load_feature("tfidf").key_settings()
-    assert "stop_words" not in load_feature("minilm").key_settings()
+        load_feature_preset("tfidf", sets=["stop_words=drop"])
+    assert "of" not in load_feature_preset("tfidf").key_settings()
+    assert "stop_words" not in load_feature_preset("minilm").key_settings()
 
 
 def test_a_preset_of_phrases_or_truths_differs_from_its_other_one_in_that_alone() -> None:
@@ -166,7 +166,9 @@ def test_a_preset_of_phrases_or_truths_differs_from_its_other_one_in_that_alone(
     boxes = ("boxes", "boxes_resnet", "boxes_effnet", "boxes_effnet_map", "boxes_effnet_levels")
     for name, other, change in [*phrases, *((name, f"{name}_truth", {"boxes": "phrases"}) for name in boxes)]:
         for dataset in (None, "demo"):
-            assert {**load_feature(name, dataset).key_settings(), **change} == load_feature(other, dataset).key_settings()
+            assert {**load_feature_preset(name, dataset).key_settings(), **change} == load_feature_preset(
+                other, dataset
+            ).key_settings()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.training.conftest import COMMAND, SETS, Capture, Fails, Patch, done
 from vse.eval.cli import eval_main, table_main
 from vse.features.cache.shards import shards_folder
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name
@@ -115,7 +115,7 @@ def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
         made, experiment = parse_composed_name(composed), load_experiment(composed, dataset)
         assert (experiment.feature, experiment.caption_feature) == (made.feature, made.caption_feature)
         assert experiment.title == ladder.experiment_entry(made.experiment).title
-        assert load_feature(made.feature, dataset).kind == "image"
+        assert load_feature_preset(made.feature, dataset).kind == "image"
     assert {parse_composed_name(composed).experiment for composed in fits} == set(ladder.experiments)  # type: ignore[union-attr]
 
 

@@ -16,7 +16,7 @@ from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
-from vse.features.settings import load_feature
+from vse.features.settings import load_feature_preset
 from vse.features.settings.base import Extractor
 from vse.features.settings.captions import TextConfig
 from vse.features.settings.images import BoxesConfig, CnnConfig, RegionsConfig
@@ -201,7 +201,7 @@ def test_localisation_of_phrases_is_that_of_the_paper(
 def test_random_crops_are_those_of_the_papers() -> None:
     """VSE++, section 3: a crop of 224 x 224 of the image at 256 x 256. TOD-Net, section IV-B: a random resize-and-crop."""
     for name in ("fc7_rc", "resnet_rc", "effnet_rc"):
-        found = load_feature(name)
+        found = load_feature_preset(name)
         assert isinstance(found, CnnConfig)
         assert (found.crops, found.random_crop, found.resize, found.crop) == ("rc_bank", "plain", 256, 224)
     on_the_fly = [name for name in EXPERIMENTS if load_experiment(name).images.source == "pictures"]
@@ -220,7 +220,7 @@ def test_bert_is_trained_as_the_paper_says() -> None:
     assert found.train.frozen == {"cnn": 1, "caption_encoder.network": 1}
     assert (found.images.source, found.images.finetune, found.images.random_crop) == ("pictures", True, "resized")
     assert (found.loss.name, found.loss.same_image, found.start_from) == ("max", "keep", None)
-    crops = [load_feature(name) for name in (found.feature, str(found.eval_feature))]
+    crops = [load_feature_preset(name) for name in (found.feature, str(found.eval_feature))]
     assert [(crop.resize, crop.crop) for crop in crops if isinstance(crop, CnnConfig)] == [(256, 256), (350, 350)]
     assert [load_experiment("bert", dataset).train.restval for dataset in ("coco", "f30k", "demo")] == [True, False, False]
 
@@ -268,7 +268,7 @@ def test_dsve_loc_is_that_of_the_authors_code() -> None:
     layers = [f"cnn.network.{name}" for name, _ in LayerOutput(resnet18(), "layer4").named_modules()]
     assert first_layers.keys() <= set(layers), "as in any ResNet of torchvision"
     assert (found.images.source, found.images.finetune, found.images.random_crop) == ("pictures", True, "resized")
-    crops = [load_feature(name) for name in (found.feature, found.eval_feature) if name]
+    crops = [load_feature_preset(name) for name in (found.feature, found.eval_feature) if name]
     sizes = [(crop.resize, crop.crop, crop.grid) for crop in crops if isinstance(crop, CnnConfig)]
     assert sizes == [(256, 256, "all"), (400, 400, "all")]
     cached = load_experiment("dsve_cached", "coco")
@@ -326,25 +326,25 @@ def feature(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
         return out
 
     def extractor(name: str, out: Path) -> Extractor:
-        extractor = load_feature(name, "demo").extractor
+        extractor = load_feature_preset(name, "demo").extractor
         if extractor == "cnn":
-            grid = "1" if load_feature(name, "demo").extra == "openclip" else "2"  # a tower gives one vector
-            config = load_feature(name, "demo", ["resize=32", "crop=32", f"grid={grid}"])
+            grid = "1" if load_feature_preset(name, "demo").extra == "openclip" else "2"  # a tower gives one vector
+            config = load_feature_preset(name, "demo", ["resize=32", "crop=32", f"grid={grid}"])
             assert isinstance(config, CnnConfig)
             config = config.model_copy(update=SMALL.get(config.model, {}))
             return CnnExtractor(config)
         if extractor == "boxes":
-            boxes = load_feature(name, "demo", ["n_boxes=3", "pool=4", "grid=2"])
+            boxes = load_feature_preset(name, "demo", ["n_boxes=3", "pool=4", "grid=2"])
             assert isinstance(boxes, BoxesConfig)
             small = {"model": "squeezenet1_1", "map": "features.1", "layer": "features.2"}
             return BoxesExtractor(boxes.model_copy(update=small), dataset=few)
         sizes = {"hglmm": ["centres=2", "pca=20", "ica=false", "trained_dim=8"], "mean_vector": ["trained_dim=8"], "tfidf": []}
         if extractor == "text":
-            captions = load_feature(name, "demo")
+            captions = load_feature_preset(name, "demo")
             assert isinstance(captions, TextConfig)
             own = {"weights": str(get_model_path())} if captions.open_clip_name is None else {"weights": "random"}
             return TextExtractor(captions.model_copy(update={**own, **SMALL.get(captions.model, {})}))
-        captions = load_feature(name, "demo", [*sizes[extractor], "min_count=1"])
+        captions = load_feature_preset(name, "demo", [*sizes[extractor], "min_count=1"])
         assert not isinstance(captions, CnnConfig | RegionsConfig | BoxesConfig)
         return CaptionExtractor(captions, fit_encoder(few, captions, encoder_path(out)))
 

@@ -36,14 +36,14 @@ def serve_command(request: ServeRequest) -> None:
     # Before torch is imported. In huge pages of memory, a search reads the vectors almost twice as fast.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     set_up_openmp(os.environ, threads_may_spin=False)
-    from vse.features.backbones.device import use_threads, wrap_memory_errors
+    from vse.features.backbones.device import set_thread_count, wrap_memory_errors
     from vse.training.serve.answers import ServedRuns
     from vse.training.serve.app import PageSettings, create_app
     from vse.training.serve.server import PageServer, is_loopback, trusted_hosts
     from vse.training.share.pack import find_model
     from vse.training.use.searcher import SearchOptions
 
-    use_threads(request.threads)
+    set_thread_count(request.threads)
     if not is_loopback(request.host):
         log.warning("--host %s: whoever reaches this address can search and see the photos of the split", request.host)
     options = SearchOptions(
