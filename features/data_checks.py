@@ -157,18 +157,18 @@ def is_text_shard_of(record: ShardRecord, dataset: Dataset) -> bool:
 
 
 def compare_texts(
-    dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapping[str, Any], compared: slice = slice(None)
+    dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapping[str, Any], text_slice: slice = slice(None)
 ) -> list[str]:
     """Return a list with a message if texts of a data set differ from the texts of a cache or shard, else an empty list.
 
     ids : (n,) ids of the rows of the cache or shard
     input_hashes : (n, 32) hashes of the texts of these rows
     config : recorded settings of the extractor
-    compared : indices of the data set's texts to compare; by default all texts
+    text_slice : indices of the data set's texts to compare; by default all texts
     """
     extractor, text_unit = find_extractor(config.get("extractor")), find_text_unit(config)
     raw = extractor is not None and extractor.reads_raw_text
-    items = list_extractor_inputs(dataset, "text", raw, text_unit, compared)
+    items = list_extractor_inputs(dataset, "text", raw, text_unit, text_slice)
     rows = IdIndex(ids).find_rows(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows, strict=True) if row >= 0 and (item.hash_input() != input_hashes[row]).any()

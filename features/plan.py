@@ -140,19 +140,19 @@ def describe_plan(
     in ``config/rates.yaml``. Raises UserError if the workflow lacks a target.
     """
     rates, local = load_rates(rates_file), read_local_rates()
-    planned = plan_files(targets, settings)
+    planned_files = plan_files(targets, settings)
     if must_calibrate and rates.calibration_per_s is not None:
         local = replace(local, relative_speed=measure_calibration() / rates.calibration_per_s)
-    plan = estimate_plan(planned, rates, local)
+    plan = estimate_plan(planned_files, rates, local)
     return "\n".join(_build_report_lines(", ".join(targets), plan, rates, local.relative_speed))
 
 
-def estimate_plan(planned: Sequence[PlannedFile], rates: Rates, local: LocalRates | None = None) -> TargetPlan:
+def estimate_plan(planned_files: Sequence[PlannedFile], rates: Rates, local: LocalRates | None = None) -> TargetPlan:
     """Return the estimated work for files that are still to be written. Speeds in ``local`` replace speeds in ``rates``."""
     plan, local = TargetPlan(), local or LocalRates()
     shards: Counter[tuple[str, str, int]] = Counter()
     seen: set[tuple[str, ...]] = set()
-    for planned_file in planned:
+    for planned_file in planned_files:
         pattern = _OUTPUT_PATTERNS.get(planned_file.rule)
         match = (
             re.fullmatch(pattern.replace("{dataset}", dataset_pattern()), planned_file.path.as_posix()) if pattern else None
@@ -271,16 +271,16 @@ def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, ra
     plan.durations.append(_build_duration(pairs * epochs, rate, what, "per second", source, local))
 
 
-def _build_duration(amount: float, rate: float, what: str, unit: str, source: str | None, local: LocalRates) -> Duration:
+def _build_duration(amount: float, rate: float, work: str, unit: str, source: str | None, local: LocalRates) -> Duration:
     """Return the time for an amount of rows or training pairs, at ``rate`` rows or pairs per second.
 
-    ``source`` states for the report where the rate comes from; None: the rate was measured on another machine.
+    ``work`` describes the work for the report. ``source`` states where the rate comes from; None: from another machine.
     """
     if source is not None:
-        return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {source}", is_local=True)
+        return Duration(amount / rate, f"{work}, {rate:,.1f} {unit}, {source}", is_local=True)
     rate *= local.relative_speed or 1.0
     origin = "measured on" if local.relative_speed is None else "scaled from"
-    return Duration(amount / rate, f"{what}, {rate:,.1f} {unit}, {origin} another machine")
+    return Duration(amount / rate, f"{work}, {rate:,.1f} {unit}, {origin} another machine")
 
 
 def _count_by_split(dataset: str) -> SplitCounts | None:

@@ -216,13 +216,13 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
     return requested
 
 
-def choose_query_precision(recorded: str) -> str:
-    """Return the precision setting to encode queries for a cache whose features have the precision ``recorded``.
+def choose_query_precision(cache_precision: str) -> str:
+    """Return the precision setting to encode queries for a cache whose features have ``cache_precision``.
 
-    The result is ``recorded``, except that ``auto`` replaces ``bf16``. A device without bf16 then computes in fp32, because
-    emulated bf16 is slow and fp32 differs only by rounding.
+    The result is ``cache_precision``, except that ``auto`` replaces ``bf16``. A device without bf16 then computes in fp32,
+    because emulated bf16 is slow and fp32 differs only by rounding.
     """
-    return "auto" if recorded == "bf16" else recorded
+    return "auto" if cache_precision == "bf16" else cache_precision
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -200,7 +200,7 @@ def mixed_precision_error(folder: Path, one: CacheIdentity, other: CacheIdentity
 
 
 def read_shard_record(path: Path) -> ShardRecord | None:
-    """Return the record of a shard; None if the shard or its record does not exist."""
+    """Return the record of a shard, read from its JSON file; None if the shard or this file does not exist."""
     record = path.with_suffix(".json")
     if not record.is_file() or not path.is_file():
         return None
@@ -257,14 +257,14 @@ def encode_cache_file(
     cache: Path,
     shards: Sequence[ShardRecord],
     dataset_file: Path,
-    skipped: Sequence[int],
+    skipped_ids: Sequence[int],
     more_provenance: Mapping[str, Any],
     more_arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[bytes, str]:
     """Return the bytes of the cache file, with virtual views of the arrays in the shards, and the key of the cache.
 
-    The key is a hash of the identity, the ids and the input hashes. ``skipped`` holds the ids of the images or texts that were
-    left out. ``more_provenance`` and ``more_arrays`` are added to the provenance and to the arrays of the file.
+    The key is a hash of the identity, the ids and the input hashes. ``skipped_ids`` are ids of images or texts that were left
+    out. ``more_provenance`` and ``more_arrays`` are added to the provenance and to the arrays of the file.
     """
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
@@ -287,7 +287,7 @@ def encode_cache_file(
         file.attrs["provenance"] = json.dumps(provenance, sort_keys=True)
         file.create_dataset("ids", data=ids)
         file.create_dataset("sources", data=input_hashes)
-        file.create_dataset("skipped_ids", data=np.asarray(skipped, np.int64))
+        file.create_dataset("skipped_ids", data=np.asarray(skipped_ids, np.int64))
         for name, values in more_arrays.items():
             file.create_dataset(name, data=values)
         with open_hdf5(files[0], "a readable shard") as first:

@@ -284,13 +284,13 @@ def _move_file(path: Path, target: Path) -> None:
         path.unlink()
 
 
-def _copy_and_hash(source: _Readable, bar: Any, expected: int, target: IO[bytes] | None = None) -> tuple[int, str]:
+def _copy_and_hash(source: _Readable, bar: Any, max_bytes: int, target: IO[bytes] | None = None) -> tuple[int, str]:
     """Copy ``source`` to ``target``, or only read it without ``target``; return the number of bytes and their SHA-256.
 
-    Copying stops after more than ``expected`` bytes.
+    Copying stops after more than ``max_bytes`` bytes.
     """
     digest, n_bytes = hashlib.sha256(), 0
-    while n_bytes <= expected and (chunk := source.read(CHUNK_BYTES)):
+    while n_bytes <= max_bytes and (chunk := source.read(CHUNK_BYTES)):
         digest.update(chunk)
         n_bytes += len(chunk)
         bar.update(len(chunk))

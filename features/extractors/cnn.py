@@ -209,8 +209,8 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
 
 
-def read_cnn_config(cache: FeatureCache, allow_positions: bool = False, **changed: object) -> CnnConfig:
-    """Return the settings of the CNN that computed a cache. The values ``changed`` replace recorded settings.
+def read_cnn_config(cache: FeatureCache, allow_positions: bool = False, **changes: object) -> CnnConfig:
+    """Return the settings of the CNN that computed a cache. The values ``changes`` replace recorded settings.
 
     Raises UserError if no CNN computed the cache, or if the cache has a vector per position and ``allow_positions`` is False.
     """
@@ -220,7 +220,7 @@ def read_cnn_config(cache: FeatureCache, allow_positions: bool = False, **change
         raise UserError(f"{cache.path}: its features are not vectors of a CNN, so no CNN can be run on the images")
     with wrap_read_errors(cache.path, "a cache of a CNN's vectors, by its provenance"):
         weights = {"weights": provenance["weights"], "seed": provenance.get("seed", 0)}
-        return CnnConfig.model_validate({"name": cache.feature, **weights, **settings, **changed})
+        return CnnConfig.model_validate({"name": cache.feature, **weights, **settings, **changes})
 
 
 def rebuild_cnn_extractor(
@@ -241,9 +241,9 @@ def rebuild_cnn_extractor(
     allow_positions : True to accept a cache with one vector per position
     trainable : True for a CNN that the caller will train; batch norms are not folded
     """
-    changed: dict[str, object] = {"fold_batch_norm": False} if random_weights or trainable else {}
-    changed |= {"weights": "random"} if random_weights else find_weights(cache.provenance, cache.model_folder, weights_dir)
-    config = read_cnn_config(cache, allow_positions, **changed)
+    changes: dict[str, object] = {"fold_batch_norm": False} if random_weights or trainable else {}
+    changes |= {"weights": "random"} if random_weights else find_weights(cache.provenance, cache.model_folder, weights_dir)
+    config = read_cnn_config(cache, allow_positions, **changes)
     config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     try:
         extractor = CnnExtractor(config, weights_dir, device)

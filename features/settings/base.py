@@ -87,7 +87,7 @@ class FeatureSettings(Settings):
     def list_fields_outside_key(cls) -> set[str]:
         """Return the names of the settings that :meth:`key_settings` omits.
 
-        These settings do not change the vectors, or the key contains a hash instead, such as the SHA-256 of the weights.
+        These settings do not change the vectors, or the key of the cache covers them by a hash, such as that of the weights.
         """
         return {"name", "trained_on"}
 
@@ -140,8 +140,8 @@ class FeatureSettings(Settings):
         """Return the paths of the files that the settings name, such as weights, except the file of word vectors."""
         return []
 
-    def find_word_file(self, given: str | Path | None = None) -> Path | None:
-        """Return the file of word vectors: ``given``, else the preset's file; None if the feature needs none."""
+    def find_word_file(self, override: str | Path | None = None) -> Path | None:
+        """Return the file of word vectors: ``override``, else the preset's file; None if the feature needs none."""
         return None
 
     def build_extractor(self, arguments: ExtractionArguments) -> Extractor:
@@ -189,7 +189,7 @@ class ImageSettings(FeatureSettings):
 
     def key_settings(self) -> dict[str, Any]:
         settings = super().key_settings()
-        # without splits, caches keep the keys that they had before this setting existed
+        # if splits is not set, the keys (hashes) of caches are the same as before this setting existed
         return settings if self.splits else {name: value for name, value in settings.items() if name != "splits"}
 
     def restrict_dataset(self, dataset: Dataset) -> Dataset:
@@ -277,7 +277,7 @@ class Extractor(ABC):
         return self.config.kind
 
     def build_cache_identity(self, dataset: Dataset) -> CacheIdentity:
-        """Return the identity of the feature's cache for ``dataset``."""
+        """Return the identity (names, settings and hashes) of the feature's cache for ``dataset``."""
         from vse.features.cache.rows import CacheIdentity, list_row_ids  # imports h5py
 
         content = {

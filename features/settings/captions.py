@@ -108,7 +108,8 @@ class TextSettings(FeatureSettings):
     def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
-        The settings ``of`` and ``stop_words`` are omitted if they have their defaults, so that older caches keep their keys.
+        The settings ``of`` and ``stop_words`` are omitted if they have their defaults, so that the keys (hashes) of older
+        caches stay the same.
         """
         content = super().key_settings()
         for name in ("of", "stop_words"):
@@ -195,9 +196,9 @@ class WordSettings(FittedCaptionSettings):
     def list_fields_outside_key(cls) -> set[str]:
         return super().list_fields_outside_key() | {"words"}
 
-    def find_word_file(self, given: str | Path | None = None) -> Path | None:
-        """Return the file of word vectors: ``given``, else the preset's file; None if the vectors are trained on captions."""
-        file = given or self.words
+    def find_word_file(self, override: str | Path | None = None) -> Path | None:
+        """Return the file of word vectors: ``override``, else the preset's; None if the vectors are trained on captions."""
+        file = override or self.words
         return Path(file) if file else None
 
     def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
@@ -371,7 +372,7 @@ class HglmmConfig(WordSettings):
     def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
-        The setting ``mixtures`` is omitted if it is its default, so that caches older than this setting keep their keys.
+        The setting ``mixtures`` is omitted if it has its default, so that the keys (hashes) of older caches stay the same.
         """
         content = super().key_settings()
         if self.mixtures == ["hybrid"]:

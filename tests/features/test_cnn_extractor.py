@@ -228,7 +228,7 @@ def test_a_random_crop_of_a_sliver_has_the_size_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(("workers", "ahead"), [(0, 4), (1, 1), (3, 4), (3, 100)])
-def test_read_ahead_keeps_the_order(workers: int, ahead: int) -> None:
+def test_load_in_threads_keeps_the_order(workers: int, ahead: int) -> None:
     assert list(load_in_threads(range(40), lambda k: k * k, workers, ahead)) == [k * k for k in range(40)]
 
 
