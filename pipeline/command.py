@@ -1,4 +1,4 @@
-"""Build the entry points of the commands, set their number of threads, and describe the provenance of output files.
+"""Build the entry points of the commands, set their number of threads, and state which command wrote an output file.
 
 A user's mistake ends a command with one line on stderr and exit code 2. The log goes to stderr, too.
 """
@@ -47,7 +47,7 @@ def set_up_openmp(
     """Set OpenMP's variables in ``environment``: the number of threads, and whether waiting threads sleep or spin.
 
     A variable that is already set is kept. ``OMP_NUM_THREADS`` is set only if a Slurm job or a cgroup (a limit of Linux)
-    allows fewer cores than the affinity mask. The load has no influence on ``OMP_NUM_THREADS``, because the number of threads
+    allows fewer cores than the affinity mask. A busy machine does not lower ``OMP_NUM_THREADS``, because the number of threads
     changes the last bits of results.
 
     Waiting threads spin, OpenMP's default, if this process may use all cores of the affinity mask and all cores are idle.
@@ -107,10 +107,10 @@ def cgroup_quota(proc: Path = PROC_FOLDER, cgroups: Path = CGROUPS_FOLDER) -> fl
 
 
 def are_cores_idle(cores: Iterable[int], proc: Path = PROC_FOLDER, pause: Callable[[], None] = _sleep_two_ticks) -> bool:
-    """Return whether each of ``cores`` is idle for more than half of a ``pause``.
+    """Return whether each of ``cores`` is idle for more than half of the time that the function ``pause`` waits.
 
-    The idle time comes from ``/proc/stat``, in ticks of 10 ms. A core without counters is busy. Time that a hypervisor takes
-    from a virtual machine is busy time.
+    The idle time comes from ``/proc/stat``, in ticks of 10 ms. A core without counters counts as busy. Time that a hypervisor
+    takes from a virtual machine is busy time.
     """
     before = _read_idle_surplus_ticks(proc)
     pause()
@@ -152,10 +152,10 @@ def record_command(command: str) -> Iterator[None]:
 
 
 def current_provenance() -> dict[str, Any]:
-    """Return the provenance of a file that is written now: ``date`` (UTC), ``command`` and ``code`` (:func:`code_version`).
+    """Return the origin of a file that is written now: ``date`` (UTC), ``command`` and ``code`` (:func:`code_version`).
 
-    ``command`` is the shell command or the call of the Python interface; None outside of both. Provenance differs between
-    runs, so it must not be a part of a cache key.
+    ``command`` is the text that :func:`record_command` has recorded; None without such a text. The result differs from run to
+    run, so the hash of settings and inputs that identifies a cache must not include this result.
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -77,7 +77,7 @@ class DemoPhrase:
 
 @dataclass(frozen=True)
 class DemoCaption:
-    """The raw text of a caption, its phrases, and the facts of the scene that it states."""
+    """A caption of a scene: its text, its phrases, and the facts that the caption states about the scene."""
 
     raw: str
     phrases: tuple[DemoPhrase, ...]
@@ -86,7 +86,7 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption about the objects with the indices ``object_indices``, or without indices about the background."""
+    """A piece of a caption that names the objects with the indices ``object_indices``, or the background if there are none."""
 
     text: str
     object_indices: tuple[int, ...]
@@ -123,7 +123,7 @@ class _CaptionWriter:
         return self.build_caption(self.join_parts(parts), facts)
 
     def describe_one_object(self) -> DemoCaption:
-        """Describe the size, texture, shape and place of one object, and its colour if there are several objects."""
+        """Describe the size, texture, shape and place of one object. Among several objects, describe its colour, too."""
         which = ("size", "texture", "shape") if self.has_one_object else ("size", "texture", "colour", "shape")
         item = self.scene.objects[self.first_index]
         opening = self.pick(("there is", "we see", ""))
@@ -152,7 +152,7 @@ class _CaptionWriter:
         )
 
     def describe_background(self) -> DemoCaption:
-        """Describe the background, the number of objects, and their colours, or the texture of a single object."""
+        """Describe the background, the number of objects, and the colour of each object. A single object gets its texture."""
         objects = self.scene.objects
         property_named = "texture" if self.has_one_object else "colour"
         words = [self.pick_synonym(getattr(item, property_named)) for item in objects]
@@ -168,7 +168,7 @@ class _CaptionWriter:
         )
 
     def describe_other_object(self) -> DemoCaption:
-        """Describe the background and an object: another one than :meth:`describe_one_object`, if there are several."""
+        """Describe the background and, if there are several objects, another object than :meth:`describe_one_object`."""
         which = ("size", "colour", "shape") if self.has_one_object else ("texture", "colour", "shape")
         facts = [("background",), *self.object_facts(self.second_index, *which, "place")]
         place = self.place_text(self.scene.objects[self.second_index])

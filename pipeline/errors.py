@@ -20,7 +20,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 
 
 class UserError(Exception):
-    """An error that the user can fix. Its message is one line: the fault, its place, and the remedy. Commands exit with 2."""
+    """An error that the user can fix. The message is one line: the fault, its place, and the remedy. Commands exit with 2."""
 
 
 class Interrupted(Exception):
@@ -48,9 +48,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def import_extra(module: str, what: str, extra: str) -> Any:
-    """Import a module that the extra (optional group of dependencies) ``extra`` installs.
+    """Import ``module`` from a package that only the optional group of dependencies ``extra`` installs.
 
-    Raises UserError if the module is missing; the message states that ``what`` needs the extra.
+    Raises UserError if the package is missing. The message states that ``what`` needs the package, and how to install it.
     """
     try:
         return import_module(module)
@@ -60,7 +60,7 @@ def import_extra(module: str, what: str, extra: str) -> Any:
 
 
 def extra_install_command(extra: str) -> str:
-    """Return the shell command that installs an extra of this package, from the checkout if the code runs from one."""
+    """Return the shell command that installs an optional group of dependencies, from the checkout if this code is in one."""
     root = Path(__file__).resolve().parents[1]
     return f"pip install -e '{root}[{extra}]'" if (root / "setup.cfg").is_file() else f"pip install 'vse-pipeline[{extra}]'"
 

@@ -1,4 +1,4 @@
-"""The types of options and arguments. A type is a Python type, the allowed values, and the form on the command line."""
+"""The types of command-line options and of Python arguments: a Python type, the allowed values, and a parser of the text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NearestChoice(click.Choice[Any]):
 
 @dataclass(frozen=True)
 class CliOption:
-    """Properties of a command-line option that do not follow from the type and default of the field.
+    """The properties of a command-line option that the type and default of its pydantic field do not state.
 
     Attributes
     ----------

@@ -42,7 +42,7 @@ def progress_bar(
     unit_scale: bool = False,
     hidden: bool = False,
 ) -> Any:
-    """Return a tqdm bar that iterates over ``items``; without ``items``, the caller updates it. A ``hidden`` bar is silent.
+    """Return a tqdm bar over ``items``; without ``items``, the caller calls ``update``. A ``hidden`` bar prints nothing.
 
     Without a terminal or a notebook, progress, rate and remaining time are logged every ``LOG_INTERVAL_SECONDS`` seconds.
     """

@@ -1,4 +1,4 @@
-"""Print one line for each step of the workflow: its name, duration and result, and the log of a failed step.
+"""A logger plugin of Snakemake, which prints the name, duration and result of each step, and the log of a failed step.
 
 With ``--verbose``, Snakemake prints its own, longer output instead.
 """
@@ -24,7 +24,7 @@ from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.writing import read_json
 
 _N_LOG_LINES = 10  # lines of the log of a failed step
-_MAX_TABLES = 6  # the metrics of at most this number of results are printed at the end
+_MAX_TABLES = 6  # tables of metrics at the end of a workflow; if there would be more, none is printed
 _MAX_REASON_LENGTH = 100  # characters of the reason why a step runs
 _REFRESH_SECONDS = 1.0
 _CTRL_C_EXIT_CODE = "130"
@@ -237,7 +237,7 @@ _LOG_SUFFIX_PATTERN = re.compile(r"\s*2>&1 \| tee \S+$")
 
 
 def name_step(rule: str, wildcards: Mapping[str, str]) -> str:
-    """Return a step in words, such as ``train demo_vsepp seed 0`` or ``extract demo_fc7 shard 1 of 4``."""
+    """Return the name of a step, such as ``train demo_vsepp seed 0`` or ``extract demo_fc7 shard 1 of 4``."""
     subject = [wildcards[key] for key in ("dataset", "feature", "experiment", "table") if key in wildcards]
     words = [rule.replace("_", " "), *(["_".join(subject)] if subject else [])]
     words += [f"{word} {wildcards[key]}" for word, key in (("seed", "seed"), ("fold", "number")) if key in wildcards]
@@ -295,13 +295,13 @@ def read_last_lines(log: Path, count: int) -> list[str]:
 
 
 def build_repeat_command(shell_command: str, variables: Mapping[str, str]) -> str:
-    """Return the command that repeats a step in a terminal, with its environment ``variables`` and without its log."""
+    """Return the command that repeats a step in a terminal: sets its environment ``variables``, and writes no log file."""
     assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*assignments, _LOG_SUFFIX_PATTERN.sub("", shell_command)])
 
 
 def _distinct_protocols(result: Path) -> dict[str, dict[str, Any]]:
-    """Return the protocols of a result file by name. If several protocols have the same metrics, return only the last one."""
+    """Return the metrics in a result file by protocol, without protocols that repeat the metrics of a later one."""
     protocols = read_json(result)["protocols"]
     names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
     return {name: protocols[name] for name in names.values()}

@@ -183,8 +183,8 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
 def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Words) -> list[tuple[int, int]]:
     """Convert spans (start, stop) of ``words`` to spans of ``tokens``, the tokens of the same or a similar caption.
 
-    ``stop`` is exclusive. A new span holds every token that has a letter or digit of the old span; it is (0, 0) without such
-    tokens.
+    ``stop`` is exclusive. A new span holds every token that has a letter or digit of the old span. Without such tokens, the
+    new span is (0, 0).
     """
     plain = ascii_words(" ".join(words))
     plain_spans = [_convert_span(span, words, plain) for span in spans]
@@ -209,7 +209,7 @@ def _convert_span(span: tuple[int, int], words: _Words, tokens: _Words) -> tuple
 
 
 def _count_letters_before_ends(words: _Words) -> list[int]:
-    """Return a list: 0, then for each word the number of letters and digits up to the end of the word."""
+    """Return 0, followed by the number of letters and digits up to the end of each word."""
     return list(accumulate((len(join_letters_and_digits([word])) for word in words), initial=0))
 
 

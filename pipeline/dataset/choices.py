@@ -1,8 +1,8 @@
-"""Choices test whether a model finds the right caption of an image among wrong captions, which differ in a few words.
+"""Caption choices, which test whether a model prefers the right caption of an image to wrong captions.
 
-:func:`swap_phrases` builds wrong captions by exchanging two phrases of a right caption.
-:func:`import_choices` converts published choices. Both write a data set with the right and the wrong
-captions, and a file of choices.
+The wrong captions differ from the right caption in a few words. :func:`swap_phrases` builds them by exchanging two phrases.
+:func:`import_choices` converts published caption choices, such as SugarCrepe. Both functions write a data set with the right
+and the wrong captions and, next to it, ``choices.json`` with the list of choices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SYMMETRIC_WORDS = {"and", "or", "with", "near", "by", "beside", "next", "to", "
 
 
 class Choice(BaseModel):
-    """An image, and the ids of the captions to choose from.
+    """A choice of the caption for an image: the ids of the captions, one of which is right.
 
     ``right`` : the index of the right caption in ``sentids``.
     ``kind`` : the kind of the wrong captions, such as ``same_type``.
@@ -72,7 +72,7 @@ class Choice(BaseModel):
 
 
 class Choices(BaseModel):
-    """The content of a file of choices.
+    """The content of ``choices.json``.
 
     ``dataset`` : the name of the data set that has the images and captions.
     ``origin`` : a sentence about the origin of the choices, with a data set and a seed, or the names of published files.
@@ -88,7 +88,7 @@ class Choices(BaseModel):
 
 
 def read_choices(path: Path) -> tuple[Choices, str]:
-    """Return the content of a file of choices and the SHA-256 of the file. Raises UserError if it is not a file of choices."""
+    """Return the content of a ``choices.json`` and the SHA-256 of the file. Raises UserError for any other file."""
     file = InputFile(path)
     try:
         return Choices.model_validate(parse_json(path, file.read())), file.sha256
@@ -99,11 +99,11 @@ def read_choices(path: Path) -> tuple[Choices, str]:
 
 
 class BigramModel:
-    """A text model that counts pairs of neighbouring words. As a baseline, it makes choices without the image.
+    """A model of text that counts pairs of neighbouring words: a baseline that chooses captions without the image.
 
-    The probability of a word w after a word v is 0.8 n(v, w) / n(v) + 0.2 (n(w) + 1) / (N + V + 1). Here n(w) is the count of
-    a word, and n(v, w) that of a pair. The end of a caption counts as a word. N is the sum of all n(w), and V the number of
-    different words. If v never occurs, the first term is 0.
+    The probability of a word w after a word v is 0.8 n(v, w) / n(v) + 0.2 (n(w) + 1) / (N + V + 1). Here n(w) is the number
+    of occurrences of w, and n(v, w) that of w directly after v. The end of a caption counts as a word. N is the sum of all
+    n(w), and V the number of different words. If v never occurs, the first term is 0.
     """
 
     def __init__(self, captions: Iterable[Sequence[str]]) -> None:
@@ -133,15 +133,15 @@ def fit_text_model(dataset: Dataset) -> BigramModel:
 
 
 def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test", seed: int = 0) -> Path:
-    """Write choices between a caption and the same caption with two phrases exchanged; return the path of the file of choices.
+    """Write choices between a caption and its copy with two phrases exchanged; return the path of ``choices.json``.
 
-    *A man on a horse* becomes *a horse on a man*. The two phrases name different things, and at least one word between them is
-    not a word such as *and* or *with*. A caption has up to two choices: one of the kind ``same_type``, whose phrases share a
-    type such as ``people``, and one of the kind ``other_type``.
+    *A man on a horse* becomes *a horse on a man*. The two phrases name different things, and the text between them does not
+    consist of words such as *and* or *with* alone. A caption has up to two choices: one of the kind ``same_type``, whose
+    phrases share a type such as ``people``, and one of the kind ``other_type``.
 
     The new data set has only the right and wrong captions of these choices, and their images. The text of a caption is its
-    tokens, joined by blanks. The folder ``out``, by default ``data/f8k_swapped`` for ``data/f8k``, also names the data set.
-    Raises UserError if no caption of the split has two such phrases.
+    tokens, joined by blanks. The data set has the name of the folder ``out``, by default ``data/f8k_swapped`` for
+    ``data/f8k``. Raises UserError if no caption of the split has two such phrases.
     """
     dataset = load_and_check_dataset(dataset_file)
     out = out or dataset_file.absolute().parent.with_name(f"{dataset_file.absolute().parent.name}_swapped")
@@ -183,17 +183,17 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
 
 
 def build_sentence(sentid: int, imgid: int, tokens: Sequence[str]) -> dict[str, Any]:
-    """Return the entry of a caption for ``dataset.json``. The text is the tokens, joined by blanks."""
+    """Return a caption as a JSON object for ``dataset.json``. The text is the tokens, joined by blanks."""
     return {"sentid": sentid, "imgid": imgid, "raw": " ".join(tokens), "tokens": list(tokens)}
 
 
 def check_choices_output(out: Path, inputs: Sequence[Path]) -> None:
-    """Raise UserError if a file of choices may not be written to the folder ``out``."""
+    """Raise UserError if ``choices.json`` may not be written to the folder ``out``."""
     check_output(out / CHOICES_FILE, json_kind("a file of choices", "format", "origin", "choices"), inputs)
 
 
 def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> Path:
-    """Write the file of choices next to the data set ``name`` in the folder ``out``, and return its path."""
+    """Write ``choices.json`` to the folder ``out``, which has the data set ``name``, and return its path."""
     path = out / CHOICES_FILE
     with lock_for_writing(path):
         write_json(path, Choices(dataset=name, origin=origin, choices=choices).model_dump(exclude_none=True))
@@ -202,9 +202,9 @@ def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> P
 
 
 def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase, Phrase]]]:
-    """Return the pairs of phrases that can be exchanged, by the kind of the choice.
+    """Return the pairs of phrases that can be exchanged, by the kind of choice: ``same_type`` or ``other_type``.
 
-    Both phrases name different things, and a word that is not in ``_SYMMETRIC_WORDS`` stands between them.
+    The two phrases name different things, and a word that is not in ``_SYMMETRIC_WORDS`` stands between them.
     """
     found: dict[str, list[tuple[Phrase, Phrase]]] = {}
     for first, second in combinations(sorted(caption.phrases, key=lambda phrase: phrase.start), 2):
@@ -228,7 +228,7 @@ _EXPECTED = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Wi
 
 
 class _PublishedChoice(NamedTuple):
-    """A choice between the captions of an image file, or of a box in it. The first caption is the right one.
+    """A choice between captions for an image file, or for a box in the image. The first caption is right.
 
     ``kind`` and ``group`` are those of :class:`~vse.pipeline.dataset.choices.Choice`.
     """
@@ -241,12 +241,12 @@ class _PublishedChoice(NamedTuple):
 
 
 def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path | None = None) -> Path:
-    """Write a data set and a file of choices to the folder ``out`` and return the path of the file of choices.
+    """Convert published caption choices to a data set and ``choices.json`` in the folder ``out``; return the latter's path.
 
     ``files`` are published files of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``).
-    ``images`` is the folder of their images. ARO asks about boxes in photographs: the boxes are cut out and written to
-    ``out/images``. ``corpus`` is a ``dataset.json`` whose training captions fit the text model; None: the choices get no
-    ``text_scores``. Raises UserError if a file has another form, or if an image is missing.
+    ``images`` is the folder of their images. The captions of ARO describe boxes in photographs: the boxes are cut out and
+    written to ``out/images``. :class:`BigramModel` learns from the training captions of the ``dataset.json`` in ``corpus``;
+    without ``corpus`` the choices get no ``text_scores``. Raises UserError if a file has another form or an image is missing.
     """
     name = out.resolve().name
     check_dataset_name(name)
@@ -318,9 +318,9 @@ def _read_choices(file: Path) -> Iterator[_PublishedChoice]:
 
 
 def _read_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:
-    """Yield the choices of an entry: one, or two for Winoground, whose entries have two images and two captions.
+    """Yield the choices in a published row: one, or two for Winoground, whose rows have two images and two captions.
 
-    Raises KeyError, TypeError or ValueError if the entry has another form.
+    Raises KeyError, TypeError or ValueError if the row has another form.
     """
     if "caption_0" in row:
         captions = _text(row, "caption_0"), _text(row, "caption_1")

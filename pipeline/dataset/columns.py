@@ -1,6 +1,6 @@
-"""Read images and captions of a data set in the same way, as Python objects or as columns of a parquet file.
+"""Functions that return a property of all images or captions, such as the ids, from Python objects or a parquet file.
 
-The functions of this module accept any sequence of images. For :class:`ImageColumns` they read only the needed columns.
+The functions accept any sequence of images. From :class:`ImageColumns` (a parquet file) they read only the needed columns.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class IdIndex:
 
 
 class ImageColumns(Sequence[Image]):
-    """A sequence that reads each :class:`Image` from a parquet file on access. It equals any sequence of equal images.
+    """A sequence that reads each :class:`Image` from a parquet file on access. Sequences of equal images are equal.
 
     columns : the columns of the file
-    rows : the indices in the file of the images of this sequence; None for all images
+    rows : the indices of the images in the file; None for all images
     """
 
     def __init__(self, columns: ParquetColumns, rows: NDArray[np.int64] | None = None) -> None:
@@ -121,9 +121,9 @@ class ImageColumns(Sequence[Image]):
         ]
 
     def _iterate_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield runs of consecutive images of this sequence that lie in one row group of the file.
+        """Yield runs of consecutive images that lie in one row group of the file.
 
-        A run is the index of the row group, and the indices of the images in this group.
+        A run is a pair: the index of the row group, and the indices of the images in this group.
         """
         ends = self._columns.group_ends
         groups = np.searchsorted(ends, self._row_indices, side="right")
@@ -133,7 +133,7 @@ class ImageColumns(Sequence[Image]):
                 yield group, self._row_indices[rows] - (ends[group - 1] if group else 0)
 
     def _iterate_caption_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the runs of :meth:`_iterate_groups`, with the indices in the row group of the captions of the images."""
+        """Yield the same pairs as :meth:`_iterate_groups`, but with the indices of captions instead of images."""
         for group, rows in self._iterate_groups():
             yield group, _list_caption_rows(self._find_caption_ends(group), rows)
 
@@ -198,9 +198,9 @@ def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: Capti
 
 
 def _list_caption_rows(ends: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of the captions of the images with the indices ``rows``.
+    """Return the indices of all captions of the images ``rows``.
 
-    ``ends`` is, for all images, the number of captions up to and including each image.
+    ``rows`` are indices of images. ``ends`` has, for every image, the number of captions up to and including this image.
     """
     counts = np.diff(ends, prepend=0)[rows]
     before = np.cumsum(counts) - counts
@@ -211,7 +211,7 @@ def _list_caption_rows(ends: NDArray[np.int64], rows: NDArray[np.int64]) -> NDAr
 def build_tables(images: Iterable[Image]) -> Iterator[Any]:
     """Yield the images as tables (pyarrow) with :func:`~vse.pipeline.dataset.parquet_io.column_schema`.
 
-    A table has ``IMAGES_PER_GROUP`` images, the last one perhaps fewer. The phrases of the captions are left out.
+    Each table has ``IMAGES_PER_GROUP`` images; the last table may have fewer. The phrases of the captions are left out.
     """
     arrow = import_module("pyarrow")
     iterator = iter(images)

@@ -2,7 +2,7 @@
 
 ``data/<name>/dataset.json`` or ``dataset.parquet`` lies next to the folder ``images``. The file of an image is
 ``images/<filepath>/<filename>``; ``filepath`` may be missing. The first reader of a large ``dataset.json`` checks the content
-and writes ``dataset.json.columns.parquet``, a copy in the form of ``dataset.parquet``. Later readers read the copy.
+and writes ``dataset.json.columns.parquet``, a copy with the columns of ``dataset.parquet``. Later readers read the copy.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ __all__ = [
     "describe_splits",
     "load_dataset_file",
 ]
-ALL_SPLITS = "all"  # stands for all splits where a command takes several
-MIN_LARGE_BYTES = 2**23  # a dataset.json of this size or more gets a copy in columns, and its SHA-256 is remembered
+ALL_SPLITS = "all"  # the value of an option that stands for all splits
+MIN_LARGE_BYTES = 2**23  # a dataset.json of this size or more gets a parquet copy, and its SHA-256 is remembered
 _CHECK_VERSION = 2  # to be increased if the checks of data sets, the columns or the tokenisers change
 _LOADED_DATASETS: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def parse_fold(text: str) -> Fold | None:
 class Dataset:
     """A data set. ``path`` is its file, ``dataset.json`` or ``dataset.parquet``; ``images`` are in the order of the file.
 
-    ``has_image_files`` is false for a data set of imported features. ``sha256`` is the SHA-256 of the file, or empty if the
+    ``has_image_files`` is false if only image features were imported. ``sha256`` is the SHA-256 of the file, or empty if the
     data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens and for queries.
 
     ``parent`` is the name of a data set with the same images; this data set reads the caches of image features of its parent.
@@ -207,18 +207,18 @@ def find_dataset_file(folder: Path) -> Path:
 def read_head(dataset_file: Path) -> dict[str, Any]:
     """Return the head of a data set: all keys of ``dataset.json`` besides ``images``, such as ``dataset`` and ``tokeniser``.
 
-    A ``dataset.parquet`` has the same keys in its metadata.
+    The metadata of a ``dataset.parquet`` have the same keys.
     """
     if dataset_file.suffix == ".parquet":
         return ParquetColumns(InputFile(dataset_file)).head
     dataset = load_dataset_file(dataset_file)
-    if isinstance(dataset.images, ImageColumns):  # the copy in columns has the same keys as the large file
+    if isinstance(dataset.images, ImageColumns):  # the parquet copy has the same keys as the large file
         return ParquetColumns(dataset.images.input_file).head
     return {key: value for key, value in read_json(dataset_file).items() if key != "images"}
 
 
 def columns_copy(path: Path) -> Path:
-    """Return the path of the copy of a large ``dataset.json`` in columns."""
+    """Return the path of the parquet copy of a large ``dataset.json``."""
     return path.with_name(f"{path.name}.columns.parquet")
 
 
@@ -240,8 +240,8 @@ def _open_columns(file: InputFile) -> ParquetColumns:
 def remember_checks(dataset: Dataset) -> None:
     """Remember that a loaded data set is valid, so that the next command need not check its file again.
 
-    :func:`load_dataset_file` does so itself, except for a file that was written shortly before, since a later write to it
-    could go unnoticed.
+    :func:`load_dataset_file` does the same, except for a file that was written a moment ago: a second write to this file could
+    go unnoticed.
     """
     if isinstance(dataset.images, ImageColumns):
         remember_sha256(dataset.images.input_file, _CHECK_VERSION)
@@ -264,9 +264,9 @@ def _read_json(path: Path, file: InputFile) -> Dataset:
 
 
 def _read_copy(path: Path, sha256: str) -> Dataset | None:
-    """Return the data set from the copy in columns of ``path``, whose hash is ``sha256``.
+    """Return the data set from the parquet copy of the file ``path``, whose SHA-256 is ``sha256``.
 
-    Returns None if the copy is missing or invalid, or was made of a file with another hash.
+    Returns None if the copy is missing or invalid, or if it was made from a file with another SHA-256.
     """
     copy = columns_copy(path)
     if not copy.is_file():
@@ -282,9 +282,9 @@ def _read_copy(path: Path, sha256: str) -> Dataset | None:
 
 
 def write_columns_copy(path: Path, sha256: str, head: dict[str, Any], tables: Iterable[Any]) -> None:
-    """Write a copy in columns of the ``dataset.json`` at ``path``. If the copy cannot be written, nothing happens.
+    """Write a parquet copy of the ``dataset.json`` at ``path``. If the copy cannot be written, nothing happens.
 
-    ``sha256`` is the hash of the file, ``head`` has its keys besides ``images``, and ``tables`` has the images.
+    ``sha256`` is the hash of the ``dataset.json``, ``head`` has its keys besides ``images``, and ``tables`` yields its images.
     """
     with suppress(UserError), open_atomic(columns_copy(path)) as stream:
         writer = ParquetColumnsWriter(stream)
@@ -307,9 +307,9 @@ def _parse_dataset(path: Path, file: InputFile) -> tuple[Dataset, dict[str, Any]
 
 
 def _parse_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of :class:`Dataset` that ``content`` describes in other keys than ``images``, by their names.
+    """Return arguments for :class:`Dataset`, read from the keys of ``content`` besides ``images``.
 
-    Raises UserError if a key is invalid.
+    Raises UserError if the value of a key is invalid.
     """
     name = content.get("dataset")
     if not isinstance(name, str) or not is_valid_name(name):
@@ -384,5 +384,5 @@ def list_mentions(dataset: Dataset) -> list[Mention]:
 
 
 def list_phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of phrases in order of appearance; indices in this list are ids in feature caches."""
+    """Return the distinct texts of phrases in order of appearance. In a feature cache, the id of a text is its index here."""
     return list(dict.fromkeys(mention.text for mention in list_mentions(dataset)))

@@ -27,8 +27,8 @@ from vse.pipeline.files.writing import lock_for_writing, remove_temporary_files,
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
-MAX_ATTEMPTS = 5  # consecutive requests without a new byte, after which a download fails
-FIRST_PAUSE_SECONDS = 1.0  # the pause after the first request without a new byte; it doubles after each further one
+MAX_ATTEMPTS = 5  # a download fails after this number of consecutive requests with almost no new bytes
+FIRST_PAUSE_SECONDS = 1.0  # the pause after the first such request; the pause doubles after each further one
 TIMEOUT_SECONDS = 60.0  # seconds without a byte; also the interval in which the speed is measured
 MIN_BYTES_PER_SECOND = 1000  # a slower connection is closed
 _MAX_REDIRECTS = 10
@@ -187,9 +187,9 @@ class ResponseStream:
 
 
 def _resume_download(url: str, part: Path, n_bytes: int) -> None:
-    """Request the rest of the file ``part`` until it has ``n_bytes``.
+    """Request the rest of the file ``part`` until this file has ``n_bytes``.
 
-    Raises ConnectionError after too many requests without bytes.
+    Raises ConnectionError after ``MAX_ATTEMPTS`` consecutive requests that each brought fewer than 60,000 new bytes.
     """
     furthest, fruitless = _file_size(part), 0
     free = shutil.disk_usage(part.parent).free

@@ -36,7 +36,7 @@ from vse.pipeline.presets.presets import list_preset_names, load_dataset_preset
 from vse.pipeline.progress import progress_bar
 
 N_HASH_BITS = 64
-MAX_DIFFERENT_BITS = 6  # bits in which the hash of a photo may differ from that of a scaled, squashed or recompressed copy
+MAX_DIFFERENT_BITS = 6  # photos are similar if no more bits of their hashes differ; a scaled or recompressed copy is similar
 _PIXELS_PER_SIDE, _N_FREQUENCIES = 32, 8
 _HASHES_PER_CHUNK = 1024
 _DCT_MATRIX = np.cos(
@@ -161,7 +161,7 @@ def _list_identity_keys(image: Image, checksums: Mapping[int, bytes]) -> list[st
 
 
 def report_shared_images(dataset: Dataset, other: Dataset) -> str:
-    """Report how many images two data sets share, with a line for each pair of splits. A line about a leak has a remark.
+    """Report how many images two data sets share, with a line for each pair of splits. A remark marks a leak.
 
     Images are compared by their published ids; files of the same size are also compared by their bytes.
     """

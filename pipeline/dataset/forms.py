@@ -1,4 +1,4 @@
-"""Write a data set in one of its two forms, ``dataset.json`` or ``dataset.parquet``, and convert one form to the other."""
+"""Write a data set as ``dataset.json`` or ``dataset.parquet``, and convert one of these file formats to the other."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from vse.pipeline.files.writing import lock_for_writing, open_atomic, remove_tem
 
 DatasetForm = Literal["json", "parquet"]
 MAX_JSON_PAIRS = 1_000_000  # an import writes a larger data set as parquet
-Tables = Callable[[], Iterator[Any]]  # each call yields all images as tables
+Tables = Callable[[], Iterator[Any]]  # each call yields tables (pyarrow) with all images
 
 
 def choose_form(n_pairs: int) -> DatasetForm:
-    """Return the form in which an import writes a data set with this number of captions (image-caption pairs)."""
+    """Return the file format of a new data set with ``n_pairs`` captions."""
     return "parquet" if n_pairs > MAX_JSON_PAIRS else "json"
 
 
 def check_no_other_form(out: Path, form: DatasetForm) -> None:
-    """Raise UserError if a folder has a data set in another form than ``form``."""
+    """Raise UserError if the folder ``out`` has a data set in the other file format."""
     other = out / ("dataset.json" if form == "parquet" else "dataset.parquet")
     if other.exists():
         raise UserError(f"{other} already exists, and a data set has one form; move it away, or give another --out")
@@ -53,7 +53,7 @@ def write_dataset_tables(
 
     Each call of ``tables`` yields all images as tables, as :func:`~vse.pipeline.dataset.columns.build_tables` does. A file
     that already has this content is left as it is. Raises UserError if the folder has a data set with other content, or in
-    the other form.
+    the other file format.
 
     head : the keys of ``dataset.json`` besides ``images``
     images : the folder of the images; None if there is no link to create
@@ -71,7 +71,7 @@ def write_dataset_tables(
 
 
 def write_content(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], form: DatasetForm) -> Path:
-    """Write ``content``, the content of a ``dataset.json``, in either form, as :func:`write_dataset_tables` does."""
+    """Write the content of a ``dataset.json`` in either file format. For the arguments, see :func:`write_dataset_tables`."""
     if form == "json":
         check_no_other_form(out, form)
         return write_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
@@ -81,7 +81,7 @@ def write_content(content: dict[str, Any], out: Path, images: Path | None, input
 
 
 def convert_dataset(dataset_file: Path, out: Path) -> Path:
-    """Write a data set in the other form to the folder ``out``, and return the path of the new file.
+    """Write a data set in the other file format to the folder ``out``, and return the path of the new file.
 
     ``dataset.parquet`` becomes a ``dataset.json`` with the layout of the Karpathy splits, and any other file becomes
     ``dataset.parquet``. Raises UserError if the captions have phrases, which only ``dataset.json`` has.
@@ -97,7 +97,7 @@ def convert_dataset(dataset_file: Path, out: Path) -> Path:
 
 
 class _ImageEntries(Iterable[dict[str, Any]]):
-    """The images of tables as entries of ``dataset.json``, which can be iterated several times."""
+    """The images in tables as JSON objects for ``dataset.json``. They can be iterated several times."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables

@@ -47,7 +47,7 @@ class DataChecksums(BaseModel):
         return hashlib.sha256("".join(str(value) for value in self.model_dump().values()).encode()).hexdigest()[:8]
 
     def list_differences(self, other: DataChecksums) -> list[str]:
-        """Return the parts whose checksums differ: ids, photographs, captions, splits. Unknown checksums are not compared."""
+        """Return the names of differing checksums: ids, photographs, captions, splits. Unknown checksums are not compared."""
         names = {"ids": "ids", "photographs": "photos", "captions": "captions", "splits": "splits"}
         pairs = {name: (getattr(self, f"{key}_sha256"), getattr(other, f"{key}_sha256")) for name, key in names.items()}
         return [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
@@ -104,8 +104,8 @@ def describe_data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[
     """Return messages about the differences between two data sets; an empty list if there are none.
 
     An example is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
-    differ from the complete data set. If either the captions or the photographs differ, a second message states whether the
-    others are equal or were not compared.
+    differ from the complete data set. If only the captions differ, a second message states whether the photographs
+    are equal or were not compared, and the other way round.
     """
     parts = {
         "photographs": _find_differing_ids(ours.image_ids, ours.photo_hashes, theirs.image_ids, theirs.photo_hashes),

@@ -27,9 +27,9 @@ Box = tuple[float, float, float, float]
 class Phrase:
     """Tokens ``start`` to ``stop`` (exclusive) of a caption that name something in the image.
 
-    ``chain`` is the id of the coreference chain: all phrases of an image for the same thing have the same id. It is an empty
-    text if the chain is unknown. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2, y2) in
-    pixels of the original image, with x2 and y2 exclusive; a phrase for the background has no boxes.
+    ``chain`` is the id of the coreference chain: all phrases of an image for the same thing have the same id. The id is an
+    empty text if the chain is unknown. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2,
+    y2) in pixels of the original image, with x2 and y2 exclusive; a phrase for the background has no boxes.
     """
 
     start: int
@@ -53,7 +53,7 @@ class Phrase:
 def read_phrases(entries: Any, n_tokens: int, where: str) -> tuple[Phrase, ...]:
     """Check and convert the field ``phrases`` of a sentence of ``dataset.json``; None stands for no phrases.
 
-    Raises UserError if an entry is invalid. The message begins with ``where``, the file and the caption.
+    Raises UserError if a phrase is invalid. The message begins with ``where``, the file and the caption.
     """
     if entries is None:
         return ()
@@ -181,7 +181,7 @@ Tokeniser = Callable[[str], list[str]]
 
 
 def parse_images(path: Path, entries: list[Any], tokenise: Tokeniser) -> tuple[Image, ...]:
-    """Return the images in ``entries``, the list ``images`` of the file ``path``. The list is emptied to save memory.
+    """Convert the list ``images`` of the file ``path`` to images. This list, ``entries``, is emptied to save memory.
 
     ``tokenise`` splits captions without tokens. Raises UserError, which names the image or caption, for an invalid entry,
     for duplicate ids or files, and for an empty list.

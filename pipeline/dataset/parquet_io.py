@@ -99,10 +99,7 @@ class ParquetColumns:
 
     @property
     def copied_version(self) -> str | None:
-        """The version of the ``dataset.json`` of which this file is a copy, as :meth:`ParquetColumnsWriter.close` wrote it.
-
-        None if the file is not a copy.
-        """
+        """The version of the ``dataset.json`` of which this file is a copy (:meth:`ParquetColumnsWriter.close`), or None."""
         value = (self._file.schema_arrow.metadata or {}).get(COPIED_KEY)
         return None if value is None else value.decode(errors="replace")
 
@@ -150,10 +147,10 @@ class ParquetColumns:
         return raws
 
     def read_words(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
-        """Return the tokens of the captions in a row group: word indices, caption ends, and the list of distinct words.
+        """Return the tokens of the captions in a row group as ``indices``, ``ends`` and ``words``.
 
-        Word k of the row group is ``words[indices[k]]``. ``ends`` (n_captions,) is the number of tokens up to and including
-        each caption.
+        ``words`` are the distinct tokens, and token k of the row group is ``words[indices[k]]``. ``ends`` (n_captions,) is the
+        number of tokens up to and including each caption.
         """
         return _encode_tokens(self._read_caption_field("tokens", group))
 

@@ -148,7 +148,7 @@ def add_phrases(
 
     The phrases come from the folder ``entities`` of Flickr30K Entities
     (:func:`vse.pipeline.dataset.published_datasets.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
-    (:func:`mark_noun_phrases`). The copy is called ``name``, or like the folder ``out``. It reads the caches of image features
+    (:func:`mark_noun_phrases`). The copy is called ``name``, or like the folder ``out``. It uses the caches of image features
     of the original data set. Returns the path of ``dataset.json``.
     """
     dataset = load_and_check_dataset(dataset_file)
@@ -268,7 +268,7 @@ def _has_content(path: Path, content: dict[str, Any]) -> bool:
 
 
 def _encode_dataset(content: dict[str, Any]) -> Iterator[bytes]:
-    """Yield ``dataset.json`` in parts: all keys but ``images``, then the images, each in a line."""
+    """Yield the bytes of ``dataset.json`` in pieces: first all keys but ``images``, then the images, one per line."""
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
     head = encode({key: value for key, value in content.items() if key != "images"})
     yield f'{head[:-1]}, "images": ['.encode()
@@ -282,7 +282,7 @@ def _encode_dataset(content: dict[str, Any]) -> Iterator[bytes]:
 
 
 def read_content(dataset_file: Path) -> dict[str, Any]:
-    """Return the content of a ``dataset.json``, or the content of a ``dataset.parquet`` in the form of a ``dataset.json``."""
+    """Return the content of a ``dataset.json``. For a ``dataset.parquet``, return the same content with the same keys."""
     if dataset_file.suffix != ".parquet":
         content: dict[str, Any] = read_json(dataset_file)
         return content
@@ -291,7 +291,7 @@ def read_content(dataset_file: Path) -> dict[str, Any]:
 
 
 def encode_image(image: Image) -> dict[str, Any]:
-    """Return the entry of an image for ``dataset.json``. The phrases of its captions are left out."""
+    """Return an image as a JSON object for ``dataset.json``. The phrases of its captions are left out."""
     sentences = [
         build_caption_entry(caption.sentid, image.imgid, caption.raw, list(caption.tokens), caption.language)
         for caption in image.captions
@@ -302,7 +302,7 @@ def encode_image(image: Image) -> dict[str, Any]:
 def build_image_entry(
     imgid: int, file: str, split: str, cocoid: int | None, sentences: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return the entry of an image in ``dataset.json``."""
+    """Return an image as a JSON object for ``dataset.json``."""
     folder, _, name = file.rpartition("/")
     return {
         "imgid": imgid,
@@ -316,7 +316,7 @@ def build_image_entry(
 
 
 def build_caption_entry(sentid: int, imgid: int, raw: str, tokens: list[str], language: str | None = None) -> dict[str, Any]:
-    """Return the entry of a caption in ``dataset.json``."""
+    """Return a caption as a JSON object for ``dataset.json``."""
     sentence: dict[str, Any] = {"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokens}
     return {**sentence, "language": language} if language else sentence
 
@@ -367,7 +367,8 @@ def create_album(photos: Path, out: Path, name: str | None = None, tokeniser: st
 
     All JPEG, PNG and WebP files in the folder and its subfolders become images of the split ``test``. Ids follow the order of
     the file names, so a new photo changes the ids of later ones. The data set is called ``name``, or like the folder ``out``.
-    ``tokeniser`` splits queries into words; by default each run uses its own. Returns the path of ``dataset.json``.
+    ``tokeniser`` splits queries into words; None stands for the tokeniser of the trained model that searches. Returns the
+    path of ``dataset.json``.
     """
     if tokeniser is not None:
         find_tokeniser(tokeniser, "--tokeniser")

@@ -206,7 +206,7 @@ class _EntitiesReader:
         }
 
     def convert_phrases(self, caption: MarkedCaption, tokens: Sequence[str], photo: _AnnotatedPhoto) -> list[dict[str, Any]]:
-        """Return the phrases of a caption as entries of ``dataset.json``.
+        """Return the phrases of a caption as JSON objects for ``dataset.json``.
 
         ``tokens`` are the tokens of the caption in ``dataset.json``. Phrases that cover no token, such as
         ``[/EN#0/notvisual &]``, are left out and counted.

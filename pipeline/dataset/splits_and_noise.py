@@ -1,4 +1,4 @@
-"""Split a data set at random or into folds; write, read and apply noise files, which list captions with a wrong image.
+"""Split a data set at random or into folds, and write, read and apply noise files: lists of wrong training pairs.
 
 A noise file lists the changes by id, so that any program can train on the same wrong pairs. The data set itself is not
 changed: validation and test always read the correct pairs.
@@ -40,8 +40,8 @@ class Noise(BaseModel):
 
     ``captions_sha256`` : SHA-256 of the ``dataset.json`` whose captions are changed.
     ``splits`` : the training splits: ``train`` and, if the data set has it, ``restval``.
-    ``kind`` : ``caption``, single captions have a wrong image; ``image``, all captions of an image have the same wrong image;
-    ``word``, captions have wrong words.
+    ``kind`` : ``caption`` if single captions have a wrong image; ``image`` if all captions of an image have the same wrong
+    image; ``word`` if captions have wrong words.
     ``rate`` : the share of changed captions, images or words.
     ``seed`` : the seed of the changes, or None for an imported index.
     ``index_sha256`` : SHA-256 of the imported index, or None.
@@ -86,10 +86,10 @@ class Noise(BaseModel):
 
 
 def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "caption", seed: int = 0) -> Path:
-    """Write random changes of a share ``rate`` of the training captions, images or words to the noise file ``out``.
+    """Draw wrong images or wrong words for a random share ``rate`` of the training data; write them to the noise file ``out``.
 
-    ``kind`` is the kind of the changes (:class:`Noise`). Returns ``out``. Raises UserError if the changes are impossible, for
-    example if more than half of the chosen captions belong to one image.
+    ``kind`` states whether ``rate`` is a share of captions, images or words (:class:`Noise`). Returns ``out``. Raises
+    UserError if the changes are impossible, for example if more than half of the chosen captions belong to one image.
     """
     dataset = load_dataset_file(dataset_file)
     splits = _training_splits(dataset)
@@ -109,12 +109,12 @@ def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "c
 
 
 def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
-    """Convert an index file of NCR or DECL to a noise file, and return its path.
+    """Convert published noise, an index file of the methods NCR or DECL, to a noise file, and return its path.
 
-    The index is an array of integers in a ``.npy`` file. An integer is the position of an image. In an index of NCR, entry k
-    is the image that is paired with training caption k; in an index of DECL, with all captions of training image k. Captions
-    and images are counted from 0, in the order of the training splits. Raises UserError if the array has another length or
-    refers to images that do not exist.
+    The index is an array of image positions in a ``.npy`` file. In an index of NCR, number k is the position of the image
+    that is paired with training caption k. In an index of DECL, this image is paired with all captions of training image k.
+    Captions and images are counted from 0, in the order of the training splits. Raises UserError if the array has another
+    length or refers to images that do not exist.
     """
     dataset = load_dataset_file(dataset_file)
     splits = _training_splits(dataset)
@@ -282,11 +282,12 @@ def write_folds(
 ) -> list[Path]:
     """Write ``fold-0.json``, ``fold-1.json`` and so on to the folder ``out``, link ``out/images``, and return the paths.
 
-    Each file is a ``dataset.json`` with all images of ``dataset_file``; it also has the keys ``fold``, such as ``0 of 5``, and
-    ``parent``, the name of the original data set. The parts differ in size by one image at most. The same ``seed`` gives the
-    same parts on every machine. The data set of the folds is called ``name``, or like the folder ``out``. With ``only``, only
-    the fold of this index is written. Raises UserError for fewer than 3 folds, for fewer images than folds, for an index that
-    is too large, and for a data set that is a fold itself.
+    Each file is a ``dataset.json`` with all images of ``dataset_file``; it also has the keys ``fold``, such as ``0 of 5``,
+    and ``parent``, the name of the original data set. The images are divided at random into ``count`` parts, whose sizes
+    differ by one image at most: fold k tests on part k, validates on the next part, and trains on the rest. The same ``seed``
+    gives the same parts on every machine. The data set of the folds is called ``name``, or like the folder ``out``. With
+    ``only``, only the fold of this index is written. Raises UserError for fewer than 3 folds, for fewer images than folds,
+    for an index that is too large, and for a data set that is a fold itself.
     """
     dataset = load_and_check_dataset(dataset_file)
     name = name or out.resolve().name
@@ -340,7 +341,7 @@ def _is_fold_of(name: str) -> Any:
 
 
 def sample_splits(files: Sequence[str], val: float, test: float, seed: int, images_folder: Path | None) -> dict[str, str]:
-    """Return a random split for each file: ``train``, ``val`` or ``test``. It does not depend on the order of the files.
+    """Return a random split for each file: ``train``, ``val`` or ``test``. The order of the files makes no difference.
 
     Photos that look similar get the same split, unless a split would then lack over half of its images.
 
