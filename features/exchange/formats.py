@@ -102,7 +102,7 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
         parse_columns(request.columns),
         options.quoting,
         options.encoding,
-        asks=not request.yes and sys.stdin.isatty() and sys.stderr.isatty(),
+        needs_confirmation=not request.yes and sys.stdin.isatty() and sys.stderr.isatty(),
     )
     if options.format is not None and options.format not in IMPORT_FORMATS:
         raise UserError(f"--format {options.format}: unknown{did_you_mean(options.format, IMPORT_FORMATS)}")

@@ -1,4 +1,4 @@
-"""Read files at a URL in ranges of bytes (through fsspec), and read and unpack archives, which are checked first."""
+"""Read ranges of bytes of files at a URL (through fsspec), and read or unpack archives from untrusted sources."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class RemoteFile:
 
 
 def open_remote_file(url: str) -> RemoteFile:
-    """Return the file at a URL. The size and version are requested once in a process. Raises UserError if it is missing."""
+    """Return the file at a URL. A process requests its size and version once. Raises UserError if the file is missing."""
     return _open_remote_file(url, os.getpid())  # the connections of fsspec do not survive a fork
 
 
@@ -166,7 +166,7 @@ _CHUNK_BYTES = 1 << 20
 ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
 
-class MemberPlace(NamedTuple):
+class MemberPosition(NamedTuple):
     """The offset in bytes of a member's content in a tar archive, and the CRC-32 of the header in front of the content."""
 
     offset: int
@@ -179,8 +179,8 @@ class ArchiveMember:
 
     size : the number of bytes of the content
     open : a function that returns a stream of the content, or None for a member without content
-    place : the position of the content in a tar archive, if :func:`open_tar` was called with ``in_place``; None otherwise,
-        and for a sparse file, whose bytes do not lie in one place
+    position : the position of the content in a tar archive, if :func:`open_tar` was called with ``in_place``; otherwise None.
+        It is also None for a sparse file, whose bytes are scattered
     """
 
     name: str
@@ -188,7 +188,7 @@ class ArchiveMember:
     is_file: bool
     is_folder: bool
     open: Callable[[], IO[bytes] | None]
-    place: MemberPlace | None = None
+    position: MemberPosition | None = None
 
 
 def unpack_member(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
@@ -245,21 +245,21 @@ def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
 def open_tar(stream: BufferedReader, in_place: bool = False) -> Iterator[Iterator[ArchiveMember]]:
     """Read an uncompressed tar archive from a stream, and yield an iterator over its members.
 
-    With ``in_place``, the members have a ``place``; the stream must then be seekable.
+    With ``in_place``, the members have a ``position``; the stream must then be seekable.
     """
     with tarfile.open(fileobj=stream, mode="r:") as tar:
-        yield (_build_tar_member(tar, info, _find_place(stream, info) if in_place else None) for info in tar)
+        yield (_build_tar_member(tar, info, _find_position(stream, info) if in_place else None) for info in tar)
 
 
-def _build_tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo, place: MemberPlace | None) -> ArchiveMember:
-    return ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info), place)
+def _build_tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo, position: MemberPosition | None) -> ArchiveMember:
+    return ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info), position)
 
 
-def _find_place(stream: BufferedReader, info: tarfile.TarInfo) -> MemberPlace | None:
+def _find_position(stream: BufferedReader, info: tarfile.TarInfo) -> MemberPosition | None:
     if info.issparse():
         return None
     stream.seek(info.offset_data - tarfile.BLOCKSIZE)
-    return MemberPlace(info.offset_data, zlib.crc32(stream.read(tarfile.BLOCKSIZE)))
+    return MemberPosition(info.offset_data, zlib.crc32(stream.read(tarfile.BLOCKSIZE)))
 
 
 def _build_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMember:

@@ -125,8 +125,8 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
     """Yield record batches (pyarrow) of a parquet file, row group by row group; one empty batch if the file has no rows.
 
     Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged. Raises
-    UserError if a row group, or all values with repeated texts counted each time, decode to more bytes than
-    :func:`~vse.pipeline.files.inputs.max_decoded_bytes` allows.
+    UserError if a row group, or all values of the file together, decode to more bytes than
+    :func:`~vse.pipeline.files.inputs.max_decoded_bytes` allows. A repeated text is counted each time.
 
     path : the name of the file in messages
     stream : the open file
@@ -183,7 +183,7 @@ def _select_dictionary_columns(metadata: Any, leaves: Mapping[int, Any]) -> list
 def _count_decoded_bytes_and_rows(
     group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO
 ) -> tuple[int, int]:
-    """Return the most bytes that a reader may allocate for a row group, and the number of rows to read in one batch."""
+    """Return an upper bound on the memory in bytes for reading a row group, and the number of rows to read in one batch."""
     n_decoded, n_rows = 0, _BATCH_ROWS
     for index, leaf in leaves.items():
         chunk = group.column(index)

@@ -106,7 +106,7 @@ def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
 
 
 def require_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False) -> h5py.Dataset:
-    """Return the dataset as :func:`find_hdf5_dataset` does. Raises KeyError if the file has no such dataset."""
+    """Return the dataset ``name`` as :func:`find_hdf5_dataset` does. Raises KeyError if the file has no such dataset."""
     data = find_hdf5_dataset(file, name, virtual)
     if data is None:
         raise KeyError(name)
@@ -118,7 +118,7 @@ _N_ROWS_HASHED_AT_ONCE = 4096
 
 
 class ArrayHash:
-    """The hash of an array, computed while its rows are added in order. The text has type, shape, and SHA-256 of all rows."""
+    """The hash of an array whose rows are added in order. ``str()`` returns the type, the shape and the SHA-256 as a text."""
 
     def __init__(self, dtype: Any, shape: Iterable[int]) -> None:
         self._description = f"{np.dtype(dtype).str} {' x '.join(map(str, shape))}"
@@ -163,8 +163,8 @@ class FileMetadata(Protocol):
     """Metadata of a file of embeddings or phrase scores: the data set, the split and the model.
 
     ``experiment`` and ``seed`` are None if the file does not state them. ``trained_on`` is the data set of the training; None
-    if it is ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the file or folder
-    from which the object was read; None if it was not read.
+    stands for ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the file or
+    folder from which the object was read; None if it was not read.
     """
 
     @property
@@ -217,7 +217,7 @@ def parse_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArr
 
 
 def parse_floats(path: Path, name: str, values: NDArray[Any] | h5py.Empty, kinds: str = "fiu") -> NDArray[Any]:
-    """Return values in float32. Float64 values called ``scores...`` are unchanged, since rounding would create ties.
+    """Return values in float32. Float64 values are kept if ``name`` begins with ``scores``, since rounding would create ties.
 
     ``kinds`` are the allowed kinds of NumPy types: f, i and u by default. Raises UserError for another kind.
     """

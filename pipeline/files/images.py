@@ -31,7 +31,7 @@ QUERY_IMAGE_FORMATS = (*IMAGE_FORMATS, "GIF", "BMP")  # formats of an image that
 MAX_PIXELS = 80_000_000  # a larger image is rejected as a decompression bomb
 _SIDEWAYS_ORIENTATIONS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_N_CHANNELS_BY_COLOUR_TYPE = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+_N_CHANNELS_BY_COLOUR_TYPE = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # colour types of PNG
 _INTERLACE_PASSES = (
     (0, 0, 8, 8),
     (4, 0, 8, 8),
@@ -184,13 +184,13 @@ class BadImage(UserError):
 
 
 class UnreadableArchive(BadImage):
-    """Raised if the archive of an image is missing, unreachable or changed, so that no image of it can be read."""
+    """Raised if an archive of images is missing, unreachable or changed, so that none of its images can be read."""
 
 
 def read_image_bytes(path: Path) -> bytes:
-    """Return the bytes of an image file, or of the member of a tar archive that the index has for this path.
+    """Return the bytes of an image. The image is a plain file at ``path``, or in a tar archive that ``archives.sqlite`` lists.
 
-    Raises BadImage if there is neither a plain file nor a member, and UnreadableArchive if the archive cannot be read.
+    Raises BadImage if no file and no archive has this image, and UnreadableArchive if the archive cannot be read.
     """
     try:
         if path.is_file():
@@ -202,7 +202,7 @@ def read_image_bytes(path: Path) -> bytes:
 
 
 def image_file_size(path: Path) -> int:
-    """Return the number of bytes of an image file, also in an archive. Raises BadImage as :func:`read_image_bytes` does."""
+    """Return the number of bytes of an image (see :func:`read_image_bytes`). Raises BadImage if the image is missing."""
     if path.is_file():
         return path.stat().st_size
     with _wrap_archive_errors(path):

@@ -359,7 +359,7 @@ def check_gzip_xz_bz2(path: Path) -> None:
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the stated sizes in a zip file exceed :func:`max_decoded_bytes`. Readers decode no more."""
+    """Raise UserError if the stated sizes in a zip file exceed :func:`max_decoded_bytes`. Larger members are not decoded."""
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded_size(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 

@@ -84,7 +84,7 @@ def json_kind(name: str, *keys: str) -> OutputKind:
 
 
 def hdf5_kind(name: str, recognises: Callable[[h5py.File], bool]) -> OutputKind:
-    """Return an :class:`OutputKind` of HDF5 files. Messages call it ``name``; ``recognises`` returns true for its files."""
+    """Return the kind of HDF5 files for which ``recognises`` returns True. Messages call this kind ``name``."""
 
     def recognises_path(path: Path) -> bool:
         import h5py  # lazy, so that commands start quickly

@@ -1,8 +1,8 @@
 """Read photographs directly from tar archives, without unpacking.
 
 The index ``images/archives.sqlite`` maps the file of an image, such as ``train-0001/a.jpg``, to the archive (a path or URL)
-and the member with its offset and size. The file itself does not exist: :func:`vse.pipeline.files.images.read_image_bytes`
-reads the bytes from the archive instead.
+and the member with its offset and size. No image file exists: :func:`vse.pipeline.files.images.read_image_bytes` reads the
+bytes from the archive instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from threading import Lock
 from urllib.parse import quote
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.archives import BLOCK_BYTES, MemberPlace, RemoteFile, is_remote, open_remote_file
+from vse.pipeline.files.archives import BLOCK_BYTES, MemberPosition, RemoteFile, is_remote, open_remote_file
 from vse.pipeline.files.inputs import FileState, InputFile, error_reason, read_file_state
 from vse.pipeline.files.writing import write_bytes
 
@@ -49,7 +49,7 @@ FROM photos JOIN archives ON archives.id = photos.archive WHERE file = ?
 class PhotoArchive:
     """A tar archive with photographs: its path or URL, and its size and version at the time of the import.
 
-    ``version`` is the attribute of :class:`~vse.pipeline.files.archives.RemoteFile`; it is empty for a local file.
+    ``version`` is :attr:`RemoteFile.version`, or an empty text for a local file.
     """
 
     location: str
@@ -180,7 +180,7 @@ def _open_index(path: Path, state: FileState, process: int) -> _PhotoIndex:
 
 
 class PhotoIndexWriter:
-    """A writer of an index, which collects the entries in memory."""
+    """A writer of an index of archived photographs. The index is in memory until :meth:`write`."""
 
     def __init__(self) -> None:
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)  # may be closed by any thread
@@ -194,9 +194,9 @@ class PhotoIndexWriter:
         assert number is not None
         return number
 
-    def add_photo(self, file: str, archive: int, member: str, size: int, place: MemberPlace) -> None:
+    def add_photo(self, file: str, archive: int, member: str, size: int, position: MemberPosition) -> None:
         """Add a photograph of ``size`` bytes. ``file`` is the path of the image in the folder ``images``."""
-        self._connection.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?, ?)", (file, archive, member, size, *place))
+        self._connection.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?, ?)", (file, archive, member, size, *position))
 
     def write(self, images_folder: Path) -> Path:
         """Write the index to the folder ``images`` of a data set, and return its path."""

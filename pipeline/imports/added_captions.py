@@ -117,7 +117,7 @@ def _read_captions(file: Path, dataset: Dataset) -> dict[int, list[str]]:
 
 
 def _read_rows(file: Path, dataset: Dataset, bad_rows: BadRowList) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield the place of each row, the name of its image, and its captions."""
+    """Yield, for each row, its file and line, the name of its image, and its captions."""
     if file.suffix.lower() == ".json":
         content = read_json(file)
         if not isinstance(content, dict) or not content:

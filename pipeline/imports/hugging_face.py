@@ -38,7 +38,7 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
     name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. No code of the data set is run.
 
     One column has images, as files or as bytes. Another column has a caption or a list of captions. The splits of the data
-    set are kept, unless a column names the split of each row. Rows with an unknown split are bad rows.
+    set are kept, unless a column names the split of each row. A row with an unknown split is invalid.
 
     The path of an image must lie inside ``source``, the folder ``images``, or the folders in which the library stores
     downloads. An interrupted import can be repeated: photos that are already written are kept. Raises UserError if the

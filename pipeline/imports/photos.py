@@ -61,7 +61,7 @@ class Archive:
 
     @property
     def index_entry(self) -> PhotoArchive:
-        """The record of the archive for the index of photos in archives. Photos are later read through this index."""
+        """The description of the archive in the index that later finds the photos (``archives.sqlite``)."""
         if isinstance(self.file, RemoteFile):
             return PhotoArchive(self.file.url, self.file.size, self.file.version)
         return PhotoArchive(str(self.file.absolute()), self.size, "")
@@ -248,7 +248,7 @@ class PhotoWriter:
 
 
 class PhotoIndexer:
-    """The counterpart of :class:`PhotoWriter` for photos that stay in their archives: records the position of each photo."""
+    """A writer of the index of photos that stay in their archives. It is the counterpart of :class:`PhotoWriter`."""
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
         self.images_folder = check_photo_output(out)
@@ -260,7 +260,7 @@ class PhotoIndexer:
 
         Raises BadRow for a sparse member, and UserError if the folder ``images`` already has unpacked photos of this archive.
         """
-        if member.place is None:
+        if member.position is None:
             raise BadRow(f"member {member.name!r} is sparse, so that its bytes do not lie in one place")
         if archive not in self._number_by_archive:
             unpacked = self.images_folder / archive.folder
@@ -271,7 +271,7 @@ class PhotoIndexer:
             self._number_by_archive[archive] = self._index.add_archive(archive.index_entry)
         file = self._collector.add_photo(row, content)
         if file is not None:
-            self._index.add_photo(file, self._number_by_archive[archive], member.name, member.size, member.place)
+            self._index.add_photo(file, self._number_by_archive[archive], member.name, member.size, member.position)
 
     def write(self) -> Path:
         """Write the index to the folder of images, and return its path."""

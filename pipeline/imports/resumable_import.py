@@ -34,7 +34,7 @@ class CaptionRow(NamedTuple):
 
     number : the index of the row among all rows of its part
     place : the file and line of the row for messages
-    digest : a hash that is equal for all rows of an image
+    digest : a hash of the data of the image, such as its vectors; two rows of an image must not differ in it
     """
 
     number: int
@@ -65,9 +65,9 @@ class PartFile(NamedTuple):
 
 
 def write_part_file(path: Path, key: str, blocks: Iterable[list[CaptionRow]], bad_rows: list[RowFault]) -> PartFile:
-    """Write the file of a part atomically, block by block. ``key`` is a hash of everything that determines the rows.
+    """Write the file of a part atomically, block by block. ``key`` is a hash of all inputs and settings of the rows.
 
-    ``bad_rows`` is read after the last block, so the iterator ``blocks`` may still append to it.
+    The iterator ``blocks`` may append to ``bad_rows``: this list is read after the last block.
     """
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     types = dict.fromkeys(CaptionRow._fields, arrow.string()) | dict.fromkeys(_INTEGER_NAMES, arrow.int64())
@@ -85,7 +85,7 @@ def write_part_file(path: Path, key: str, blocks: Iterable[list[CaptionRow]], ba
 
 
 def find_part_file(path: Path, key: str) -> PartFile | None:
-    """Return the file of a part that an earlier import wrote; None if it is missing, damaged or has another key."""
+    """Return the file of a part if an earlier import wrote it with the same ``key`` and it is undamaged, or else None."""
     parquet = import_module("pyarrow.parquet")
     try:
         metadata = parquet.read_metadata(path)
@@ -144,8 +144,8 @@ class RowsByImage:
 
     A row that contradicts an earlier row, for example with another split of the same image, is added to ``bad_rows``.
 
-    describe_digest : a function that returns the message for a row with another digest than the first row of its image. Its
-        arguments are the part and the ``row_index`` of that first row.
+    describe_digest : a function that returns the end of the error message for a row with another digest than the first row of
+        its image. The arguments are the part and the ``row_index`` of this first row.
     origins : the ids of images and captions, and the row of each caption
     """
 
@@ -268,7 +268,7 @@ class RowsByImage:
         return place
 
     def _drop_incomplete_images(self, image_of_row: Indices) -> None:
-        """Remove images without a split, an id, or ids of captions, if other images have one. Count their rows as bad."""
+        """Remove an image that lacks a split or an id if other images have one. The rows of the image become bad rows."""
         for name in ("split", "imgid", "sentid"):
             lacking = {self._index_by_file[file]: file for file, row in self._first_rows.items() if getattr(row, name) is None}
             if len(lacking) == len(self._first_rows):
@@ -313,7 +313,7 @@ RECORD_NAME = ".import.json"
 
 
 def is_import_finished(folder: Path, key: str) -> bool:
-    """Return whether the last import to ``folder`` had this key, and the files that it wrote are unchanged."""
+    """Return whether the last import to ``folder`` had the same ``key`` (a hash of inputs and settings) and left its files."""
     record = folder / RECORD_NAME
     if not record.is_file():
         return False
@@ -326,7 +326,7 @@ def is_import_finished(folder: Path, key: str) -> bool:
 
 
 def write_import_record(folder: Path, key: str, files: Sequence[Path], hashed: Mapping[Path, str]) -> None:
-    """Record that an import with this key has written ``files`` and the files in ``hashed``, whose SHA-256 are known."""
+    """Record that an import with this ``key`` wrote ``files``, and further files whose SHA-256 ``hashed`` has."""
     hashes = {
         str(path.absolute()): sha256 for path, sha256 in [*((path, sha256_file(path)) for path in files), *hashed.items()]
     }

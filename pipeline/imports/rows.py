@@ -56,7 +56,7 @@ class ImportSettings:
     quoting : how the cells of CSV files are quoted, "minimal" or "none"; None stands for "minimal"
     encoding : the encoding of CSV files; None if it must be detected
     column_names : the names of the columns of a CSV file without a header; None if the first line is the header
-    asks : whether the user must confirm the columns and the first rows of a table before the import
+    needs_confirmation : whether the user must confirm the columns and the first rows of a table before the import
     """
 
     name: str
@@ -70,13 +70,13 @@ class ImportSettings:
     quoting: str | None = None
     encoding: str | None = None
     column_names: tuple[str, ...] | None = None
-    asks: bool = False
+    needs_confirmation: bool = False
 
 
 class ImportedRow(NamedTuple):
     """A row of imported data: an image and captions of this image.
 
-    ``file`` is the path of the image in the folder of images. ``row_location`` names the file and line of the row in messages.
+    ``file`` is the path of the image in the folder of images. ``row_location`` is the file and line of the row, for messages.
     An image may have several rows. If one row has ids, all rows need ids.
     """
 
@@ -91,7 +91,7 @@ class ImportedRow(NamedTuple):
 
 @dataclass
 class BadRowList:
-    """The invalid rows of an import: the place (file and line) and the fault of each. ``skip_bad`` leaves them out."""
+    """The invalid rows of an import, each with its file and line and its fault. ``skip_bad`` allows invalid rows."""
 
     skip_bad: bool
     places_and_faults: list[tuple[str, str]] = field(default_factory=list)
@@ -222,11 +222,11 @@ class RowCollector:
         if repeated or len(set(row.sentids)) < len(row.sentids):
             raise BadRow(f"an earlier caption also has sentid {(repeated or row.sentids)[0]}")
 
-    def build_dataset_content(self, images_folder: Path | None, **record: Any) -> dict[str, Any]:
-        """Return the content of ``dataset.json``, with ``record`` under the key ``imported``.
+    def build_dataset_content(self, images_folder: Path | None, **source_facts: Any) -> dict[str, Any]:
+        """Return the content of ``dataset.json``. ``source_facts`` describe the source; they are stored under ``imported``.
 
-        Images and captions without ids are numbered in order. If the rows name no splits, splits are sampled. Photos that look
-        similar get the same split. ``images_folder`` is the folder of the photos; None if the photos are not read.
+        Images and captions without ids are numbered in order. If the rows name no splits, splits are sampled, and photos that
+        look similar get the same split. ``images_folder`` is the folder of the photos; None if the photos are not read.
 
         If ``skip_bad`` is set, ``import.failures.jsonl`` lists the bad rows. Otherwise raises UserError if there are any.
         """
@@ -247,10 +247,10 @@ class RowCollector:
         for index, (file, image) in enumerate(self._image_by_file.items()):
             entries.append(_build_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
             n_captions += len(image.captions)
-        return {**build_import_head(self._settings, has_splits, n_refused, record), "images": entries}
+        return {**build_import_head(self._settings, has_splits, n_refused, source_facts), "images": entries}
 
     def _drop_incomplete_images(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
-        """Remove images without a value of a field, such as the split, if other images have one. Count their rows as bad."""
+        """Remove an image that lacks a field, such as the split, if other images have it. Its rows become bad rows."""
         incomplete = {file: image for file, image in self._image_by_file.items() if get(image) is None}
         if len(incomplete) < len(self._image_by_file):
             for file, image in incomplete.items():
@@ -262,7 +262,7 @@ class RowCollector:
 def sample_missing_splits(
     settings: ImportSettings, files: Sequence[str], has_splits: bool, images_folder: Path | None
 ) -> dict[str, str]:
-    """Return a sampled split for each file; an empty dictionary if ``has_splits``: the imported data has splits of its own.
+    """Return a sampled split for each file. If the imported data already has splits, return an empty dictionary.
 
     ``images_folder`` is the folder of the photos; None if the photos are not read. Raises UserError if ``has_splits`` and the
     settings give shares for ``val`` or ``test``.
@@ -274,10 +274,12 @@ def sample_missing_splits(
     return {}
 
 
-def build_import_head(settings: ImportSettings, has_splits: bool, n_refused: int, record: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of ``dataset.json`` besides ``images``, with ``record`` under the key ``imported``."""
+def build_import_head(
+    settings: ImportSettings, has_splits: bool, n_refused: int, source_facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the keys of ``dataset.json`` besides ``images``. ``source_facts`` are stored under the key ``imported``."""
     shares = {"val": _sample_share(settings.val), "test": _sample_share(settings.test), "seed": settings.seed}
-    imported = {**record, "splits": "given" if has_splits else shares, "bad_rows": n_refused}
+    imported = {**source_facts, "splits": "given" if has_splits else shares, "bad_rows": n_refused}
     return {"dataset": settings.name, "tokeniser": settings.tokeniser, "imported": imported}
 
 

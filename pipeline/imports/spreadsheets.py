@@ -90,7 +90,7 @@ def _count_usual_characters(sample: bytes, encoding: str) -> int:
 
 
 def decoding_errors(encoding: str) -> str:
-    """Return the error handler of a decoder that keeps undecodable bytes as lone surrogates, if the encoding has them."""
+    """Return the error handler that keeps undecodable bytes as lone surrogates; for UTF-16, the handler that raises errors."""
     return "strict" if encoding.startswith("utf-16") else "surrogateescape"
 
 
@@ -211,8 +211,8 @@ def read_csv_rows(
 class _LineIterator:
     """An iterator over the lines of a text file; lines can be put back.
 
-    ``n_taken`` is the number of lines that the iterator has returned. ``taken_lines`` holds those since the caller last
-    cleared this list.
+    ``n_taken`` is the number of lines that the iterator has returned. ``taken_lines`` holds the lines returned since the
+    caller last cleared this list.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -263,7 +263,7 @@ def _find_row_fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> s
 class _MergedRowChecker:
     """A checker that finds rows of a CSV file that a stray quotation mark has merged.
 
-    If a quoted cell extends from one row into the next row, it contains the file name of one of the two rows. A text counts as
+    A cell that extends from one row into the next row contains the file name of one of these rows. A text counts as
     a file name if it ends in the suffix of an image format, or in a suffix from the column of files. If the names in that
     column have no suffix, a text without blanks at the position of the column counts, too.
     """

@@ -71,9 +71,10 @@ def add_table(path: Path, collector: RowCollector, settings: ImportSettings, pho
 
 
 def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Yield the place (file and line) of each row, and its values by field; a field has a value for each of its columns.
+    """Yield, for each row, its file and line, and its values by field. A field has a value for each of its columns.
 
-    Calls ``on_bad_row`` with the place and the reason of an unreadable row. Raises UserError if ``path`` is not a table.
+    Calls ``on_bad_row`` with the file and line, and the reason, of an unreadable row. Raises UserError if ``path`` is not a
+    table.
     """
     check_input(path)
     kind = path.suffix.lower()
@@ -115,7 +116,7 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) 
 
 
 def read_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[ImportedRow]:
-    """Yield the rows of a table. ``on_bad_row`` is called with the place and the reason of an unreadable or invalid row.
+    """Yield the rows of a table. For an unreadable or invalid row, call ``on_bad_row`` with its file and line and the reason.
 
     Raises UserError as :func:`read_table_rows` does.
     """
@@ -132,9 +133,9 @@ def read_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Ite
 
 
 def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None:
-    """Return the columns of files, captions and, if there is one, splits of a parquet table for the fast reader.
+    """Return the columns of a parquet table that :func:`_read_text_rows` reads: files, captions and perhaps splits.
 
-    Returns None if :func:`_read_text_rows` cannot read the table, because it has ids or columns of another type than text.
+    Returns None if the table has ids, or if one of these columns has another type than text.
     """
     library, kinds = map(import_module, ("pyarrow.parquet", "pyarrow.types"))
     with wrap_read_errors(path, "a parquet file"):
@@ -309,7 +310,7 @@ def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettin
     """Return the settings with the encoding and the columns of a CSV file or spreadsheet, and log both for the user.
 
     The columns of a field are the columns that the user names, or else a column with a usual name, or else the columns with
-    fitting contents. If ``asks`` is set, the user must confirm. Raises click.Abort if the user declines.
+    fitting contents. If ``needs_confirmation`` is set, the user must confirm. Raises click.Abort if the user declines.
     """
     kind = table.suffix.lower()
     if kind == ".xlsx":
@@ -334,7 +335,7 @@ def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettin
     except UserError:
         return settings  # the reader of the rows will raise an error with a better explanation
     layout.log_summary(table, columns)
-    if settings.asks and not click.confirm("Import these rows?", default=True, err=True):
+    if settings.needs_confirmation and not click.confirm("Import these rows?", default=True, err=True):
         raise click.Abort
     return settings
 

@@ -172,8 +172,8 @@ def import_webdataset(
 ) -> Path:
     """Import WebDataset archives: write ``dataset.json`` and the photos, and return the path of ``dataset.json``.
 
-    ``sources`` are paths or URLs of archives or folders. With ``in_place``, which URLs need, an index of the photos in the
-    archives is written instead of the photos; ``dataset.json`` is the same.
+    ``sources`` are paths or URLs of archives or folders. With ``in_place``, the photos stay in the archives, and an index of
+    their positions is written; a URL requires ``in_place``. ``dataset.json`` is the same in both cases.
 
     A sample has a photo and captions: the lines of a ``.txt``, or a list or object in a ``.json``. The object may also have
     the split and ids. Otherwise the name of the archive or of a folder may begin with the split (``train-0001.tar``,
