@@ -1,1 +1,1 @@
-"""Presets: their YAML files, their schema, and the parts (such as losses) that settings name, also in users' own code."""
+"""Presets: YAML files and schemas, and the classes that settings name, such as losses, of this package or of the user."""

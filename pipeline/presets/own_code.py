@@ -1,8 +1,8 @@
-"""Run a user's own code, which settings name as ``my_loss.py:MyLoss`` or ``package.module:MyLoss``, if the user allows it.
+"""Run a user's own classes and functions, which settings name as ``my_loss.py:MyLoss`` or ``package.module:MyLoss``.
 
 Code is allowed if ``--set`` on the command line names it, or if all code is allowed (``--allow-code``). Other code is
 rejected, even if a preset or a run names it, so that another person's run cannot execute code. The folder of a run has copies
-of the code, and the settings of the run have the SHA-256 of each copy.
+of the code files, and the settings of the run have the SHA-256 of each copy.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class _CodeRules:
 
     allows_all_code : whether any code may run
     forbids_all_code : whether no code may run, even if other rules allow it
-    allowed_names : the names of code on the command line, which may run
-    copies_folder : the folder with the copies of the code of the run to open; None if no run is opened
+    allowed_names : names such as ``my_loss.py:MyLoss`` on the command line; this code may run
+    copies_folder : while a run is opened, the folder with the run's copies of code files; otherwise None
     """
 
     allows_all_code: bool = False
@@ -91,14 +91,14 @@ def forbid_own_code() -> Iterator[None]:
 
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
-    """Allow code to run in the block if its name is in ``values``, the settings on the command line."""
+    """Allow code in the block if ``values``, the settings on the command line, name it, as in ``my_loss.py:MyLoss``."""
     with _change_rules(allowed_names=_CODE_RULES.get().allowed_names | frozenset(_find_code_names(values))):
         yield
 
 
 @contextmanager
 def use_code_of_run(copies_folder: Path) -> Iterator[None]:
-    """Load code in the block from ``copies_folder``, the folder in which a training run keeps copies of code."""
+    """Load users' code in the block from ``copies_folder``, the folder in which a training run keeps copies of code files."""
     with _change_rules(copies_folder=copies_folder):
         yield
 
@@ -109,15 +109,15 @@ def is_code_name(name: object) -> bool:
 
 
 def code_copy_name(name: str, sha256: str) -> str:
-    """Return the file name of a copy of code: the name of the file and the first digits of the SHA-256."""
+    """Return the name of the copy of a code file in a run folder: the file name and the first digits of the SHA-256."""
     return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_N_SHOWN_DIGITS]}.py"
 
 
 @contextmanager
 def explain_own_errors(name: str, expected: str) -> Iterator[None]:
-    """Turn an exception in the block, which calls the user's own part ``name``, into a UserError.
+    """Turn an exception in the block, which calls the user's class or function ``name``, into a UserError.
 
-    The message has the line of the user's file that failed. It ends with ``expected``, a text that describes a correct part
+    The message has the line of the user's file that failed. The message ends with ``expected``, a description of correct code
     with an example.
     """
     try:
@@ -126,7 +126,7 @@ def explain_own_errors(name: str, expected: str) -> Iterator[None]:
         raise
     except Exception as error:
         description = describe_own_error(error)
-        if description is None:  # the package failed on what the part returned
+        if description is None:  # the package failed on what the user's code returned
             description = f"{name} does not fit ({type(error).__name__}: {error_reason(error)})"
         raise UserError(f"{description}; {expected}") from error
 
@@ -151,14 +151,14 @@ def describe_own_error(error: Exception) -> str | None:
 
 
 def hash_code_files(settings: object) -> dict[str, str]:
-    """Return the SHA-256 of the ``.py`` files that settings name and that exist, by the names of code. No code is run."""
+    """Return the SHA-256 of existing ``.py`` files that settings name, by names such as ``my_loss.py:MyLoss``. Run no code."""
     locations = {name: Path(name.rpartition(":")[0]) for name in _find_code_names(settings)}
     files = {name: location for name, location in locations.items() if location.suffix == ".py" and location.is_file()}
     return {name: InputFile(file).sha256 for name, file in files.items()}
 
 
 def load_code(name: str, sha256: str | None = None) -> UserCode:
-    """Run the file or module in ``name``, once in a process, and return the class or function in ``name``.
+    """Return the class or function ``name``, such as ``my_loss.py:MyLoss``. A process runs the file or module once.
 
     The path of a file is relative to the working folder. A module is found on Python's search path. In a block of
     :func:`use_code_of_run`, the copy in the run folder is run instead; ``sha256`` must then be given. Raises CodeNotAllowed if

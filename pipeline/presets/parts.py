@@ -1,7 +1,7 @@
-"""Registries of the parts of experiments and features, such as losses or extractors.
+"""Registries of the classes from which experiments and features are built: losses, encoders, extractors and so on.
 
-A part is a class with settings and the code that uses the settings. Each part has a file and one line in a registry. The
-settings of an experiment choose a part by its name, as in ``similarity: { name: order, form: norm }`` or, without other
+Such a class is called a *part*. It has settings, and the code that uses them. Each part has a file and one line in a registry.
+The settings of an experiment choose a part by its name, as in ``similarity: { name: order, form: norm }`` or, without other
 settings, ``similarity: order``. The name of a user's own part contains its file: ``loss: my_loss.py:MyLoss``
 (:mod:`vse.pipeline.presets.own_code`).
 """
@@ -31,7 +31,7 @@ def import_object(name: str) -> Any:
 
 
 class Registry(Generic[_Part]):
-    """The parts of one kind, such as all losses, by name.
+    """A registry of the parts (classes) of one kind, such as all losses, by name.
 
     kind : the kind of the parts in messages, such as ``similarity``
     key : the field of a part that holds its name, such as ``name``
@@ -71,9 +71,9 @@ class Registry(Generic[_Part]):
         return iter(self._parts)
 
     def __getitem__(self, name: str) -> type[_Part]:
-        """Return the class of the part ``name``. Raises ValueError, with the nearest name, for an unknown part.
+        """Return the class ``name``, such as a loss. Raises ValueError, with the nearest name, for an unknown name.
 
-        Raises UserError if a user's own part is of another kind or may not run, or if the import of a lazy part fails.
+        Raises UserError if a user's own class is of another kind or may not run, or if the import of a lazy part fails.
         """
         if self._base_class is not None and is_code_name(name):
             return self._build_own_part(self._base_class, load_code(name))
@@ -90,9 +90,9 @@ class Registry(Generic[_Part]):
         return part
 
     def parse(self, value: Any) -> Any:
-        """Return the part that ``value`` describes: the name of a part, or settings that include the name.
+        """Return an object, such as a loss. ``value`` is the name of its class, or settings that include this name.
 
-        A part or None is returned unchanged. Raises ValueError for any other value.
+        An object or None is returned unchanged. Raises ValueError for any other value.
         """
         if value is None or isinstance(value, BaseModel):
             return value
@@ -107,7 +107,7 @@ class Registry(Generic[_Part]):
         return self[name].model_validate(settings)
 
     def as_settings(self, value: Any) -> dict[str, Any] | None:
-        """Return the settings of a part, given as a name, as settings or as an object; None for any other value."""
+        """Return settings with the name of a class. ``value`` is a name, settings or an object; None for any other value."""
         if isinstance(value, BaseModel):
             return {**value.model_dump(exclude_unset=True), self.key: getattr(value, self.key)}
         if isinstance(value, str):
@@ -115,7 +115,7 @@ class Registry(Generic[_Part]):
         return dict(value) if isinstance(value, Mapping) else None
 
     def find_class(self, value: Any) -> type[_Part] | None:
-        """Return the class of a part, given as a name, as settings or as an object; None for an unknown part."""
+        """Return the class that ``value`` names. ``value`` is a name, settings or an object; None for an unknown class."""
         name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
@@ -142,16 +142,16 @@ class Registry(Generic[_Part]):
 
 
 def part_field(registry: Registry[Any]) -> BeforeValidator:
-    """Return the annotation for a field of settings that holds a part of a registry.
+    """Return the annotation of a pydantic field whose value is an object of a class in ``registry``, such as a loss.
 
     An example is ``loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = Max()``. ``SerializeAsAny[Loss] | None`` makes
-    the part optional.
+    the loss optional.
     """
     return BeforeValidator(registry.parse)
 
 
 def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
-    """Return the registry for the field ``field`` of a schema; None if the field holds no part."""
+    """Return the registry for the values of a field of a schema, such as ``loss``; None for a field without a registry."""
     info = schema.model_fields[field]
     for item in (*info.metadata, *_annotation_metadata(info.annotation)):
         owner = getattr(getattr(item, "func", None), "__self__", None)
@@ -170,13 +170,13 @@ def find_settings_class(schema: type[BaseModel], field: str) -> type[BaseModel] 
 
 
 def find_default_part(schema: type[BaseModel], field: str) -> Any:
-    """Return the default part of a field of a schema; None without a default."""
+    """Return the default of a field of a schema, such as the default loss; None without a default."""
     default = schema.model_fields[field].get_default(call_default_factory=True)
     return None if default is PydanticUndefined else default
 
 
 def find_own_code(settings: BaseModel) -> list[UserCode]:
-    """Return the user's own code that settings use, once for each file."""
+    """Return the user's classes and functions that settings use, at most one for each file."""
     codes: dict[str, UserCode] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -187,7 +187,7 @@ def find_own_code(settings: BaseModel) -> list[UserCode]:
 
 
 def is_own_part(part: BaseModel | None) -> bool:
-    """Return whether a part is a user's own code."""
+    """Return whether an object, such as a loss, is of a class that the user wrote."""
     return isinstance(type(part).__dict__.get("own_code"), UserCode)
 
 

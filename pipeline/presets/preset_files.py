@@ -29,7 +29,7 @@ except ImportError:
 _MAX_NODES = 100_000  # the most nodes of a YAML text; nodes behind an alias are counted for each alias
 _MAX_INTEGER = 2**63 - 1  # the largest integer in YAML files
 _MAX_DEPTH = 50  # the most nested lists and mappings
-_MAX_LAYERS = 50  # the longest chain of presets of which each extends the next
+_MAX_LAYERS = 50  # the most presets in a chain in which each preset extends the next
 NOT_INHERITED_KEYS = ("about", "title", "rows")  # settings that a preset does not take over from the preset that it extends
 
 
@@ -63,8 +63,8 @@ def list_preset_descriptions(kind: str, without_key: str = "") -> list[tuple[str
 def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
     """Return the settings of a preset as layers: first the layers of the preset that it ``extends``, then its own settings.
 
-    ``extended_by`` are the presets that extend this preset; they serve to detect a circle. Raises UserError if the preset is
-    unknown, or extends itself.
+    ``extended_by`` are the presets that extend this preset; a preset among them would extend itself. Raises UserError if the
+    preset is unknown, or extends itself.
     """
     preset = _load_preset(kind, name)
     if len(extended_by) > _MAX_LAYERS:

@@ -114,7 +114,7 @@ def read_experiment_settings(
 
     The layers are the presets of the experiment, two groups of changes in the preset of the data set ``dataset`` (for all
     experiments, then for this experiment), and ``overrides`` (``key=value``). A change for all experiments is ignored if a
-    part, such as a loss, lacks the changed setting. In an ensemble, only settings in :data:`ENSEMBLE_KEYS` are changed.
+    class, such as the loss, lacks the changed setting. In an ensemble, only settings in :data:`ENSEMBLE_KEYS` are changed.
     """
     content = read_preset_settings("experiments", name, schema)
     if dataset in list_preset_names("datasets"):
@@ -159,11 +159,11 @@ def merge_settings(
 ) -> dict[str, Any]:
     """Return the settings ``base`` with the changes ``over``. Nested groups of settings are merged by key.
 
-    With a schema, a value may be a part (such as a loss, see :mod:`vse.pipeline.presets.parts`): the name of the part, or
-    settings. Settings without a name in ``over`` change the part in ``base``. If ``over`` names another part than ``base``,
-    settings of ``base`` that the new part lacks are dropped.
+    With a schema, a value may stand for an object such as a loss (:mod:`vse.pipeline.presets.parts`): the name of the class,
+    or settings. Settings without a name in ``over`` change the object in ``base``. If ``over`` names another class than
+    ``base``, settings of ``base`` that the new class lacks are dropped.
 
-    lenient : whether a setting in ``over`` without the name of a part is ignored if the part in ``base`` lacks the setting
+    lenient : whether a setting in ``over`` without the name of a class is ignored if the class in ``base`` lacks the setting
     replace : whether a plain dictionary, such as ``train.frozen``, replaces the dictionary in ``base``; otherwise the two are
         merged by key. An empty dictionary always replaces the other one
     """
@@ -188,7 +188,7 @@ def merge_settings(
 def apply_overrides(schema: type[Settings], content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return the settings ``content`` with the changes ``overrides``, each in the form ``key=value``.
 
-    A key such as ``loss.margin`` must be a setting of the part in the result. The value of a dictionary, such as
+    A key such as ``loss.margin`` must be a setting of the loss in the result. The value of a dictionary, such as
     ``train.frozen``, replaces the complete dictionary. Raises UserError, which suggests the nearest key, if a key is unknown.
     """
     result, keys = dict(content), []
@@ -242,7 +242,7 @@ def list_setting_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix:
 
 
 def _merge_part(registry: Registry[Any], base: Any, over: Any, lenient: bool, replace: bool) -> Any:
-    """Merge one part as :func:`merge_settings` does; ``base`` and ``over`` are names, settings or objects of parts."""
+    """Merge one loss, encoder etc. as :func:`merge_settings` does; ``base`` and ``over`` are names, settings or objects."""
     new = registry.as_settings(over)
     if new is None:
         return over
@@ -263,9 +263,9 @@ def _mapping_or_empty(value: Any) -> Mapping[str, Any]:
 
 
 def _is_known_key(schema: type[BaseModel], content: Mapping[str, Any], path: Sequence[str]) -> bool:
-    """Return whether the keys ``path`` lead to a setting of ``schema`` with the parts in ``content``.
+    """Return whether the nested keys ``path``, such as ``loss`` and ``margin``, lead to a setting.
 
-    Paths in unknown parts are accepted.
+    ``content`` states which loss (or other class of a registry) has the setting. Any key of an unknown class is accepted.
     """
     name, *rest = path
     if name not in schema.model_fields:

@@ -39,7 +39,7 @@ ENSEMBLE_KEYS = ("name", "about", "title", "rows", "seeds", "protocols", "ensemb
 
 
 class ExperimentOutline(Settings):
-    """The part of an experiment's settings that the workflow needs. Other settings are not checked."""
+    """The settings of an experiment that the workflow needs. Other settings are not checked."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -276,7 +276,7 @@ class LadderConfig(Settings):
         return experiments
 
     def experiment_entry(self, experiment: str) -> LadderExperiment:
-        """Return the entry of an experiment in this ladder; an entry of defaults if the ladder only names the experiment."""
+        """Return the settings of this ladder for an experiment; defaults if the ladder only names the experiment."""
         return self.experiments[experiment] or LadderExperiment()
 
     def experiment_overrides(self, experiment: str) -> dict[str, Any]:
