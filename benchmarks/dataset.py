@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from common import report
 
-from vse.pipeline.dataset.dataset import columns_copy, load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file, parquet_copy_path
 
 EACH, WORDS, TEST = 5, 10, 5000
 
@@ -80,7 +80,7 @@ def main() -> None:
                 command = [sys.executable, __file__, "--one", name, str(path)]
                 taken = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
                 row |= {f"{name}_{unit}": value for unit, value in taken.items()}
-            there = columns_copy(path)
+            there = parquet_copy_path(path)
             rows.append(row | {"columns_mb": round(there.stat().st_size / 1e6) if there.exists() else 0})
         print(rows[-1], file=sys.stderr, flush=True)
     report("dataset", rows)

@@ -24,7 +24,7 @@ from vse.features.settings.base import FeatureSettings
 from vse.features.up_to_date import LocalRates, measure_calibration, read_local_rates
 from vse.pipeline.dataset.columns import caption_counts
 from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file
-from vse.pipeline.dataset.preparation import source_folder
+from vse.pipeline.dataset.preparation import find_source_folder
 from vse.pipeline.presets.preset_files import read_yaml
 from vse.pipeline.presets.presets import (
     list_preset_names,
@@ -180,7 +180,7 @@ def estimate_plan(planned_files: Sequence[PlannedFile], rates: Rates, local: Loc
 
 
 def _add_downloads(plan: TargetPlan, config: DatasetConfig) -> None:
-    folder = source_folder(config.name)
+    folder = find_source_folder(config.name)
     missing = {one.url: one.bytes for one in config.files if not (folder / one.to).exists()}
     for url, size in missing.items():
         plan.download_sizes.append((size, f"{url.rpartition('/')[2]}, by vse-data fetch {config.name}"))

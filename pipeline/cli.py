@@ -93,9 +93,9 @@ class PrepareRequest(Options):
 @command("prepare", group=data_group)
 def prepare_command(request: PrepareRequest) -> None:
     """Create data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
-    from vse.pipeline.dataset.preparation import load_published_preset, prepare_dataset, source_folder
+    from vse.pipeline.dataset.preparation import find_source_folder, load_published_preset, prepare_dataset
 
-    source, out = request.source or source_folder(request.name), request.out or Path("data", request.name)
+    source, out = request.source or find_source_folder(request.name), request.out or Path("data", request.name)
     click.echo(prepare_dataset(load_published_preset(request.name), source, out))
 
 
@@ -316,7 +316,7 @@ class ConvertRequest(Options):
 @command("convert", group=data_group)
 def convert_command(request: ConvertRequest) -> None:
     """Write a dataset.parquet as dataset.json, in the layout of the Karpathy splits, or a dataset.json as dataset.parquet."""
-    from vse.pipeline.dataset.forms import convert_dataset
+    from vse.pipeline.dataset.file_formats import convert_dataset
 
     click.echo(convert_dataset(request.dataset, request.out))
 

@@ -56,7 +56,7 @@ def set_up_openmp(
 
     Call this function before torch is loaded: OpenMP reads the variables only once.
     """
-    cores = core_affinity()
+    cores = read_core_affinity()
     allowed = count_allowed_cores(environment, proc, cgroups)
     if allowed < len(cores):
         environment.setdefault("OMP_NUM_THREADS", str(allowed))
@@ -74,18 +74,18 @@ def count_allowed_cores(
     This number is the minimum of the size of the affinity mask, the quota of the cgroups (rounded down), and
     ``SLURM_CPUS_PER_TASK``.
     """
-    limits = [len(core_affinity()), cgroup_quota(proc, cgroups)]
+    limits = [len(read_core_affinity()), read_cgroup_quota(proc, cgroups)]
     if (job := environment.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
         limits.append(int(job))
     return max(1, math.floor(min(limits)))
 
 
-def core_affinity() -> set[int]:
+def read_core_affinity() -> set[int]:
     """Return the indices of the cores in this process's affinity mask; all cores on systems without affinity masks."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-def cgroup_quota(proc: Path = PROC_FOLDER, cgroups: Path = CGROUPS_FOLDER) -> float:
+def read_cgroup_quota(proc: Path = PROC_FOLDER, cgroups: Path = CGROUPS_FOLDER) -> float:
     """Return the number of cores whose time this process's cgroups may use, e.g. 1.5; infinity without a limit.
 
     The number is the smallest limit of the cgroup and its ancestors: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and

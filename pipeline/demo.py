@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vse.pipeline.dataset.captions import ascii_words
-from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, choose, compose_scene, draw_scene
+from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_choice, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, read_json, remove_temporary_files, write_bytes, write_json
@@ -117,9 +117,10 @@ class _CaptionWriter:
         """Describe the colour, shape and place of every object."""
         n_objects = len(self.scene.objects)
         parts: list[list[str | _PhraseText]] = [
-            [self.object_phrase(k, "colour", "shape"), self.place_text(self.scene.objects[k])] for k in range(n_objects)
+            [self.build_object_phrase(k, "colour", "shape"), self.build_place_text(self.scene.objects[k])]
+            for k in range(n_objects)
         ]
-        facts = [fact for k in range(n_objects) for fact in self.object_facts(k, "colour", "shape", "place")]
+        facts = [fact for k in range(n_objects) for fact in self.list_object_facts(k, "colour", "shape", "place")]
         return self.build_caption(self.join_parts(parts), facts)
 
     def describe_one_object(self) -> DemoCaption:
@@ -127,28 +128,28 @@ class _CaptionWriter:
         which = ("size", "texture", "shape") if self.has_one_object else ("size", "texture", "colour", "shape")
         item = self.scene.objects[self.first_index]
         opening = self.pick(("there is", "we see", ""))
-        named = self.object_phrase(self.first_index, *which)
+        named = self.build_object_phrase(self.first_index, *which)
         return self.build_caption(
-            [opening, named, self.place_text(item)], self.object_facts(self.first_index, *which, "place")
+            [opening, named, self.build_place_text(item)], self.list_object_facts(self.first_index, *which, "place")
         )
 
     def describe_relation(self) -> DemoCaption:
         """Describe the position of one object relative to a second object, or state that a single object is alone."""
         if self.has_one_object:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
-            pieces: list[str | _PhraseText] = [self.object_phrase(0, "size", "colour", "shape"), lonely]
-            return self.build_caption(pieces, [("count",), *self.object_facts(0, "size", "colour", "shape")])
+            pieces: list[str | _PhraseText] = [self.build_object_phrase(0, "size", "colour", "shape"), lonely]
+            return self.build_caption(pieces, [("count",), *self.list_object_facts(0, "size", "colour", "shape")])
         a, b = self.scene.objects[self.first_index], self.scene.objects[self.second_index]
         if a.row != b.row:
             word = self.pick(("above", "over", "higher than") if a.row < b.row else ("below", "under", "lower than"))
         else:
             word = "to the left of" if a.column < b.column else "to the right of"
         verb = self.pick(("is", "sits", ""))
-        pieces = [self.object_phrase(self.first_index, "colour", "shape", article="the"), verb, word]
-        pieces += [self.object_phrase(self.second_index, "colour", "shape", article="the"), self.place_text(b)]
+        pieces = [self.build_object_phrase(self.first_index, "colour", "shape", article="the"), verb, word]
+        pieces += [self.build_object_phrase(self.second_index, "colour", "shape", article="the"), self.build_place_text(b)]
         return self.build_caption(
             pieces,
-            [("relation", str(self.first_index), str(self.second_index)), *self.object_facts(self.second_index, "place")],
+            [("relation", str(self.first_index), str(self.second_index)), *self.list_object_facts(self.second_index, "place")],
         )
 
     def describe_background(self) -> DemoCaption:
@@ -158,33 +159,39 @@ class _CaptionWriter:
         words = [self.pick_synonym(getattr(item, property_named)) for item in objects]
         count = _NUMBER_WORDS[len(objects)]
         noun = self.pick_synonym("shape" if self.has_one_object else "shapes")
-        facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.object_facts(k, property_named))]
+        facts = [
+            ("background",),
+            ("count",),
+            *(f for k in range(len(objects)) for f in self.list_object_facts(k, property_named)),
+        ]
         everything = tuple(range(len(objects)))
         if self.has_one_object:
-            return self.build_caption([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.background_phrase()], facts)
+            return self.build_caption([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.build_background_phrase()], facts)
         each: list[list[str | _PhraseText]] = [[_PhraseText(word, (k,))] for k, word in enumerate(words)]
         return self.build_caption(
-            [_PhraseText(f"{count} {noun}", everything), self.background_phrase(), ":", *self.join_parts(each)], facts
+            [_PhraseText(f"{count} {noun}", everything), self.build_background_phrase(), ":", *self.join_parts(each)], facts
         )
 
     def describe_other_object(self) -> DemoCaption:
         """Describe the background and, if there are several objects, another object than :meth:`describe_one_object`."""
         which = ("size", "colour", "shape") if self.has_one_object else ("texture", "colour", "shape")
-        facts = [("background",), *self.object_facts(self.second_index, *which, "place")]
-        place = self.place_text(self.scene.objects[self.second_index])
-        return self.build_caption([self.object_phrase(self.second_index, *which), self.background_phrase(), place], facts)
+        facts = [("background",), *self.list_object_facts(self.second_index, *which, "place")]
+        place = self.build_place_text(self.scene.objects[self.second_index])
+        return self.build_caption(
+            [self.build_object_phrase(self.second_index, *which), self.build_background_phrase(), place], facts
+        )
 
     @property
     def has_one_object(self) -> bool:
         return len(self.scene.objects) == 1
 
     def pick(self, choices: Sequence[str]) -> str:
-        return choose(self.rng, choices)
+        return draw_choice(self.rng, choices)
 
     def pick_synonym(self, concept: str) -> str:
         return self.pick(SYNONYMS[concept])
 
-    def object_phrase(self, k: int, *properties: str, article: str = "a") -> _PhraseText:
+    def build_object_phrase(self, k: int, *properties: str, article: str = "a") -> _PhraseText:
         words = [self.pick_synonym(getattr(self.scene.objects[k], p)) for p in properties]
         if article == "a" and words[0][0] in "aeiou":
             article = "an"
@@ -192,13 +199,13 @@ class _CaptionWriter:
             words[-1] = f"round {self.pick_synonym('shape')}"
         return _PhraseText(" ".join([article, *words]), (k,))
 
-    def object_facts(self, k: int, *properties: str) -> list[tuple[str, ...]]:
+    def list_object_facts(self, k: int, *properties: str) -> list[tuple[str, ...]]:
         return [(p, str(k)) for p in properties]
 
-    def background_phrase(self) -> list[str | _PhraseText]:
+    def build_background_phrase(self) -> list[str | _PhraseText]:
         return [self.pick(("on", "against", "in front of")), _PhraseText(self.pick_synonym(self.scene.background), ())]
 
-    def place_text(self, item: SceneObject) -> str:
+    def build_place_text(self, item: SceneObject) -> str:
         row, column = self.pick(_ROW_WORDS[item.row]), _COLUMN_WORDS[item.column]
         if (item.row, item.column) == (1, 1):
             return self.pick(("in the middle", "in the centre"))

@@ -71,7 +71,7 @@ class _Step:
     logs: list[Path]
     started: float
 
-    def line(self, now: float, result: str) -> str:
+    def format_line(self, now: float, result: str) -> str:
         return f"{self.name:<44} {format_duration(now - self.started):>7}   {result}"
 
 
@@ -113,13 +113,13 @@ class LogHandler(LogHandlerBase):
             self._ended.set()
             if self._bar is not None:
                 self._bar.close()
-            self._print_end()
+            self._print_summary()
         super().close()
 
     def _emit(self, record: Any) -> None:
         event, message = getattr(record, "event", None), record.getMessage()
         if event == LogEvent.RUN_INFO:
-            self._announce(record.stats["total"])
+            self._start_progress(record.stats["total"])
         elif event == LogEvent.JOB_INFO:
             self._start_step(record)
         elif event == LogEvent.JOB_FINISHED:
@@ -129,14 +129,14 @@ class LogHandler(LogHandlerBase):
         elif message.startswith("RuleException"):
             self._rule_error = message
         elif record.levelno >= ERROR:
-            message = _clean_error(message)
+            message = _remove_traceback(message)
             if not message.startswith(_HIDDEN_MESSAGES):
                 self._has_error = True
                 self._print(f"snakemake: error: {message}")
         elif event not in _HIDDEN_EVENTS and not message.startswith(_HIDDEN_MESSAGES):
             self._print(message)
 
-    def _announce(self, n_steps: int) -> None:
+    def _start_progress(self, n_steps: int) -> None:
         if self.common_settings.dryrun:
             if not self._running:
                 self._print(f"Steps to run: {n_steps}")
@@ -147,7 +147,7 @@ class LogHandler(LogHandlerBase):
     def _start_step(self, record: Any) -> None:
         names = (record.output, record.log)
         outputs, logs = ([Path(name.removesuffix(" (send to storage)")) for name in files] for files in names)
-        step = _Step(record.rule_name, name_step(record.rule_name, record.wildcards), outputs, logs, record.created)
+        step = _Step(record.rule_name, build_step_name(record.rule_name, record.wildcards), outputs, logs, record.created)
         self._running[record.jobid] = step
         self._failed.pop(record.jobid, None)  # the step is repeated
         if self.common_settings.dryrun:
@@ -161,7 +161,7 @@ class LogHandler(LogHandlerBase):
         if step is None or self.common_settings.dryrun:
             return
         self._finished.append(step)
-        self._print(step.line(record.created, describe_result(step.rule, step.outputs[0])))
+        self._print(step.format_line(record.created, describe_result(step.rule, step.outputs[0])))
         if self._bar is not None:
             self._bar.update()
 
@@ -172,19 +172,19 @@ class LogHandler(LogHandlerBase):
         command = record.shellcmd or ""
         code = re.search(r"non-zero exit status (\d+)", self._rule_error) if command in self._rule_error else None
         if code and code[1] == _CTRL_C_EXIT_CODE:
-            self._print(step.line(record.created, "stopped"))
+            self._print(step.format_line(record.created, "stopped"))
             return
         self._failed[record.jobid] = step.name
-        lines = [step.line(record.created, f"failed (exit code {code[1]})" if code else "failed")]
+        lines = [step.format_line(record.created, f"failed (exit code {code[1]})" if code else "failed")]
         lines += [to_printable_line(record.rule_msg)] if record.rule_msg else []
         for log in map(Path, record.log):
             if last_lines := read_last_lines(log, _N_LOG_LINES):
                 lines += [f"The last lines of {log}:", *(f"    {line}" for line in last_lines)]
         if command:
-            lines += ["This command repeats the step:", f"    {build_repeat_command(command, self._added_variables())}"]
+            lines += ["This command repeats the step:", f"    {build_repeat_command(command, self._list_added_variables())}"]
         self._print("\n".join(lines))
 
-    def _added_variables(self) -> dict[str, str]:
+    def _list_added_variables(self) -> dict[str, str]:
         """Return the environment variables that the workflow has set for its steps."""
         return {
             name: value
@@ -192,7 +192,7 @@ class LogHandler(LogHandlerBase):
             if name.startswith("VSE_") and value and self._environment.get(name) != value
         }
 
-    def _print_end(self) -> None:
+    def _print_summary(self) -> None:
         if self._failed:
             self._print(f"Failed: {', '.join(self._failed.values())}. To continue, remove the cause and repeat your command.")
         if self._failed or self._has_error:
@@ -222,7 +222,7 @@ class LogHandler(LogHandlerBase):
             print(text, file=self._stream, flush=True)
 
 
-def _clean_error(message: str) -> str:
+def _remove_traceback(message: str) -> str:
     """Return an error of Snakemake without its traceback and headings."""
     message = re.split(r"^Traceback\b", message, maxsplit=1, flags=re.M)[0]
     message = re.sub(r"^Wildcards:\n(  .*\n?)*", "", message, flags=re.M)
@@ -236,7 +236,7 @@ _LOG_TAIL_BYTES = 20_000
 _LOG_SUFFIX_PATTERN = re.compile(r"\s*2>&1 \| tee \S+$")
 
 
-def name_step(rule: str, wildcards: Mapping[str, str]) -> str:
+def build_step_name(rule: str, wildcards: Mapping[str, str]) -> str:
     """Return the name of a step, such as ``train demo_vsepp seed 0`` or ``extract demo_fc7 shard 1 of 4``."""
     subject = [wildcards[key] for key in ("dataset", "feature", "experiment", "table") if key in wildcards]
     words = [rule.replace("_", " "), *(["_".join(subject)] if subject else [])]
@@ -259,8 +259,8 @@ def describe_result(rule: str, output: Path) -> str:
         if rule == "train":
             return f"val rsum {read_json(output)['best_rsum']:.1f}"
         if rule == "evaluate":
-            *_, protocol = _distinct_protocols(output).values()
-            return _describe_rsum(protocol) or f"R@1 {_mean(protocol['phrase']['r1']):.1f}"
+            *_, protocol = _read_distinct_protocols(output).values()
+            return _describe_rsum(protocol) or f"R@1 {_mean_over_seeds(protocol['phrase']['r1']):.1f}"
     except (UserError, KeyError, TypeError, ValueError):
         pass  # the file lacks the metric: a run without validation has no rsum
     return re.sub("^s3:/", "s3://", str(output))  # a path has single slashes
@@ -268,7 +268,7 @@ def describe_result(rule: str, output: Path) -> str:
 
 def format_metrics(result: Path) -> Iterator[str]:
     """Yield the lines of a table for a result file: R@K and median rank for each protocol and direction, rsum per protocol."""
-    for name, protocol in _distinct_protocols(result).items():
+    for name, protocol in _read_distinct_protocols(result).items():
         columns = [key for key in _COLUMNS if any(key in protocol.get(direction, {}) for direction in _DIRECTIONS)]
         if not columns:
             continue
@@ -277,7 +277,7 @@ def format_metrics(result: Path) -> Iterator[str]:
         for direction, words in _DIRECTIONS.items():
             if direction in protocol:
                 metrics = protocol[direction]
-                values = (f"{_mean(metrics[key]):7.1f}" if key in metrics else " " * 7 for key in columns)
+                values = (f"{_mean_over_seeds(metrics[key]):7.1f}" if key in metrics else " " * 7 for key in columns)
                 yield f"  {words:<42}" + "".join(values)
         if rsum := _describe_rsum(protocol):
             yield f"  {rsum}"
@@ -300,7 +300,7 @@ def build_repeat_command(shell_command: str, variables: Mapping[str, str]) -> st
     return " ".join([*assignments, _LOG_SUFFIX_PATTERN.sub("", shell_command)])
 
 
-def _distinct_protocols(result: Path) -> dict[str, dict[str, Any]]:
+def _read_distinct_protocols(result: Path) -> dict[str, dict[str, Any]]:
     """Return the metrics in a result file by protocol, without protocols that repeat the metrics of a later one."""
     protocols = read_json(result)["protocols"]
     names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
@@ -311,9 +311,9 @@ def _describe_rsum(protocol: Mapping[str, Any]) -> str:
     if protocol.get("rsum") is None:
         return ""
     interval = protocol.get("ci95", {}).get("rsum")
-    return f"rsum {_mean(protocol['rsum']):.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
+    return f"rsum {_mean_over_seeds(protocol['rsum']):.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
 
 
-def _mean(metric: Any) -> float:
+def _mean_over_seeds(metric: Any) -> float:
     """Return a metric, or its mean over several seeds."""
     return float(metric["mean"] if isinstance(metric, Mapping) else metric)

@@ -17,7 +17,7 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.preparation import read_content
+from vse.pipeline.dataset.preparation import read_dataset_content
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.photo_archives import find_archived_photo
 from vse.pipeline.option_types import AllowedValues
@@ -112,7 +112,7 @@ class DatasetFile(PathWrapper):
 
     @property
     def json(self) -> dict[str, Any]:
-        return read_content(self.path)
+        return read_dataset_content(self.path)
 
     @check_arguments
     def image_ids(self, split: str | None = None) -> NDArray[np.int64]:

@@ -229,7 +229,8 @@ class IndexSource:
 
 INDEX_METADATA_KIND = json_kind("the metadata of an index", "format", "factory", "ids_sha256")
 INDEX_KIND = OutputKind(
-    "an index that vse wrote, with its metadata next to it", lambda path: INDEX_METADATA_KIND.is_at(metadata_file(path))
+    "an index that vse wrote, with its metadata next to it",
+    lambda path: INDEX_METADATA_KIND.recognises_file_at(metadata_file(path)),
 )
 
 
@@ -280,7 +281,7 @@ def index_exists(path: Path, source: IndexSource) -> bool:
     counts as absent, and is built again. Any other file without metadata may belong to somebody else. It counts as present,
     and :func:`read_index` rejects it.
     """
-    if may_replace_other_kinds() and not INDEX_KIND.is_at(path):
+    if may_replace_other_kinds() and not INDEX_KIND.recognises_file_at(path):
         return False
     if not path.is_file() or metadata_file(path).exists():
         return path.exists()

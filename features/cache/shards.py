@@ -344,7 +344,8 @@ def build_cache_kind(out: Path) -> OutputKind:
     return OutputKind(
         "a feature cache",
         lambda path: (
-            _read_dataset_and_feature(path) is not None or (_MANIFEST_KIND.is_at(manifest) and _SHARD_KIND.is_at(path))
+            _read_dataset_and_feature(path) is not None
+            or (_MANIFEST_KIND.recognises_file_at(manifest) and _SHARD_KIND.recognises_file_at(path))
         ),
     )
 

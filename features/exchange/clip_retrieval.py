@@ -20,7 +20,7 @@ from vse.features.cache.shards import check_cache_output, read_manifest, shards_
 from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_pages, write_imported_cache
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.dataset import load_dataset_file, remember_checks
-from vse.pipeline.dataset.forms import choose_form, write_dataset_tables
+from vse.pipeline.dataset.file_formats import choose_dataset_format, write_dataset_tables
 from vse.pipeline.dataset.images import pause_garbage_collection
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
@@ -162,7 +162,7 @@ def _join_parts(
     if images is None:
         head = {**head, "pictures": False}
     inputs = [path for part in parts for path in part.files]
-    form = choose_form(len(joined.origins.sentids))
+    form = choose_dataset_format(len(joined.origins.sentids))
     file = write_dataset_tables(head, lambda: joined.build_tables(sampled), settings.out, images, inputs, form)
     counts = ", ".join(f"{count} {split}" for split, count in joined.count_splits(sampled).items())
     log.info("%s: %d images (%s) with %d captions", file, len(joined.files), counts, len(joined.origins.sentids))

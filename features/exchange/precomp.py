@@ -26,7 +26,7 @@ from vse.features.cache.shards import check_cache_output, parse_feature_name
 from vse.features.data_checks import check_belongs_to_dataset
 from vse.features.exchange.arrays import hash_rows, map_npy_file, read_ids, write_imported_cache
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, ascii_words, find_tokeniser
-from vse.pipeline.dataset.dataset import Image, load_dataset_file, read_head
+from vse.pipeline.dataset.dataset import Image, load_dataset_file, read_dataset_head
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, is_valid_name, wrap_read_errors
 from vse.pipeline.files.outputs import bytes_kind, check_output, json_kind, may_replace_other_kinds
@@ -313,7 +313,7 @@ def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None
     path = dataset_file or cache.dataset_file
     dataset = load_dataset_file(path)
     check_belongs_to_dataset(cache, dataset)
-    layouts: Mapping[str, Any] = read_head(path).get("precomp", {})
+    layouts: Mapping[str, Any] = read_dataset_head(path).get("precomp", {})
     with wrap_read_errors(path, "a data set with a valid entry 'precomp'"):
         _check_precomp_entry(layouts)
     reader = FeatureReader(cache)

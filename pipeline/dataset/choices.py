@@ -27,7 +27,7 @@ from vse.pipeline.dataset.preparation import (
     check_dataset_name,
     check_dataset_output,
     load_and_check_dataset,
-    read_content,
+    read_dataset_content,
     write_dataset,
 )
 from vse.pipeline.errors import UserError
@@ -161,7 +161,7 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
         for caption in image.captions:
             for kind, pairs in _find_exchangeable_phrases(caption).items():
                 first, second = pairs[rng.integers(len(pairs))]
-                both = [caption.tokens, _exchange(caption.tokens, first, second)]
+                both = [caption.tokens, _exchange_phrases(caption.tokens, first, second)]
                 ids = [next_id, next_id + 1]
                 next_id += 2
                 sentences[image.imgid] += map(build_sentence, ids, [image.imgid] * 2, both)
@@ -169,7 +169,7 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
                 choices.append(Choice(imgid=image.imgid, sentids=ids, kind=kind, text_scores=scores))
     if not choices:
         raise UserError(f"{dataset_file}: no caption of the split {split!r} has two phrases that can be exchanged")
-    content = read_content(dataset_file)
+    content = read_dataset_content(dataset_file)
     entries = [
         {**entry, "sentences": some, "sentids": [sentence["sentid"] for sentence in some]}
         for entry in content["images"]
@@ -218,7 +218,7 @@ def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase,
     return found
 
 
-def _exchange(tokens: Sequence[str], first: Phrase, second: Phrase) -> tuple[str, ...]:
+def _exchange_phrases(tokens: Sequence[str], first: Phrase, second: Phrase) -> tuple[str, ...]:
     parts = tokens[: first.start], tokens[second.start : second.stop], tokens[first.stop : second.start]
     return (*parts[0], *parts[1], *parts[2], *tokens[first.start : first.stop], *tokens[second.stop :])
 
@@ -252,7 +252,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
     check_dataset_name(name)
     check_dataset_output(out, name, files)
     check_choices_output(out, files)
-    items = [item for file in files for item in _read_choices(file)]
+    items = [item for file in files for item in _read_published_choices(file)]
     if missing := next((item.file for item in items if not (images / item.file).is_file()), None):
         raise UserError(f"{images / missing}: no such image; --images is the folder of the images")
     text_model = None if corpus is None else fit_text_model(load_dataset_file(corpus))
@@ -272,7 +272,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
             ids.append(sentids[imgid, text])
         scores = [] if text_model is None else [text_model.score(tokenise(text)) for text in item.captions]
         choices.append(Choice(imgid=imgid, sentids=ids, kind=item.kind, group=item.group, text_scores=scores))
-    folder = _cut_out(images, out, imgids) if any(box for _, box in imgids) else images
+    folder = _cut_out_boxes(images, out, imgids) if any(box for _, box in imgids) else images
     entries = []
     for (file, box), imgid in imgids.items():
         path = Path(f"{imgid}.png" if box else file)
@@ -283,7 +283,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
     return write_choices(out, name, f"published: {', '.join(file.name for file in files)}", choices)
 
 
-def _cut_out(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], int]) -> Path:
+def _cut_out_boxes(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], int]) -> Path:
     """Cut out a box of each image, write the boxes to ``out/images`` as ``<imgid>.png``, and return that folder.
 
     Raises UserError if an image cannot be read, or if ``out/images`` is a link or the same folder as ``images``.
@@ -299,7 +299,7 @@ def _cut_out(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], i
     return folder
 
 
-def _read_choices(file: Path) -> Iterator[_PublishedChoice]:
+def _read_published_choices(file: Path) -> Iterator[_PublishedChoice]:
     """Yield the choices in a file of SugarCrepe, ARO or Winoground."""
     content = InputFile(file).read()
     if file.suffix == ".jsonl":
@@ -312,32 +312,36 @@ def _read_choices(file: Path) -> Iterator[_PublishedChoice]:
         raise UserError(f"{file}: {_EXPECTED}")
     for number, row in enumerate(rows):
         try:
-            yield from _read_row(row, kind, number)
+            yield from _parse_published_row(row, kind, number)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{file}: choice {number + 1}: {_EXPECTED} ({type(error).__name__}: {error})") from None
 
 
-def _read_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:
+def _parse_published_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:
     """Yield the choices in a published row: one, or two for Winoground, whose rows have two images and two captions.
 
     Raises KeyError, TypeError or ValueError if the row has another form.
     """
     if "caption_0" in row:
-        captions = _text(row, "caption_0"), _text(row, "caption_1")
+        captions = _read_text_field(row, "caption_0"), _read_text_field(row, "caption_1")
         for image, texts in (("image_0", captions), ("image_1", captions[::-1])):
-            name = _text(row, image)
+            name = _read_text_field(row, image)
             yield _PublishedChoice(name if Path(name).suffix else f"{name}.png", texts, "winoground", number)
     elif "true_caption" in row:
         left, top, width, height = (int(row[f"bbox_{side}"]) for side in "xywh")
         if width < 1 or height < 1:
             raise ValueError("an empty box")
-        texts = _text(row, "true_caption"), _text(row, "false_caption")
-        yield _PublishedChoice(_text(row, "image_path"), texts, kind, box=(left, top, left + width, top + height))
+        texts = _read_text_field(row, "true_caption"), _read_text_field(row, "false_caption")
+        yield _PublishedChoice(_read_text_field(row, "image_path"), texts, kind, box=(left, top, left + width, top + height))
     else:
-        yield _PublishedChoice(_text(row, "filename"), (_text(row, "caption"), _text(row, "negative_caption")), kind)
+        yield _PublishedChoice(
+            _read_text_field(row, "filename"),
+            (_read_text_field(row, "caption"), _read_text_field(row, "negative_caption")),
+            kind,
+        )
 
 
-def _text(row: Any, key: str) -> str:
+def _read_text_field(row: Any, key: str) -> str:
     text = row[key]
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"{key} is no text")

@@ -108,7 +108,7 @@ class Dataset:
         return [self.path, self.path.parent / "images"]
 
     @property
-    def listed_files(self) -> list[Path]:
+    def content_paths(self) -> list[Path]:
         """The files and folders, besides ``path``, that determine the content of this data set."""
         return []
 
@@ -204,7 +204,7 @@ def find_dataset_file(folder: Path) -> Path:
     return parquet if parquet.is_file() and not usual.exists() else usual
 
 
-def read_head(dataset_file: Path) -> dict[str, Any]:
+def read_dataset_head(dataset_file: Path) -> dict[str, Any]:
     """Return the head of a data set: all keys of ``dataset.json`` besides ``images``, such as ``dataset`` and ``tokeniser``.
 
     The metadata of a ``dataset.parquet`` have the same keys.
@@ -217,7 +217,7 @@ def read_head(dataset_file: Path) -> dict[str, Any]:
     return {key: value for key, value in read_json(dataset_file).items() if key != "images"}
 
 
-def columns_copy(path: Path) -> Path:
+def parquet_copy_path(path: Path) -> Path:
     """Return the path of the parquet copy of a large ``dataset.json``."""
     return path.with_name(f"{path.name}.columns.parquet")
 
@@ -254,26 +254,26 @@ def _read_json(path: Path, file: InputFile) -> Dataset:
         return _parse_dataset(path, file)[0]
     if not recall_sha256(file):
         remember_sha256(file)
-    if (dataset := _read_copy(path, file.sha256)) is not None:
+    if (dataset := _read_parquet_copy(path, file.sha256)) is not None:
         return dataset
     with pause_garbage_collection():
         dataset, head = _parse_dataset(path, file)
     if not any(caption.phrases for image in dataset.images for caption in image.captions):
-        write_columns_copy(path, dataset.sha256, head, build_tables(dataset.images))
+        write_parquet_copy(path, dataset.sha256, head, build_tables(dataset.images))
     return dataset
 
 
-def _read_copy(path: Path, sha256: str) -> Dataset | None:
+def _read_parquet_copy(path: Path, sha256: str) -> Dataset | None:
     """Return the data set from the parquet copy of the file ``path``, whose SHA-256 is ``sha256``.
 
     Returns None if the copy is missing or invalid, or if it was made from a file with another SHA-256.
     """
-    copy = columns_copy(path)
+    copy = parquet_copy_path(path)
     if not copy.is_file():
         return None
     try:
         columns = _open_columns(InputFile(copy))
-        if columns.copied_version != f"{sha256} {_CHECK_VERSION}":
+        if columns.source_version != f"{sha256} {_CHECK_VERSION}":
             return None
         return Dataset(path=path, images=ImageColumns(columns), sha256=sha256, **_parse_head(copy, columns.head))
     except UserError as error:
@@ -281,12 +281,12 @@ def _read_copy(path: Path, sha256: str) -> Dataset | None:
         return None
 
 
-def write_columns_copy(path: Path, sha256: str, head: dict[str, Any], tables: Iterable[Any]) -> None:
+def write_parquet_copy(path: Path, sha256: str, head: dict[str, Any], tables: Iterable[Any]) -> None:
     """Write a parquet copy of the ``dataset.json`` at ``path``. If the copy cannot be written, nothing happens.
 
     ``sha256`` is the hash of the ``dataset.json``, ``head`` has its keys besides ``images``, and ``tables`` yields its images.
     """
-    with suppress(UserError), open_atomic(columns_copy(path)) as stream:
+    with suppress(UserError), open_atomic(parquet_copy_path(path)) as stream:
         writer = ParquetColumnsWriter(stream)
         for table in tables:
             writer.write(table)

@@ -301,7 +301,7 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
     lines: list[str] = []
     missing = set(_list_published_names()) - {dataset.name}
     for name in sorted(missing):
-        file = _find_dataset_file(name, dataset)
+        file = _find_known_dataset_file(name, dataset)
         if file is None:
             continue
         known = load_dataset_file(file)
@@ -326,7 +326,7 @@ def _list_published_names() -> list[str]:
     return [name for name in list_preset_names("datasets") if load_dataset_preset(name).is_published]
 
 
-def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
+def _find_known_dataset_file(name: str, dataset: Dataset) -> Path | None:
     paths = map(find_dataset_file, (dataset.path.parent.parent / name, Path("data", name)))
     return next((path for path in paths if path.is_file()), None)
 
@@ -335,7 +335,7 @@ def _load_compared_dataset(against: Path, dataset: Dataset) -> Dataset:
     name = str(against)
     if against.exists() or not is_valid_name(name) or name.endswith((".json", ".parquet")):
         return load_and_check_dataset(against)
-    file = _find_dataset_file(name, dataset)
+    file = _find_known_dataset_file(name, dataset)
     if file is not None:
         known = load_dataset_file(file)
         return replace(known, has_image_files=False) if find_missing_image_files(known) else known

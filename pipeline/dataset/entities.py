@@ -176,8 +176,8 @@ def read_annotation(path: Path) -> ImageBoxAnnotations:
     Raises UserError, which names the file and line, if an element is missing or has an impossible value.
     """
     top = read_xml(path)
-    size = _only_child(top, "size", path)
-    width, height = (_parse_integer(_only_child(size, side, path), path) for side in ("width", "height"))
+    size = _find_only_child(top, "size", path)
+    width, height = (_parse_integer(_find_only_child(size, side, path), path) for side in ("width", "height"))
     if min(width, height) < 1:
         raise UserError(f"{path}:{size.line}: an image of {width} x {height} pixels")
     boxes: dict[str, list[Box]] = {}
@@ -214,7 +214,7 @@ def _read_chains(thing: XmlElement, path: Path) -> Iterator[str]:
 
 def _read_box(element: XmlElement, width: int, height: int, path: Path) -> tuple[Box, bool]:
     """Return a box, clipped to an image of this width and height in pixels, and whether clipping changed the box."""
-    left, top, right, bottom = (_parse_integer(_only_child(element, corner, path), path) for corner in _CORNER_TAGS)
+    left, top, right, bottom = (_parse_integer(_find_only_child(element, corner, path), path) for corner in _CORNER_TAGS)
     box = max(left - 1, 0), max(top - 1, 0), min(right, width), min(bottom, height)
     if left > right or top > bottom or box[0] >= box[2] or box[1] >= box[3]:
         corners = f"{left}, {top}, {right}, {bottom}"
@@ -223,7 +223,7 @@ def _read_box(element: XmlElement, width: int, height: int, path: Path) -> tuple
     return (x1, y1, x2, y2), box != (left - 1, top - 1, right, bottom)
 
 
-def _only_child(element: XmlElement, tag: str, path: Path) -> XmlElement:
+def _find_only_child(element: XmlElement, tag: str, path: Path) -> XmlElement:
     children = element.find_all(tag)
     if len(children) != 1:
         raise UserError(f"{path}:{element.line}: <{element.tag}> must have one <{tag}>, not {len(children)}")

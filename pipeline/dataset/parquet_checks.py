@@ -31,14 +31,14 @@ def check_parquet_columns(file: InputFile) -> None:
     arrow, compute = import_module("pyarrow"), import_module("pyarrow.compute")
     ids: dict[str, list[Any]] = {"imgid": [], "sentid": [], "image file": []}
 
-    def choose(names: list[str]) -> list[str]:
+    def choose_columns(names: list[str]) -> list[str]:
         wanted = column_schema().names
         if missing := [name for name in wanted if name not in names and name not in _OPTIONAL_NAMES]:
             raise UserError(f"{file.path}: no column {missing[0]!r}; its columns are {', '.join(names)}")
         return [name for name in wanted if name in names]
 
     with wrap_read_errors(file.path, "a data set in a parquet file"):
-        for batch in read_parquet_batches(file.path, file.stream, choose):
+        for batch in read_parquet_batches(file.path, file.stream, choose_columns):
             _check_types(file.path, batch.schema)
             batch.validate(full=True)  # texts are UTF-8
             captions = _check_images(file.path, batch)

@@ -22,7 +22,7 @@ from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
 NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
 IMAGES_PER_GROUP = 4096  # images in a row group, the smallest part of a file to read
-HEAD_KEY, COPIED_KEY = b"vse-dataset", b"vse-copied-sha256"
+HEAD_KEY, SOURCE_VERSION_KEY = b"vse-dataset", b"vse-copied-sha256"
 _CAPTION_LEAF = "sentences.list.element."
 _CACHED_GROUPS = 8
 _DICTIONARY_LEAVES = ["split", f"{_CAPTION_LEAF}tokens.list.element", f"{_CAPTION_LEAF}language"]
@@ -98,9 +98,9 @@ class ParquetColumns:
             return head
 
     @property
-    def copied_version(self) -> str | None:
+    def source_version(self) -> str | None:
         """The version of the ``dataset.json`` of which this file is a copy (:meth:`ParquetColumnsWriter.close`), or None."""
-        value = (self._file.schema_arrow.metadata or {}).get(COPIED_KEY)
+        value = (self._file.schema_arrow.metadata or {}).get(SOURCE_VERSION_KEY)
         return None if value is None else value.decode(errors="replace")
 
     @cached_property
@@ -214,12 +214,12 @@ class ParquetColumnsWriter:
     def write(self, table: Any) -> None:
         self._writer.write_table(table, row_group_size=max(1, len(table)))
 
-    def close(self, head: dict[str, Any], copied_version: str | None = None) -> None:
+    def close(self, head: dict[str, Any], source_version: str | None = None) -> None:
         """Write the head, and finish the file.
 
-        ``copied_version`` is a text with the version of the ``dataset.json`` of which this file is a copy: the SHA-256, and
+        ``source_version`` is a text with the version of the ``dataset.json`` of which this file is a copy: the SHA-256, and
         the version of the checks. None if the file is not a copy.
         """
-        copied = {} if copied_version is None else {COPIED_KEY: copied_version}
+        copied = {} if source_version is None else {SOURCE_VERSION_KEY: source_version}
         self._writer.add_key_value_metadata({HEAD_KEY: json.dumps(head, ensure_ascii=False), **copied})
         self._writer.close()

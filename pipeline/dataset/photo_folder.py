@@ -48,7 +48,7 @@ class PhotoFolder(Dataset):
         return [self.image_path(image) for image in self.images]
 
     @property
-    def listed_files(self) -> list[Path]:
+    def content_paths(self) -> list[Path]:
         return [*sorted({file.parent for file in self.input_paths}), *self.input_paths]
 
     def split(self, name: str) -> tuple[Image, ...]:
@@ -86,6 +86,6 @@ def open_photo_folder(folder: Path, tokeniser: str = DEFAULT_TOKENISER) -> Photo
     return PhotoFolder(folder.resolve().name, folder, tuple(images), sha256=sha256_json(states), tokeniser=tokeniser)
 
 
-def without_photos(model: Path, tokeniser: str) -> PhotoFolder:
+def build_empty_photo_folder(model: Path, tokeniser: str) -> PhotoFolder:
     """Return a data set without photos for a model that is used without its training data. ``model`` is named in errors."""
     return PhotoFolder(model.resolve().name, model, (), tokeniser=tokeniser)

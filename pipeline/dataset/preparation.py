@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
-from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, read_head
+from vse.pipeline.dataset.dataset import Dataset, describe_splits, load_dataset_file, read_dataset_head
 from vse.pipeline.dataset.images import Image
 from vse.pipeline.dataset.photo_folder import PHOTO_SPLIT, list_photos
 from vse.pipeline.dataset.published_datasets import (
@@ -53,7 +53,7 @@ def source_folder_variable(name: str) -> str:
     return f"VSE_{name.upper()}_DIR"
 
 
-def source_folder(name: str) -> Path:
+def find_source_folder(name: str) -> Path:
     """Return the folder of a data set's published files: ``$VSE_<NAME>_DIR``, or else ``data/<name>``."""
     return Path(os.environ.get(source_folder_variable(name)) or Path("data", name))
 
@@ -63,7 +63,7 @@ def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], 
 
     Raises UserError if a path does not exist; the message explains how to get the missing files and where to put them.
     """
-    annotations, images = annotation_paths(config, source), source / config.images
+    annotations, images = list_annotation_paths(config, source), source / config.images
     missing = [str(path) for path in annotations if not path.exists()] + [str(images)] * (not images.is_dir())
     if missing:
         fetch = f"vse-data fetch {config.name} downloads what may be downloaded. " if config.files else ""
@@ -79,7 +79,7 @@ def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], 
     return annotations, images
 
 
-def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
+def list_annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
     """Return the paths of a data set's annotations: the file or folder of its layout, files of Flickr30K Entities, or both."""
     paths = [] if config.annotations is None else [source / config.annotations]
     if config.entities is not None:
@@ -156,7 +156,7 @@ def add_phrases(
     check_dataset_name(name)
     inputs = [dataset_file, *([] if entities is None else [entities])]
     check_dataset_output(out, name, inputs)
-    content = read_content(dataset_file)
+    content = read_dataset_content(dataset_file)
     images = dataset_file.parent / "images" if content.get("pictures", True) else None
     if entities is not None:
         content = mark_entities_phrases(content, entities, images, min_similarity)
@@ -249,7 +249,7 @@ def write_dataset(
 def write_dataset_file(path: Path, content: dict[str, Any]) -> Path:
     """Write the content of a ``dataset.json`` atomically, with a line for each image; return ``path``."""
     with open_atomic(path) as stream:
-        for part in _encode_dataset(content):
+        for part in _encode_json_pieces(content):
             stream.write(part)
     return path
 
@@ -259,7 +259,7 @@ def _has_content(path: Path, content: dict[str, Any]) -> bool:
     if not path.exists():
         return False
     with path.open("rb") as stream:
-        if all(stream.read(len(part)) == part for part in _encode_dataset(content)) and not stream.read(1):
+        if all(stream.read(len(part)) == part for part in _encode_json_pieces(content)) and not stream.read(1):
             return True
     try:
         return bool(read_json(path) == {**content, "images": list(content["images"])})
@@ -267,7 +267,7 @@ def _has_content(path: Path, content: dict[str, Any]) -> bool:
         return False
 
 
-def _encode_dataset(content: dict[str, Any]) -> Iterator[bytes]:
+def _encode_json_pieces(content: dict[str, Any]) -> Iterator[bytes]:
     """Yield the bytes of ``dataset.json`` in pieces: first all keys but ``images``, then the images, one per line."""
     encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
     head = encode({key: value for key, value in content.items() if key != "images"})
@@ -281,13 +281,13 @@ def _encode_dataset(content: dict[str, Any]) -> Iterator[bytes]:
     yield b"\n]}\n"
 
 
-def read_content(dataset_file: Path) -> dict[str, Any]:
+def read_dataset_content(dataset_file: Path) -> dict[str, Any]:
     """Return the content of a ``dataset.json``. For a ``dataset.parquet``, return the same content with the same keys."""
     if dataset_file.suffix != ".parquet":
         content: dict[str, Any] = read_json(dataset_file)
         return content
     images = load_dataset_file(dataset_file).images
-    return {**read_head(dataset_file), "images": list(map(encode_image, images))}
+    return {**read_dataset_head(dataset_file), "images": list(map(encode_image, images))}
 
 
 def encode_image(image: Image) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from vse.pipeline.dataset.columns import caption_counts, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.duplicates import group_similar_photos
 from vse.pipeline.dataset.images import Caption, Image
-from vse.pipeline.dataset.preparation import check_dataset_name, link_images, load_and_check_dataset, read_content
+from vse.pipeline.dataset.preparation import check_dataset_name, link_images, load_and_check_dataset, read_dataset_content
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read_json_object
@@ -105,7 +105,9 @@ def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "c
         else:
             wrong_image_of_caption = _shuffle_images(wrong_image_of_caption, rate, rng, "captions")
         changes = _list_changed_images(images, wrong_image_of_caption)
-    return _write(_describe_dataset(dataset, splits) | {"kind": kind, "rate": rate, "seed": seed} | changes, dataset, out)
+    return _write_noise_file(
+        _describe_dataset(dataset, splits) | {"kind": kind, "rate": rate, "seed": seed} | changes, dataset, out
+    )
 
 
 def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
@@ -135,7 +137,9 @@ def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     own = np.arange(len(images)) if kind == "image" else image_of_caption
     moved = index[image_of_caption] if kind == "image" else index
     about = {"kind": kind, "rate": round(float((index != own).mean()), 6), "index_sha256": file.sha256}
-    return _write(_describe_dataset(dataset, splits) | about | _list_changed_images(images, moved), dataset, out, [index_file])
+    return _write_noise_file(
+        _describe_dataset(dataset, splits) | about | _list_changed_images(images, moved), dataset, out, [index_file]
+    )
 
 
 def read_noise(path: Path, dataset: Dataset) -> tuple[Noise, str]:
@@ -208,7 +212,7 @@ def _describe_dataset(dataset: Dataset, splits: Sequence[str]) -> dict[str, Any]
     }
 
 
-def _write(content: Mapping[str, Any], dataset: Dataset, out: Path, inputs: Sequence[Path] = ()) -> Path:
+def _write_noise_file(content: Mapping[str, Any], dataset: Dataset, out: Path, inputs: Sequence[Path] = ()) -> Path:
     noise = Noise.model_validate(content)
     check_output(out, json_kind("a noise file", "format", "sentids", "rate"), [*dataset.input_paths, *inputs])
     with lock_for_writing(out):
@@ -304,7 +308,7 @@ def write_folds(
     if only is not None and only >= count:
         raise UserError(f"--only {only}: there are {count} folds, counted from 0")
     part_of = assign_parts([image.imgid for image in dataset.images], count, seed)
-    content = read_content(dataset_file)
+    content = read_dataset_content(dataset_file)
     paths = {number: out / f"fold-{number}.json" for number in (range(count) if only is None else [only])}
     for path in paths.values():
         check_output(path, OutputKind(f"a fold of the data set {name!r}", _is_fold_of(name)), [dataset_file])

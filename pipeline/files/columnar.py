@@ -121,7 +121,7 @@ class _ThriftReader:
         return (value >> 1) ^ -(value & 1)
 
 
-def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
+def read_parquet_batches(path: Path, stream: BinaryIO, choose_columns: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
     """Yield record batches (pyarrow) of a parquet file, row group by row group; one empty batch if the file has no rows.
 
     Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged. Raises
@@ -130,13 +130,13 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[st
 
     path : the name of the file in messages
     stream : the open file
-    choose : a function from the names of all columns to the names of the columns to read
+    choose_columns : a function from the names of all columns to the names of the columns to read
     """
     arrow, library = import_module("pyarrow"), import_module("pyarrow.parquet")
     with wrap_read_errors(path, "a parquet file"):
         n_stored = stream.seek(0, 2)
         parquet = library.ParquetFile(stream)
-        columns = list(choose(parquet.schema_arrow.names))
+        columns = list(choose_columns(parquet.schema_arrow.names))
         leaves = _select_leaf_columns(parquet.schema, columns)
         texts = _select_dictionary_columns(parquet.metadata, leaves)
         parquet = library.ParquetFile(stream, read_dictionary=texts)

@@ -30,7 +30,7 @@ class OutputKind:
     name: str
     recognises: Callable[[Path], bool]
 
-    def is_at(self, path: Path) -> bool:
+    def recognises_file_at(self, path: Path) -> bool:
         try:
             return path.is_file() and self.recognises(path)
         except Exception:  # libraries raise many kinds of errors for a file of another format
@@ -66,7 +66,7 @@ def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> No
         with suppress(OSError, RuntimeError):
             if path.samefile(target) or (path.is_dir() and target.resolve().is_relative_to(path.resolve())):
                 raise UserError(f"{out}: output is also an input; name another file to write")
-    if not may_replace_other_kinds() and not kind.is_at(target):
+    if not may_replace_other_kinds() and not kind.recognises_file_at(target):
         raise UserError(f"{out}: exists and is not {kind.name}; name another file to write, or replace it with --force")
 
 

@@ -15,7 +15,7 @@ from vse.pipeline.dataset.preparation import (
     check_dataset_name,
     check_dataset_output,
     load_and_check_dataset,
-    read_content,
+    read_dataset_content,
     write_dataset,
 )
 from vse.pipeline.errors import UserError
@@ -65,7 +65,7 @@ def add_captions(
     found = _read_captions(captions_file, dataset)
     tokeniser = IMPORT_TOKENISER if dataset.tokeniser == DEFAULT_TOKENISER else dataset.tokeniser
     tokenise, tokenise_own = find_tokeniser(tokeniser, dataset_file), find_tokeniser(dataset.tokeniser, dataset_file)
-    content = read_content(dataset_file)
+    content = read_dataset_content(dataset_file)
     next_id = 1 + max((caption.sentid for image in dataset.images for caption in image.captions), default=-1)
     images = []
     for entry in content["images"]:

@@ -77,7 +77,7 @@ class Archive:
             else:
                 yield stack.enter_context(open_archive(self.file))
 
-    def has_end(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the archive is complete. A complete tar file ends with zeros; readers do not report a missing end."""
         if self.is_compressed:
             return True  # decompression fails if a compressed file is cut
@@ -98,14 +98,24 @@ def find_archives(source: str) -> list[Archive]:
     if isinstance(start, Path):
         paths = start.rglob("*") if start.is_dir() else [start]
         found = sorted(path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file())
-        return [Archive(path, _photo_folder(path.relative_to(start) if start.is_dir() else Path(path.name))) for path in found]
+        return [
+            Archive(path, _build_photo_folder_name(path.relative_to(start) if start.is_dir() else Path(path.name)))
+            for path in found
+        ]
     if start.partition("?")[0].lower().endswith(ARCHIVE_SUFFIXES):
-        return [Archive(open_remote_file(start), _photo_folder(PurePosixPath(PurePosixPath(start.partition("?")[0]).name)))]
+        return [
+            Archive(
+                open_remote_file(start), _build_photo_folder_name(PurePosixPath(PurePosixPath(start.partition("?")[0]).name))
+            )
+        ]
     names = [name for name in list_remote_files(start) if name.lower().endswith(ARCHIVE_SUFFIXES)]
-    return [Archive(open_remote_file(f"{start.rstrip('/')}/{name}"), _photo_folder(PurePosixPath(name))) for name in names]
+    return [
+        Archive(open_remote_file(f"{start.rstrip('/')}/{name}"), _build_photo_folder_name(PurePosixPath(name)))
+        for name in names
+    ]
 
 
-def _photo_folder(path: PurePath) -> str:
+def _build_photo_folder_name(path: PurePath) -> str:
     """Return ``Archive.folder`` for an archive. ``path`` is relative to the imported folder."""
     ending = max((ending for ending in ARCHIVE_SUFFIXES if path.name.lower().endswith(ending)), key=len)
     return path.with_name(path.name[: -len(ending)] or path.name).as_posix()

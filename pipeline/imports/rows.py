@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
-from vse.pipeline.dataset.forms import choose_form, write_content
+from vse.pipeline.dataset.file_formats import choose_dataset_format, write_dataset_content
 from vse.pipeline.dataset.preparation import (
     build_caption_entry,
     build_image_entry,
@@ -268,7 +268,9 @@ def sample_missing_splits(
     settings give shares for ``val`` or ``test``.
     """
     if not has_splits:
-        return sample_splits(files, _sample_share(settings.val), _sample_share(settings.test), settings.seed, images_folder)
+        return sample_splits(
+            files, _share_or_default(settings.val), _share_or_default(settings.test), settings.seed, images_folder
+        )
     if (settings.val, settings.test) != (None, None):
         raise UserError("the source has splits, so none are sampled; leave --val and --test out")
     return {}
@@ -278,12 +280,12 @@ def build_import_head(
     settings: ImportSettings, has_splits: bool, n_refused: int, source_facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the keys of ``dataset.json`` besides ``images``. ``source_facts`` are stored under the key ``imported``."""
-    shares = {"val": _sample_share(settings.val), "test": _sample_share(settings.test), "seed": settings.seed}
+    shares = {"val": _share_or_default(settings.val), "test": _share_or_default(settings.test), "seed": settings.seed}
     imported = {**source_facts, "splits": "given" if has_splits else shares, "bad_rows": n_refused}
     return {"dataset": settings.name, "tokeniser": settings.tokeniser, "imported": imported}
 
 
-def _sample_share(share: float | None) -> float:
+def _share_or_default(share: float | None) -> float:
     return 0.1 if share is None else share
 
 
@@ -364,7 +366,7 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
     check_dataset_name(settings.name)
     n_captions = sum(len(image["sentences"]) for image in content["images"])
     counts = Counter(image["split"] for image in content["images"]).items()
-    written = write_content(content, settings.out, images, inputs, choose_form(n_captions))
+    written = write_dataset_content(content, settings.out, images, inputs, choose_dataset_format(n_captions))
     n_images, listed = len(content["images"]), ", ".join(f"{count} {split}" for split, count in counts)
     log.info("%s: %d images (%s) with %d captions", written, n_images, listed, n_captions)
     return written

@@ -89,7 +89,7 @@ def _count_usual_characters(sample: bytes, encoding: str) -> int:
     return sum(character in _USUAL_CHARACTERS for character in sample.decode(encoding, errors="replace"))
 
 
-def decoding_errors(encoding: str) -> str:
+def choose_error_handler(encoding: str) -> str:
     """Return the error handler that keeps undecodable bytes as lone surrogates; for UTF-16, the handler that raises errors."""
     return "strict" if encoding.startswith("utf-16") else "surrogateescape"
 
@@ -102,7 +102,7 @@ def read_csv_layout(path: Path, photos: PhotoNames, encoding: str | None = None)
     check_input(path)
     encoding = encoding or detect_encoding(path)
     try:
-        with path.open(encoding=encoding, errors=decoding_errors(encoding), newline="") as stream:
+        with path.open(encoding=encoding, errors=choose_error_handler(encoding), newline="") as stream:
             first = stream.readline(100_000)
             stream.seek(0)
             delimiter = max(CSV_DELIMITERS, key=first.count)
@@ -115,11 +115,11 @@ def read_csv_layout(path: Path, photos: PhotoNames, encoding: str | None = None)
         raise UserError(f"{path}: {fault}; name its encoding with --encoding") from None
     if rows and any(photos.is_photo(cell) for cell in rows[0]):
         names = tuple(f"column {number}" for number in range(1, len(rows[0]) + 1))
-        return find_layout(encoding, names, rows, photos, delimiter, has_header=False)
-    return find_layout(encoding, rows[0] if rows else (), rows[1:], photos, delimiter)
+        return find_table_layout(encoding, names, rows, photos, delimiter, has_header=False)
+    return find_table_layout(encoding, rows[0] if rows else (), rows[1:], photos, delimiter)
 
 
-def find_layout(
+def find_table_layout(
     encoding: str,
     names: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],
@@ -171,7 +171,7 @@ def read_csv_rows(
     on_bad_row : a function that is called with the place and the reason of an unreadable row
     find_file_column : a function from the names of all columns to the name of the column of image files
     """
-    with path.open(encoding=encoding, errors=decoding_errors(encoding), newline="") as stream:
+    with path.open(encoding=encoding, errors=choose_error_handler(encoding), newline="") as stream:
         first = stream.readline(100_000)
         stream.seek(0)
         delimiter = max(CSV_DELIMITERS, key=first.count)

@@ -32,7 +32,7 @@ from vse.pipeline.imports.spreadsheets import (
     N_SAMPLE_ROWS,
     QUOTING_MODES,
     OnBadRow,
-    find_layout,
+    find_table_layout,
     read_csv_layout,
     read_csv_rows,
 )
@@ -53,10 +53,10 @@ _CSV_SUFFIXES, _JSON_SUFFIXES = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
 TABLE_SUFFIXES = (*_CSV_SUFFIXES, *_JSON_SUFFIXES, ".parquet", ".xlsx")
 _MAX_XLSX_BYTES = 2_000_000_000  # size of an unpacked spreadsheet
 _RowValues = Mapping[str, Any]
-_ColumnChooser = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
+_ColumnFinder = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
-def add_table(path: Path, collector: RowCollector, settings: ImportSettings, photos: PhotoNames) -> None:
+def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings, photos: PhotoNames) -> None:
     """Add the rows of a table to ``collector``; ``photos`` finds files by their names in the table.
 
     Raises UserError if the table cannot be read, or lacks a column of files or captions.
@@ -86,18 +86,18 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) 
         )
         raise UserError(f"--quoting {settings.quoting}: {path.name}: it {allowed}")
 
-    def choose(header: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    def find_columns(header: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         return choose_columns(path, header, settings.columns, REQUIRED_FIELDS)
 
     if kind in _CSV_SUFFIXES:
         rows: Iterator[tuple[str, _RowValues]]
-        file_column: Callable[[Mapping[str, None]], str] = lambda header: choose(header)["file"][0]  # noqa: E731
+        file_column: Callable[[Mapping[str, None]], str] = lambda header: find_columns(header)["file"][0]  # noqa: E731
         form = settings.quoting or QUOTING_MODES[0], settings.encoding or "utf-8-sig", settings.column_names
         rows = read_csv_rows(path, on_bad_row, file_column, *form)
     elif kind == ".xlsx":
         rows = _read_xlsx_rows(path)
     elif kind == ".parquet":
-        rows = _read_parquet_rows(path, choose)
+        rows = _read_parquet_rows(path, find_columns)
     else:
         rows = _read_json_rows(path, on_bad_row)
     chosen: dict[str, tuple[str, ...]] = {}
@@ -105,7 +105,7 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) 
     for place, values in rows:
         if tuple(values) != header:  # each line of JSON has its own names
             try:
-                chosen = choose(values)
+                chosen = find_columns(values)
             except UserError as error:
                 if kind not in _JSON_SUFFIXES:
                     raise
@@ -261,9 +261,9 @@ def _read_json_rows(path: Path, on_bad_row: OnBadRow) -> Iterator[tuple[str, _Ro
                 on_bad_row(place, "not a JSON object")
 
 
-def _read_parquet_rows(path: Path, choose: _ColumnChooser) -> Iterator[tuple[str, _RowValues]]:
+def _read_parquet_rows(path: Path, find_columns: _ColumnFinder) -> Iterator[tuple[str, _RowValues]]:
     def columns(names: list[str]) -> list[str]:
-        return [name for chosen in choose(dict.fromkeys(names)).values() for name in chosen]
+        return [name for chosen in find_columns(dict.fromkeys(names)).values() for name in chosen]
 
     row_number = 0
     with path.open("rb") as stream:
@@ -301,7 +301,7 @@ def import_table(images: Path, table: Path, settings: ImportSettings, other_fold
     photos = PhotoNames(images)
     settings = _detect_table_layout(table, photos, settings)
     collector = RowCollector(settings, build_photo_checker(images, other_folder, photos))
-    add_table(table, collector, settings, photos)
+    add_table_rows(table, collector, settings, photos)
     content = collector.build_dataset_content(images, format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
@@ -315,7 +315,9 @@ def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettin
     kind = table.suffix.lower()
     if kind == ".xlsx":
         sheet = read_xlsx(table, N_SAMPLE_ROWS)
-        layout = find_layout("xlsx", tuple(map(str, sheet)), [tuple(row) for row in sheet.itertuples(index=False)], photos)
+        layout = find_table_layout(
+            "xlsx", tuple(map(str, sheet)), [tuple(row) for row in sheet.itertuples(index=False)], photos
+        )
     elif kind in _CSV_SUFFIXES:
         layout = read_csv_layout(table, photos, settings.encoding)
     else:

@@ -255,7 +255,7 @@ def _add_archive(
                         photos.add(row, content)
                 except BadRow as reason:
                     collector.add_bad_row(place, reason)
-        if not archive.has_end():
+        if not archive.is_complete():
             collector.add_bad_row(str(archive), "a damaged archive: its end is missing")
     except (*ARCHIVE_ERRORS, OSError) as error:
         collector.add_bad_row(str(archive), f"a damaged archive, or not one ({error_reason(error)})")

@@ -51,7 +51,7 @@ class UserCode:
     @property
     def copy_name(self) -> str:
         """The name of the copy of the file in a run folder."""
-        return code_copy_name(self.name, self.sha256)
+        return build_copy_name(self.name, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def is_code_name(name: object) -> bool:
     return isinstance(name, str) and _CODE_NAME_PATTERN.fullmatch(name) is not None
 
 
-def code_copy_name(name: str, sha256: str) -> str:
+def build_copy_name(name: str, sha256: str) -> str:
     """Return the name of the copy of a code file in a run folder: the file name and the first digits of the SHA-256."""
     return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_N_SHOWN_DIGITS]}.py"
 
@@ -203,7 +203,7 @@ def _find_code_copy(name: str, sha256: str | None, copies_folder: Path, allowed:
         raise CodeNotAllowed(
             f"{copies_folder.parent}: its settings name {name}, but not the SHA-256 of that code; train again"
         )
-    file = copies_folder / code_copy_name(name, sha256)
+    file = copies_folder / build_copy_name(name, sha256)
     if not allowed and (known := next((loaded for code, loaded in _LOADED_CODE if code == name), None)):
         raise CodeNotAllowed(
             f"{name} has changed since {copies_folder.parent} was made: its SHA-256 is {known[:_N_SHOWN_DIGITS]}..., that of "

@@ -159,7 +159,7 @@ def require_published_files(wildcards):
     """Return no inputs. End the workflow with instructions if the published files of a data set are missing."""
     config = load_cached_preset(presets.load_dataset_preset, wildcards.dataset)
     if os.environ.get(PLANNING_VARIABLE) != "1" and not is_available(whole_dataset_file(wildcards)):
-        load_or_stop(preparation.find_source_files, config, preparation.source_folder(wildcards.dataset))
+        load_or_stop(preparation.find_source_files, config, preparation.find_source_folder(wildcards.dataset))
     return []
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from vse.pipeline.command import are_cores_idle, cgroup_quota, core_affinity, count_allowed_cores, set_up_openmp
+from vse.pipeline.command import are_cores_idle, count_allowed_cores, read_cgroup_quota, read_core_affinity, set_up_openmp
 
-several_cores = pytest.mark.skipif(len(core_affinity()) < 2, reason="one core has no neighbours")
+several_cores = pytest.mark.skipif(len(read_core_affinity()) < 2, reason="one core has no neighbours")
 
 
 @pytest.fixture
@@ -85,11 +85,11 @@ def test_a_cgroup_of_either_version_has_a_quota(
     group: str, files: dict[str, str], quota: float, set_quota: Callable[..., None], proc: Path, cgroups: Path
 ) -> None:
     set_quota("5:memory:/other", group, "0::/", **files, **{"cpu/job/cpu.cfs_period_us": "100000"})
-    assert cgroup_quota(proc, cgroups) == quota
+    assert read_cgroup_quota(proc, cgroups) == quota
 
 
 @pytest.mark.parametrize(
-    ("limit", "cores"), [("50000 100000", 1), ("199000 100000", 1), ("6400000 100000", len(core_affinity()))]
+    ("limit", "cores"), [("50000 100000", 1), ("199000 100000", 1), ("6400000 100000", len(read_core_affinity()))]
 )
 def test_a_quota_allows_whole_cores_and_one(
     limit: str, cores: int, set_quota: Callable[..., None], proc: Path, cgroups: Path
@@ -98,7 +98,7 @@ def test_a_quota_allows_whole_cores_and_one(
     assert count_allowed_cores({}, proc, cgroups) == cores
 
 
-@pytest.mark.parametrize(("job", "cores"), [("1", 1), ("4096", len(core_affinity())), ("", len(core_affinity()))])
+@pytest.mark.parametrize(("job", "cores"), [("1", 1), ("4096", len(read_core_affinity())), ("", len(read_core_affinity()))])
 def test_a_job_of_slurm_allows_its_cores(job: str, cores: int, proc: Path, cgroups: Path) -> None:
     assert count_allowed_cores({"SLURM_CPUS_PER_TASK": job}, proc, cgroups) == cores
 
@@ -153,7 +153,7 @@ def test_threads_are_as_many_as_a_quota_allows_and_spin_on_idle_cores(
     busy: int, quota: str, threads_may_spin: bool, expected: dict[str, str], proc: Path, cgroups: Path,
     set_quota: Callable[..., None], passes: Callable[..., Callable[[], None]],
 ) -> None:  # fmt: skip
-    cores, made = core_affinity(), dict[str, str]()
+    cores, made = read_core_affinity(), dict[str, str]()
     set_quota("0::/", **{"cpu.max": quota})
     pause = passes(*[0] * (len(cores) - 1), busy, cores=cores)
     set_up_openmp(made, proc, cgroups, pause, threads_may_spin=threads_may_spin)

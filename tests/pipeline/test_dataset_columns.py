@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from vse.pipeline.dataset import columns
 from vse.pipeline.dataset import dataset as module
 from vse.pipeline.dataset.columns import IdIndex, ImageColumns, select_images
-from vse.pipeline.dataset.dataset import SPLITS, Dataset, columns_copy, load_dataset_file
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, load_dataset_file, parquet_copy_path
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(lambda text: bool(text.strip()))
 
@@ -60,7 +60,7 @@ def small(text: str = "a dog", imgid: int = 1) -> dict[str, Any]:
 def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.mktemp("data"), content)
     parsed = load_dataset_file(path)
-    assert not columns_copy(path).exists()  # it is small
+    assert not parquet_copy_path(path).exists()  # it is small
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MIN_LARGE_BYTES", 0)
         again = load_twice(path)
@@ -114,16 +114,16 @@ def test_phrases_and_what_cannot_be_written_are_parsed_each_time(why: str, tmp_p
         content["images"][0]["sentences"][0]["phrases"] = [{"first_token": 0, "n_tokens": 2}]
     path = written(tmp_path, content)
     if why == "not writable":
-        columns_copy(path).mkdir()
+        parquet_copy_path(path).mkdir()
     assert load_dataset_file(path) == load_dataset_file(path)
-    assert not columns_copy(path).is_file()
+    assert not parquet_copy_path(path).is_file()
 
 
 @pytest.mark.usefixtures("large")
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.9, None])
 def test_a_file_of_columns_that_was_changed_or_cut_short_is_not_believed(place: float | None, tmp_path: Path) -> None:
     path = written(tmp_path, small(" ".join(f"word{k}" for k in range(3000))))
-    first, file = load_dataset_file(path), columns_copy(path)
+    first, file = load_dataset_file(path), parquet_copy_path(path)
     content = bytearray(file.read_bytes())
     if place is None:
         del content[len(content) // 2 :]

@@ -17,10 +17,10 @@ from tests.pipeline.conftest import Fails
 from tests.pipeline.test_dataset_columns import contents
 from vse.features.cli import data_main as main
 from vse.pipeline.dataset.columns import build_tables
-from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file, read_head
-from vse.pipeline.dataset.forms import choose_form, convert_dataset
+from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file, read_dataset_head
+from vse.pipeline.dataset.file_formats import choose_dataset_format, convert_dataset
 from vse.pipeline.dataset.identity import build_identity
-from vse.pipeline.dataset.preparation import read_content
+from vse.pipeline.dataset.preparation import read_dataset_content
 
 Row = dict[str, Any]
 
@@ -43,10 +43,10 @@ def test_both_forms_hold_the_same_data_set(content: dict[str, Any], tmp_path_fac
     assert {name: tuple(some) for name, some in theirs.splits.items()} == ours.splits
     assert (theirs.name, theirs.has_image_files, theirs.tokeniser) == (ours.name, ours.has_image_files, ours.tokeniser)
     assert build_identity(theirs.images).checksums == build_identity(ours.images).checksums
-    assert read_head(parquet) == read_head(first)
+    assert read_dataset_head(parquet) == read_dataset_head(first)
     again = convert_dataset(parquet, folder / "again")
     assert load_dataset_file(again).images == ours.images
-    assert read_content(again) == read_content(parquet)
+    assert read_dataset_content(again) == read_dataset_content(parquet)
 
 
 def test_a_data_set_is_not_rewritten_and_has_one_form(tmp_path: Path, fails: Fails) -> None:
@@ -62,7 +62,7 @@ def test_a_data_set_is_not_rewritten_and_has_one_form(tmp_path: Path, fails: Fai
     assert load_dataset_file(parquet).images[0].captions[0].raw == "another gull"
     assert "a data set has one form" in fails(main, "convert", path, "--out", path.parent)
     succeeds(main, "check", parquet)
-    assert [choose_form(n_pairs) for n_pairs in (10**6, 10**6 + 1)] == ["json", "parquet"]
+    assert [choose_dataset_format(n_pairs) for n_pairs in (10**6, 10**6 + 1)] == ["json", "parquet"]
 
 
 def rows() -> list[Row]:

@@ -10,10 +10,10 @@ import pytest
 
 from vse.pipeline.step_logger import (
     build_repeat_command,
+    build_step_name,
     describe_result,
     format_duration,
     format_metrics,
-    name_step,
     read_last_lines,
 )
 
@@ -31,7 +31,7 @@ from vse.pipeline.step_logger import (
     ],
 )
 def test_a_step_is_named_in_words(rule: str, wildcards: dict[str, str], name: str) -> None:
-    assert name_step(rule, wildcards) == name
+    assert build_step_name(rule, wildcards) == name
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (34, "34 s"), (720, "12 min"), (12600, "3.5 h")])

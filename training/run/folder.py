@@ -168,9 +168,9 @@ class RunFolder:
     def check_output_folder(self, inputs: Sequence[Path]) -> None:
         """Raise UserError if a training in this folder would replace one of ``inputs``, or a file that is not of a run."""
         is_run = (
-            _RECORD_KIND.is_at(self.record_file)
-            or _CONFIG_KIND.is_at(self.config_file)
-            or _CHECKPOINT_KIND.is_at(self.checkpoint_file)
+            _RECORD_KIND.recognises_file_at(self.record_file)
+            or _CONFIG_KIND.recognises_file_at(self.config_file)
+            or _CHECKPOINT_KIND.recognises_file_at(self.checkpoint_file)
         )
         kind = OutputKind("a file of a run", lambda _: is_run)
         for file in self.output_files:

@@ -26,7 +26,7 @@ from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser, uni
 from vse.pipeline.dataset.columns import IdIndex, caption_counts, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, describe_data_differences, hash_captions
-from vse.pipeline.dataset.photo_folder import open_photo_folder, without_photos
+from vse.pipeline.dataset.photo_folder import build_empty_photo_folder, open_photo_folder
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.files.writing import sha256_json
@@ -301,7 +301,7 @@ def _open_without_cache(
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option} {getattr(files, name)}: does not go with --images, a folder of photos; leave one out")
     tokeniser = str(record.get("tokeniser", DEFAULT_TOKENISER))
-    data = without_photos(folder.path, tokeniser)
+    data = build_empty_photo_folder(folder.path, tokeniser)
     cache = folder.build_feature(folder.read_eval_cache_record())
     if files.images is not None:
         data = open_photo_folder(files.images, tokeniser)

@@ -71,7 +71,7 @@ def _list_run_input_files(trained: TrainedRun) -> list[Path]:
         *trained.folder.output_files,
         *trained.folder.code_folder.glob("*"),
         trained.dataset.path,
-        *trained.dataset.listed_files,
+        *trained.dataset.content_paths,
         *(cache.path for cache in caches),
         *(encoder_path(cache.path) for cache in caches),
         *(shards_folder(cache.path) / "manifest.json" for cache in caches),

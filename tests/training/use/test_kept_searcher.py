@@ -15,7 +15,7 @@ from tests.training.use.attending import scan
 from vse.eval.search.top_k import SearchHit
 from vse.features.cache.shards import shard_path
 from vse.pipeline.dataset import dataset as dataset_module
-from vse.pipeline.dataset.dataset import columns_copy, load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file, parquet_copy_path
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import inputs as input_files
 from vse.pipeline.files.images import decode_image
@@ -83,10 +83,10 @@ def test_columns_give_what_parsing_gives(
     query = sorted((dataset.parent / "images").glob("*.jpg"))[0] if by_photo else TEXT
     options: dict[str, Any] = {"k": 7} if index else {"k": 7, "index": None}
     parsed = search(query, **options)
-    assert not columns_copy(dataset).exists()
+    assert not parquet_copy_path(dataset).exists()
     monkeypatch.setattr(dataset_module, "MIN_LARGE_BYTES", 0)
     load_dataset_file(dataset)
-    assert columns_copy(dataset).is_file()
+    assert parquet_copy_path(dataset).is_file()
     assert search(query, **options) == parsed
     assert all(hit.captions and hit.photo is not None and hit.photo.is_file() for hit in parsed)
 

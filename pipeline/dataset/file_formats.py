@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.columns import ImageColumns, build_tables
-from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, read_head, write_columns_copy
+from vse.pipeline.dataset.dataset import MIN_LARGE_BYTES, load_dataset_file, read_dataset_head, write_parquet_copy
 from vse.pipeline.dataset.images import parse_images
 from vse.pipeline.dataset.parquet_io import ParquetColumns, ParquetColumnsWriter, decode_captions
 from vse.pipeline.dataset.preparation import (
@@ -24,19 +24,19 @@ from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, open_atomic, remove_temporary_files
 
-DatasetForm = Literal["json", "parquet"]
+DatasetFormat = Literal["json", "parquet"]
 MAX_JSON_PAIRS = 1_000_000  # an import writes a larger data set as parquet
 Tables = Callable[[], Iterator[Any]]  # each call yields tables (pyarrow) with all images
 
 
-def choose_form(n_pairs: int) -> DatasetForm:
+def choose_dataset_format(n_pairs: int) -> DatasetFormat:
     """Return the file format of a new data set with ``n_pairs`` captions."""
     return "parquet" if n_pairs > MAX_JSON_PAIRS else "json"
 
 
-def check_no_other_form(out: Path, form: DatasetForm) -> None:
+def check_no_other_format(out: Path, file_format: DatasetFormat) -> None:
     """Raise UserError if the folder ``out`` has a data set in the other file format."""
-    other = out / ("dataset.json" if form == "parquet" else "dataset.parquet")
+    other = out / ("dataset.json" if file_format == "parquet" else "dataset.parquet")
     if other.exists():
         raise UserError(f"{other} already exists, and a data set has one form; move it away, or give another --out")
 
@@ -47,7 +47,7 @@ def write_dataset_tables(
     out: Path,
     images: Path | None,
     inputs: list[Path],
-    form: DatasetForm,
+    file_format: DatasetFormat,
 ) -> Path:
     """Write a data set to the folder ``out``, link ``out/images`` to ``images``, and return the path of the file.
 
@@ -59,25 +59,27 @@ def write_dataset_tables(
     images : the folder of the images; None if there is no link to create
     inputs : the files from which the data set was built; no input is replaced
     """
-    check_no_other_form(out, form)
-    if form == "parquet":
+    check_no_other_format(out, file_format)
+    if file_format == "parquet":
         return _write_parquet(head, tables, out, images, inputs)
     entries = _ImageEntries(tables)
     path = write_dataset({**head, "images": entries}, out, images, inputs, may_replace=may_replace_other_kinds())
     file = InputFile(path)
     if file.size >= MIN_LARGE_BYTES:
-        write_columns_copy(path, file.sha256, head, tables())
+        write_parquet_copy(path, file.sha256, head, tables())
     return path
 
 
-def write_content(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], form: DatasetForm) -> Path:
+def write_dataset_content(
+    content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], file_format: DatasetFormat
+) -> Path:
     """Write the content of a ``dataset.json`` in either file format. For the arguments, see :func:`write_dataset_tables`."""
-    if form == "json":
-        check_no_other_form(out, form)
+    if file_format == "json":
+        check_no_other_format(out, file_format)
         return write_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
     parsed = parse_images(out, list(content["images"]), find_tokeniser(content["tokeniser"], out))
     head = {key: value for key, value in content.items() if key != "images"}
-    return write_dataset_tables(head, lambda: build_tables(parsed), out, images, inputs, form)
+    return write_dataset_tables(head, lambda: build_tables(parsed), out, images, inputs, file_format)
 
 
 def convert_dataset(dataset_file: Path, out: Path) -> Path:
@@ -88,12 +90,12 @@ def convert_dataset(dataset_file: Path, out: Path) -> Path:
     """
     dataset = load_dataset_file(dataset_file)
     check_dataset_name(dataset.name)
-    form: DatasetForm = "json" if dataset_file.suffix == ".parquet" else "parquet"
+    file_format: DatasetFormat = "json" if dataset_file.suffix == ".parquet" else "parquet"
     if not isinstance(dataset.images, ImageColumns) and any(c.phrases for image in dataset.images for c in image.captions):
         raise UserError(f"{dataset_file}: its captions have phrases, which dataset.parquet cannot store")
-    head = read_head(dataset_file)
+    head = read_dataset_head(dataset_file)
     images = dataset_file.parent / "images" if dataset.has_image_files else None
-    return write_dataset_tables(head, lambda: build_tables(dataset.images), out, images, [dataset_file], form)
+    return write_dataset_tables(head, lambda: build_tables(dataset.images), out, images, [dataset_file], file_format)
 
 
 class _ImageEntries(Iterable[dict[str, Any]]):
