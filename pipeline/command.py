@@ -50,7 +50,7 @@ def set_up_openmp(
     allows fewer cores than the affinity mask. A busy machine does not lower ``OMP_NUM_THREADS``, because the number of threads
     changes the last bits of results.
 
-    Waiting threads spin, OpenMP's default, if this process may use all cores of the affinity mask and all cores are idle.
+    Waiting threads spin (OpenMP's default) if this process may use all cores of the affinity mask and all cores are idle.
     Otherwise waiting threads sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores;
     spinning costs a factor of 3 on busy cores. A server, which mostly waits, passes ``threads_may_spin=False``.
 

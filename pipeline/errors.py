@@ -20,7 +20,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 
 
 class UserError(Exception):
-    """An error that the user can fix. The message is one line: the fault, its place, and the remedy. Commands exit with 2."""
+    """An error that the user can fix. The message is one line: fault, place and remedy. Commands exit with code 2."""
 
 
 class Interrupted(Exception):

@@ -295,7 +295,7 @@ def read_last_lines(log: Path, count: int) -> list[str]:
 
 
 def build_repeat_command(shell_command: str, variables: Mapping[str, str]) -> str:
-    """Return the command that repeats a step in a terminal: sets its environment ``variables``, and writes no log file."""
+    """Return a command that repeats a step in a terminal. The command sets ``variables`` and writes no log file."""
     assignments = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*assignments, _LOG_SUFFIX_PATTERN.sub("", shell_command)])
 

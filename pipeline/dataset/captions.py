@@ -139,7 +139,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, path: Path, words: object) -> Vocabulary:
-        """Return the vocabulary with ``words``, the JSON of ``path``. Raises UserError if ``words`` is not a list of texts."""
+        """Return the vocabulary with ``words``, read from ``path``. Raises UserError if ``words`` is not a list of texts."""
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise UserError(f"{path}: a vocabulary must be a JSON list of words")
         return cls(tuple(words))
@@ -160,7 +160,8 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
     matched once at most.
 
     Captions with the same letters and digits are matched first. The remaining captions are matched in the order of decreasing
-    similarity, which is 2 x equal tokens / (tokens of both captions). Pairs below ``min_similarity`` are not matched.
+    similarity: 2 x the number of equal tokens / the number of tokens of both captions. Pairs below ``min_similarity`` are not
+    matched.
     """
     by_text: dict[str, list[int]] = {}
     for index, other in enumerate(others):

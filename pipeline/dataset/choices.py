@@ -128,7 +128,7 @@ class BigramModel:
 
 
 def fit_text_model(dataset: Dataset) -> BigramModel:
-    """Return a text model with the counts of the training captions of a data set."""
+    """Return a :class:`BigramModel` of the training captions of a data set."""
     return BigramModel(caption.tokens for image in dataset.split("train") for caption in image.captions)
 
 
@@ -241,7 +241,7 @@ class _PublishedChoice(NamedTuple):
 
 
 def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path | None = None) -> Path:
-    """Convert published caption choices to a data set and ``choices.json`` in the folder ``out``; return the latter's path.
+    """Convert published caption choices to a data set and a ``choices.json`` in ``out``; return the path of this JSON file.
 
     ``files`` are published files of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``).
     ``images`` is the folder of their images. The captions of ARO describe boxes in photographs: the boxes are cut out and

@@ -140,7 +140,7 @@ def find_same_images(
     checksums: Mapping[int, bytes] | None = None,
     other_checksums: Mapping[int, bytes] | None = None,
 ) -> list[tuple[Image, Image]]:
-    """Pair each image with the first of ``others`` that has the same published id or the same bytes. Leave out other images.
+    """Return pairs of an image and the first of ``others`` that has the same published id or the same bytes.
 
     ``checksums`` and ``other_checksums`` map an ``imgid`` to the SHA-256 of the file. Files without an entry are not compared.
     """

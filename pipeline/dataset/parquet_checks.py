@@ -40,7 +40,7 @@ def check_parquet_columns(file: InputFile) -> None:
     with wrap_read_errors(file.path, "a data set in a parquet file"):
         for batch in read_parquet_batches(file.path, file.stream, choose_columns):
             _check_types(file.path, batch.schema)
-            batch.validate(full=True)  # texts are UTF-8
+            batch.validate(full=True)  # also checks that texts are UTF-8
             captions = _check_images(file.path, batch)
             columns = batch.column("imgid"), captions.field("sentid"), _as_text(batch.column("filename"))
             for name, values in zip(ids, columns, strict=True):

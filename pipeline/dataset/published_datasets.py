@@ -287,7 +287,8 @@ def read_xm3600(annotations: Path) -> Iterator[PublishedImage]:
 def read_multi30k(annotations: Path) -> Iterator[PublishedImage]:
     """Read the folder ``data/task2`` of Multi30k.
 
-    It has lists of images, and several files of captions for each split and language. Line k is a caption of image k.
+    The folder has a list of images for each split, and several files of captions for each split and language. Line k of such a
+    file is a caption of image k of the list.
     """
     for published, split in _MULTI30K_SPLITS.items():
         lists = sorted((annotations / "image_splits").glob(f"{published}*.txt"))

@@ -64,7 +64,7 @@ def _read_page_sizes(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Pa
 
 
 class _ThriftReader:
-    """A reader of structs in Thrift's compact protocol. It skips texts and floating-point numbers without their values.
+    """A reader of structs in Thrift's compact protocol. It skips the values of texts and floating-point numbers.
 
     Raises ValueError for a damaged struct.
     """

@@ -95,7 +95,7 @@ class _JpegFrame:
     """The frame header of a JPEG file, and a record of the coefficients in its scans.
 
     ``sampling_factors`` holds the sampling factors (across, down) by the id of the colour component. ``lowest_bits`` holds, by
-    the same ids, the lowest bit so far of each of the 64 coefficients; None for a coefficient that no scan has contained.
+    the same ids and for each of the 64 coefficients, the lowest bit in the scans so far; None for a coefficient in no scan.
     """
 
     frame_marker: int
@@ -248,9 +248,9 @@ def decode_image(
     """Decode an image file to 8-bit RGB, upright according to its EXIF data, with transparent pixels blended with white.
 
     A JPEG file is decoded twice to find missing data, which takes 2 ms more for an image of 500 x 375 pixels. ``content``
-    holds the bytes of the file; None: they are read. With ``content``, ``path`` is only the name in messages. An animation is
-    decoded to its first image. Raises BadImage if the file has none of ``formats``, is damaged or incomplete, or if its
-    header states more than ``max_pixels``.
+    holds the bytes of the file; without ``content``, ``path`` is read. With it, ``path`` only names the file in messages. An
+    animation is decoded to its first image. Raises BadImage if the file has none of ``formats``, is damaged or incomplete, or
+    if its header states more pixels than ``max_pixels``.
     """
     content = read_image_bytes(path) if content is None else content
     with _wrap_decode_errors(path, formats), Image.open(BytesIO(content), formats=formats) as image:
@@ -264,7 +264,7 @@ def decode_image(
 
 
 def count_pixels(path: Path, content: bytes, formats: tuple[str, ...] = IMAGE_FORMATS) -> int:
-    """Return the number of pixels that the header states. Raises BadImage if the file has none of ``formats``."""
+    """Return the number of pixels that the header of an image states. Raises BadImage if the file has none of ``formats``."""
     with _wrap_decode_errors(path, formats), Image.open(BytesIO(content), formats=formats) as image:
         return image.width * image.height
 

@@ -121,9 +121,10 @@ class ArchivedPhoto:
 
 
 def find_archived_photo(path: Path) -> ArchivedPhoto | None:
-    """Return the archived photograph of an image file, such as ``data/pairs/images/train-0001/a.jpg``.
+    """Return the archived photograph at a path such as ``data/pairs/images/train-0001/a.jpg``.
 
-    Returns None if no folder ``images`` in the path has an index with this file. Raises UserError if an index is damaged.
+    Returns None if no folder ``images`` in the path has an index that lists this path. Raises UserError if an index is
+    damaged.
     """
     # Paths are handled as texts, because Path objects would take longer than the read.
     folder, separator, file = path.as_posix().rpartition(_IMAGES_FOLDER)

@@ -93,7 +93,7 @@ def _load_hugging_face(library: Any, source: Path) -> Any:
     name, _, configuration = str(source).partition(":")
     try:
         return library.load_dataset(name, configuration or None)
-    except Exception as error:  # the network, the hub and the formats raise many kinds
+    except Exception as error:  # the network, the hub and the formats raise many kinds of errors
         hint = "" if source.exists() else "; where there is no network, import a folder that save_to_disk wrote elsewhere"
         where = "as a data set of Hugging Face" if source.exists() else "from the Hugging Face hub"
         raise UserError(f"{source}: cannot be loaded {where} ({error_reason(error)}){hint}") from None

@@ -150,7 +150,7 @@ class PhotoNames:
                 files_by_key.setdefault(key, set()).add(file)
         return files_by_key
 
-    def find(self, name: str) -> str:
+    def find_photo(self, name: str) -> str:
         """Return the path of the photograph with this name, relative to the folder.
 
         A name without a photograph is returned unchanged, so that the later check of the file can name it in an error. Raises

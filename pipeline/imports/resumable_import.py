@@ -49,7 +49,7 @@ class CaptionRow(NamedTuple):
     digest: bytes
 
 
-RowFault = tuple[int, str, str]  # the number of an invalid row, its place, and what is wrong with it
+RowFault = tuple[int, str, str]  # the index of an invalid row, its file and line, and its fault
 
 
 class PartFile(NamedTuple):
@@ -235,7 +235,7 @@ class RowsByImage:
         self, valid_index: int, faults: dict[int, str], part: int, file: str, split: str | None, imgid: int | None,
         cocoid: int | None, sentid: int | None, digest: bytes, row_index: int,
     ) -> int:  # fmt: skip
-        """Return the index of the image of a row; or -1, after the row's contradiction was added to ``faults``."""
+        """Return the index of the image of a row. For a contradictory row, add a message to ``faults`` and return -1."""
         known = self._first_rows.get(file)
         fault = ""
         if known is not None:

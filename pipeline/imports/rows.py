@@ -52,7 +52,8 @@ class ImportSettings:
     seed : the seed of the sample
     tokeniser : the name of the tokeniser for the captions
     skip_bad : whether bad rows are left out and listed; otherwise a bad row is an error
-    columns : the names of the columns of a field; a field that is not in the dictionary is read from its usual columns
+    columns : the columns of a field such as ``caption``, as the user chose them; other fields are read from their usual
+    columns
     quoting : how the cells of CSV files are quoted, "minimal" or "none"; None stands for "minimal"
     encoding : the encoding of CSV files; None if it must be detected
     column_names : the names of the columns of a CSV file without a header; None if the first line is the header
@@ -318,7 +319,7 @@ def parse_split(name: str | None) -> str | None:
 
 
 def _build_entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
-    """Return the entry of an image for ``dataset.json``. Captions without ids are numbered from ``n_before``."""
+    """Return an image as a JSON object for ``dataset.json``. Captions without ids are numbered from ``n_before``."""
     sentences = [
         build_caption_entry(n_before + k if sentid is None else sentid, imgid, raw, tokens)
         for k, (sentid, raw, tokens) in enumerate(image.captions)

@@ -158,7 +158,7 @@ def read_csv_rows(
     encoding: str = "utf-8-sig",
     names: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each row of a CSV file as its place (file and line), and a dictionary from the names of columns to cells.
+    """Yield, for each row of a CSV file, its file and line, and a dictionary from the names of columns to cells.
 
     The first line has the names of the columns, unless ``names`` has them. The delimiter is the most frequent character of
     comma, semicolon, tab and bar in the first line. With the quoting "minimal" a cell may be quoted and span several lines;
@@ -168,7 +168,7 @@ def read_csv_rows(
     UserError if the header is missing or invalid, or if a stray quotation mark seems to have merged rows
     (:class:`_MergedRowChecker`).
 
-    on_bad_row : a function that is called with the place and the reason of an unreadable row
+    on_bad_row : a function that is called with the file and line of an unreadable row, and the reason
     find_file_column : a function from the names of all columns to the name of the column of image files
     """
     with path.open(encoding=encoding, errors=choose_error_handler(encoding), newline="") as stream:

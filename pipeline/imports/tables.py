@@ -65,7 +65,7 @@ def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings
     for place, values in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
             row = build_row(place, values)
-            collector.add(row._replace(file=photos.find(row.file)))
+            collector.add(row._replace(file=photos.find_photo(row.file)))
         except BadRow as reason:
             collector.add_bad_row(place, reason)
 
@@ -262,12 +262,12 @@ def _read_json_rows(path: Path, on_bad_row: OnBadRow) -> Iterator[tuple[str, _Ro
 
 
 def _read_parquet_rows(path: Path, find_columns: _ColumnFinder) -> Iterator[tuple[str, _RowValues]]:
-    def columns(names: list[str]) -> list[str]:
+    def list_needed_columns(names: list[str]) -> list[str]:
         return [name for chosen in find_columns(dict.fromkeys(names)).values() for name in chosen]
 
     row_number = 0
     with path.open("rb") as stream:
-        for batch in read_parquet_batches(path, stream, columns):
+        for batch in read_parquet_batches(path, stream, list_needed_columns):
             with wrap_read_errors(path, "a parquet file"):
                 columns_of_batch = [column.to_pylist() for column in batch.columns]
             for values in zip(*columns_of_batch, strict=True):

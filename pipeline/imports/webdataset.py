@@ -68,9 +68,9 @@ class Sample:
         for extension in PHOTO_EXTENSIONS:
             if extension in self.bytes_by_extension:
                 return extension
-        raise BadRow(f"no photo ({', '.join(PHOTO_EXTENSIONS)}){self.unread_hint()}")
+        raise BadRow(f"no photo ({', '.join(PHOTO_EXTENSIONS)}){self.build_unread_hint()}")
 
-    def unread_hint(self) -> str:
+    def build_unread_hint(self) -> str:
         """Return a remark about the first unread member for the end of an error message, or an empty text."""
         if not self.unread_paths:
             return ""
@@ -291,5 +291,5 @@ def _build_photo_row(
         except UnicodeDecodeError:
             raise BadRow("its text is not UTF-8") from None
     if not flatten_captions(values.get("caption", [])):
-        raise BadRow(f"no caption (txt, json){sample.unread_hint()}")
+        raise BadRow(f"no caption (txt, json){sample.build_unread_hint()}")
     return build_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), extension

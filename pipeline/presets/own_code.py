@@ -104,7 +104,7 @@ def use_code_of_run(copies_folder: Path) -> Iterator[None]:
 
 
 def is_code_name(name: object) -> bool:
-    """Return whether ``name`` has the form of a user's own code, ``my_loss.py:MyLoss`` or ``package.module:MyLoss``."""
+    """Return whether ``name`` is a text like ``my_loss.py:MyLoss`` or ``package.module:MyLoss``, as users name their code."""
     return isinstance(name, str) and _CODE_NAME_PATTERN.fullmatch(name) is not None
 
 

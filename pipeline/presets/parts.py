@@ -58,7 +58,7 @@ class Registry(Generic[_Part]):
             self.add(part)
 
     def add(self, part: type[_Part]) -> None:
-        """Register a part under the default of the field ``key``."""
+        """Register a class. Its name is the default of its field ``key``, such as the field ``name``."""
         self._parts[part.model_fields[self.key].default] = part
 
     def remove(self, name: str) -> None:

@@ -1,7 +1,7 @@
 """The schemas of the presets of data sets and ladders, of the workflow's settings, and of the outline of an experiment.
 
 An experiment can be composed by its name: ``vsepp+tfidf+effnet`` is the experiment ``vsepp`` with the caption feature
-``tfidf`` and the image feature ``effnet``. In ``vsepp+words+effnet`` it reads the words of captions and no caption feature.
+``tfidf`` and the image feature ``effnet``. ``vsepp+words+effnet`` reads the words of captions and no caption feature.
 ``vsepp@f8k+tfidf+effnet`` has the settings of ``vsepp`` in the ladder ``f8k``. A ladder compares experiments, image features
 and caption features; each of its combinations is a composed experiment.
 """
@@ -50,13 +50,14 @@ class ExperimentOutline(Settings):
         None, description="name of the run in tables (vse-train --name); default: its preset and changes"
     )
     rows: list[str] = Field(
-        default_factory=list, description="rows of published tables that this experiment reproduces, e.g. vsepp 1.6"
+        default_factory=list,
+        description="rows of published tables that this experiment reproduces, e.g. vsepp 1.6 (table 1, row 6)",
     )
     seeds: list[Seed] = Field(default=[0], min_length=1, description="seeds that the workflow trains and averages over")
     feature: str = Field("fc7", description="feature preset whose cache is read")
     eval_feature: str | None = Field(
         None,
-        description="feature preset for validation and test; default: the same, or the mean of its crops if it is a crop bank",
+        description="feature preset for validation and test; default: feature, or the mean of its crops if it has several",
     )
     caption_feature: str | None = Field(
         None, description="feature preset of captions, to read its cache instead of words; default: words"
@@ -252,7 +253,7 @@ class LadderConfig(Settings):
     caption_features: _Names = Field(default=[WORDS_NAME], description="caption features, or words")
     experiments: dict[str, LadderExperiment | None] = Field(min_length=1, description="experiments by name")
     corrections: list[Correction] = Field(
-        default=[], description="corrections of hubs; each adds a row next to the plain row of a combination"
+        default=[], description="methods against hubs (vse-eval --correct); each adds a row to the table for every combination"
     )
     seeds: list[Seed] = Field(default=[0], min_length=1, description="seeds to train and average over")
 

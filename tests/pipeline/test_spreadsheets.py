@@ -130,16 +130,16 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_photograph_is_found_by_other_spellings_of_its_name(name: str, photos: Path) -> None:
-    assert unicodedata.normalize("NFC", PhotoNames(photos).find(name)) == "Küste bei Ebbe.JPG"
+    assert unicodedata.normalize("NFC", PhotoNames(photos).find_photo(name)) == "Küste bei Ebbe.JPG"
 
 
 def test_a_name_that_fits_several_photographs_or_none_is_said(photos: Path, tmp_path: Path, fails: Fails) -> None:
     (photos / "2020").mkdir()
     shutil.copy(photos / "wald.jpg", photos / "2020" / "Wald.jpg")
     names = PhotoNames(photos)
-    assert names.find("2020/wald") == "2020/Wald.jpg"
+    assert names.find_photo("2020/wald") == "2020/Wald.jpg"
     with pytest.raises(BadRow, match="fits 2 photographs, such as 2020/Wald.jpg and wald.jpg"):
-        names.find("WALD")
+        names.find_photo("WALD")
     table = write_table(tmp_path / "captions.csv", "cp1252", [["file", "caption"], ["Küste bei Flut.jpg", "Ein Meer."]])
     message = fails(main, "import", photos, "--captions", table, "--out", tmp_path / "data")
     assert "the nearest names are" in message
