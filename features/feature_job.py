@@ -27,7 +27,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.writing import lock_for_writing
 from vse.pipeline.presets import presets
 from vse.pipeline.presets.own_code import explain_own_errors
-from vse.pipeline.presets.parts import is_own_part
+from vse.pipeline.presets.parts import is_user_written
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
             request.dataset, out, request.options.device, weights_dir, word_file, must_fit_encoder=shard is None
         )
         feature_extractor = (
-            build_and_try_extractor(config, arguments) if is_own_part(config) else config.build_extractor(arguments)
+            build_and_try_extractor(config, arguments) if is_user_written(config) else config.build_extractor(arguments)
         )
         if request.like is None:
             _log_preset_changes(request, dataset, config)

@@ -34,7 +34,7 @@ from vse.pipeline.presets.presets import (
     validate_settings,
 )
 from vse.pipeline.presets.schema import DatasetConfig, Settings
-from vse.pipeline.workflow import PlannedFile, dataset_pattern, plan_files
+from vse.pipeline.workflow import PlannedFile, build_dataset_pattern, plan_files
 
 
 class NetworkRates(Settings):
@@ -155,7 +155,9 @@ def estimate_plan(planned_files: Sequence[PlannedFile], rates: Rates, local: Loc
     for planned_file in planned_files:
         pattern = _OUTPUT_PATTERNS.get(planned_file.rule)
         match = (
-            re.fullmatch(pattern.replace("{dataset}", dataset_pattern()), planned_file.path.as_posix()) if pattern else None
+            re.fullmatch(pattern.replace("{dataset}", build_dataset_pattern()), planned_file.path.as_posix())
+            if pattern
+            else None
         )
         if match is None:
             plan.job_counts[planned_file.rule] += (

@@ -41,7 +41,7 @@ from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.outputs import read_first_bytes
 from vse.pipeline.files.photo_archives import find_archived_photo
 from vse.pipeline.files.writing import sha256_json, write_bytes
-from vse.pipeline.presets.parts import is_own_part
+from vse.pipeline.presets.parts import is_user_written
 from vse.pipeline.presets.preset_files import read_yaml
 from vse.pipeline.presets.presets import load_experiment_outline
 
@@ -57,7 +57,7 @@ def is_up_to_date(
     recorded size and modification time; ``vse-extract verify`` hashes all shards. A fault gives False, too, because the
     extraction then repairs or reports the fault.
     """
-    if not isinstance(config, FittedCaptionSettings) or is_own_part(config) or not out.is_file():
+    if not isinstance(config, FittedCaptionSettings) or is_user_written(config) or not out.is_file():
         return False
     try:
         cache = open_cache(out)

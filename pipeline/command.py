@@ -152,7 +152,7 @@ def record_command(command: str) -> Iterator[None]:
 
 
 def current_provenance() -> dict[str, Any]:
-    """Return the origin of a file that is written now: ``date`` (UTC), ``command`` and ``code`` (:func:`code_version`).
+    """Return the origin of a file that is written now: ``date`` (UTC), ``command`` and ``code`` (:func:`find_code_version`).
 
     ``command`` is the text that :func:`record_command` has recorded; None without such a text. The result differs from run to
     run, so the hash of settings and inputs that identifies a cache must not include this result.
@@ -160,12 +160,12 @@ def current_provenance() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": _recorded_command.get(),
-        "code": dict(code_version()),
+        "code": dict(find_code_version()),
     }
 
 
 @cache
-def code_version(root: Path | None = None) -> dict[str, Any]:
+def find_code_version(root: Path | None = None) -> dict[str, Any]:
     """Return the ``version`` of this package and, in a git checkout, the ``commit`` and whether files have ``changed`` since.
 
     ``root`` is the folder that contains the code; None stands for the running code.

@@ -63,8 +63,8 @@ _TARGET_FOLDERS = ("data", "features", "results", "runs")
 _OPTIONS_WITHOUT_VALUE = ("--", "-n", "--dry-run", "-p", "-np", "-k", "--keep-going", "-F", "--forceall", "--rerun-incomplete")
 _OPTION_WITH_VALUE_PATTERN = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # options that contain their value, such as -c4
 _TARGET_SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
-# Pairs of a pattern for targets and a kind of presets. In the pattern, {dataset} stands for dataset_pattern(); every group but
-# ``dataset`` matches the name of a preset of this kind.
+# Pairs of a pattern for targets and a kind of presets. In the pattern, {dataset} stands for build_dataset_pattern(). Every
+# group but ``dataset`` matches the name of a preset of this kind.
 _TARGET_PATTERNS = (
     (r"features/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)-\d+_(images|captions)\.h5", "experiments"),
     (r"features/(?P<dataset>{dataset})_(?P<feature>(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+)\.h5", "features"),
@@ -75,7 +75,7 @@ _TARGET_PATTERNS = (
 )
 
 
-def dataset_pattern() -> str:
+def build_dataset_pattern() -> str:
     """Return a regular expression for the name of a data set in a file name.
 
     The expression matches names without an underscore, and names of presets with an underscore, such as f30k_entities.
@@ -102,7 +102,7 @@ def _check_target(target: str) -> None:
     near = difflib.get_close_matches(folder, _TARGET_FOLDERS, n=1, cutoff=0.7)
     if slash and folder not in _TARGET_FOLDERS and near and rest.endswith(_TARGET_SUFFIXES):
         raise UserError(f"no rule writes {target}; did you mean {near[0]}/{rest}?")
-    datasets = dataset_pattern()
+    datasets = build_dataset_pattern()
     for pattern, kind in _TARGET_PATTERNS:
         if match := re.fullmatch(pattern.replace("{dataset}", datasets), target):
             dataset, *others = match.groupdict().values()

@@ -47,7 +47,7 @@ from vse.pipeline.imports.rows import (
     parse_split,
     sample_missing_splits,
 )
-from vse.pipeline.imports.tables import build_photo_checker, read_rows
+from vse.pipeline.imports.tables import build_photo_checker, read_imported_rows
 from vse.pipeline.progress import progress_bar
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ def _read_rows(
         bad_rows.append((n_read, place, str(reason)))
         n_read += 1
 
-    for row in read_rows(part.metadata_file, settings, add_bad_row):
+    for row in read_imported_rows(part.metadata_file, settings, add_bad_row):
         index = n_read
         try:
             if index >= len(part.image_vectors):

@@ -67,7 +67,7 @@ class CaptionTexts(NamedTuple):
 class ParquetColumns:
     """The columns of a data set in a parquet file, whose values :mod:`vse.pipeline.dataset.parquet_checks` has checked.
 
-    Raises UserError, at the creation or at a later access, if the file is damaged.
+    The constructor, or a later access, raises UserError if the file is damaged.
     """
 
     def __init__(self, file: InputFile) -> None:
@@ -176,7 +176,7 @@ class ParquetColumns:
 
 
 def decode_captions(sentences: Any) -> CaptionTexts:
-    """Return the texts of the captions in ``sentences``, a pyarrow array of the column of this name."""
+    """Return the texts of the captions in ``sentences``, a pyarrow array from the column ``sentences``."""
     captions = sentences.flatten()
     tokens, ends, words = _encode_tokens(captions.field("tokens"))
     has_languages = any(field.name == "language" for field in captions.type)

@@ -115,7 +115,7 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) 
         yield place, {field: [values[name] for name in names] for field, names in chosen.items()}
 
 
-def read_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[ImportedRow]:
+def read_imported_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[ImportedRow]:
     """Yield the rows of a table. For an unreadable or invalid row, call ``on_bad_row`` with its file and line and the reason.
 
     Raises UserError as :func:`read_table_rows` does.

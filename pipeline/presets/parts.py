@@ -76,7 +76,7 @@ class Registry(Generic[_Part]):
         Raises UserError if a user's own class is of another kind or may not run, or if the import of a lazy part fails.
         """
         if self._base_class is not None and is_code_name(name):
-            return self._build_own_part(self._base_class, load_code(name))
+            return self._build_user_class(self._base_class, load_code(name))
         if name not in self._parts:
             raise ValueError(f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._parts)}")
         part = self._parts[name]
@@ -101,7 +101,7 @@ class Registry(Generic[_Part]):
             raise ValueError(f"the {self.kind} is a name ({', '.join(self._parts)}), or settings with its {self.key}")
         name = settings[self.key]
         if self._base_class is not None and is_code_name(name):
-            return self._build_own_part(self._base_class, load_code(name, settings.get("code_sha256"))).model_validate(
+            return self._build_user_class(self._base_class, load_code(name, settings.get("code_sha256"))).model_validate(
                 settings
             )
         return self[name].model_validate(settings)
@@ -119,7 +119,7 @@ class Registry(Generic[_Part]):
         name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
-    def _build_own_part(self, base: type[_Part], code: UserCode) -> type[_Part]:
+    def _build_user_class(self, base: type[_Part], code: UserCode) -> type[_Part]:
         if (code.name, code.sha256) not in self._own_parts:
             part = code.class_or_function
             if not isinstance(part, type) and callable(part) and self._from_function is not None:
@@ -169,7 +169,7 @@ def find_settings_class(schema: type[BaseModel], field: str) -> type[BaseModel] 
     return None
 
 
-def find_default_part(schema: type[BaseModel], field: str) -> Any:
+def find_field_default(schema: type[BaseModel], field: str) -> Any:
     """Return the default of a field of a schema, such as the default loss; None without a default."""
     default = schema.model_fields[field].get_default(call_default_factory=True)
     return None if default is PydanticUndefined else default
@@ -186,8 +186,8 @@ def find_own_code(settings: BaseModel) -> list[UserCode]:
     return [*codes.values(), *([code] if isinstance(code, UserCode) and code.copy_name not in codes else [])]
 
 
-def is_own_part(part: BaseModel | None) -> bool:
-    """Return whether an object, such as a loss, is of a class that the user wrote."""
+def is_user_written(part: BaseModel | None) -> bool:
+    """Return whether the user wrote the class of an object, such as a loss."""
     return isinstance(type(part).__dict__.get("own_code"), UserCode)
 
 

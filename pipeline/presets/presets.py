@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets.parts import Registry, find_default_part, find_registry, find_settings_class
+from vse.pipeline.presets.parts import Registry, find_field_default, find_registry, find_settings_class
 from vse.pipeline.presets.preset_files import NOT_INHERITED_KEYS, parse_yaml, read_preset_layers, read_yaml
 from vse.pipeline.presets.preset_files import list_preset_names as list_preset_names
 from vse.pipeline.presets.schema import (
@@ -172,7 +172,7 @@ def merge_settings(
         field = schema is not None and key in schema.model_fields
         registry, group = (find_registry(schema, key), find_settings_class(schema, key)) if schema and field else (None, None)
         if schema and registry:
-            old = result[key] if key in result else find_default_part(schema, key)
+            old = result[key] if key in result else find_field_default(schema, key)
             result[key] = _merge_part(registry, old, value, lenient, replace)
         elif field and not group and isinstance(value, Mapping) and (replace or not value):
             result[key] = dict(value)
@@ -285,7 +285,7 @@ def _list_known_keys(schema: type[BaseModel], content: Mapping[str, Any], prefix
         value = content.get(name)
         group = find_settings_class(schema, name)
         if registry := find_registry(schema, name):
-            group = registry.find_class(value if name in content else find_default_part(schema, name))
+            group = registry.find_class(value if name in content else find_field_default(schema, name))
         if group:
             yield from _list_known_keys(group, _mapping_or_empty(value), f"{prefix}{name}.")
         elif prefix or name not in _UNCHANGEABLE_KEYS:

@@ -276,13 +276,13 @@ class LadderConfig(Settings):
                     raise ValueError(f"{name}.{key}: {other!r} is not one of the ladder's {key}")
         return experiments
 
-    def experiment_entry(self, experiment: str) -> LadderExperiment:
+    def find_experiment(self, experiment: str) -> LadderExperiment:
         """Return the settings of this ladder for an experiment; defaults if the ladder only names the experiment."""
         return self.experiments[experiment] or LadderExperiment()
 
     def experiment_overrides(self, experiment: str) -> dict[str, Any]:
         """Return the settings that this ladder changes in an experiment, including the title and the seeds."""
-        entry = self.experiment_entry(experiment)
+        entry = self.find_experiment(experiment)
         return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}
 
     def combinations(self) -> list[ComposedName]:
@@ -290,6 +290,6 @@ class LadderConfig(Settings):
         return [
             ComposedName(name, None if captions == WORDS_NAME else captions, feature, self.name)
             for name in self.experiments
-            for feature in self.experiment_entry(name).features or self.features
-            for captions in self.experiment_entry(name).caption_features or self.caption_features
+            for feature in self.find_experiment(name).features or self.features
+            for captions in self.find_experiment(name).caption_features or self.caption_features
         ]

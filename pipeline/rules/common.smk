@@ -15,7 +15,7 @@ from vse.pipeline.dataset.dataset import find_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.schema import CORRECTIONS
 from vse.pipeline.presets.own_code import allow_own_code, hash_code_files
-from vse.pipeline.workflow import PLANNING_VARIABLE, check_targets, dataset_pattern
+from vse.pipeline.workflow import PLANNING_VARIABLE, check_targets, build_dataset_pattern
 
 try:
     SETTINGS = presets.load_workflow_settings(config)
@@ -40,7 +40,7 @@ def gpu_resources(rule):
 
 
 wildcard_constraints:
-    dataset=dataset_pattern(),
+    dataset=build_dataset_pattern(),
     feature=r"(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+",  # these names are outputs of the rule embed_as_features
     experiment=r"[^/.]+",
     seed=r"\d+",

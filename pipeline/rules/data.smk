@@ -23,7 +23,7 @@ rule prepare:
     log:
         "logs/data_{dataset}.log",
     wildcard_constraints:
-        dataset=rf"(?!demo/)(?:{dataset_pattern()})",
+        dataset=rf"(?!demo/)(?:{build_dataset_pattern()})",
     shell:
         "vse-data prepare {wildcards.dataset} 2>&1 | tee {log}"
 

@@ -27,7 +27,7 @@ def test_every_ladder_that_ships_names_what_there_is(name: str) -> None:
     assert ladder.about
     assert set(ladder.features) <= set(list_preset_names("features"))
     assert {*ladder.caption_features} - {"words"} <= set(list_preset_names("features"))
-    assert all(ladder.experiment_entry(experiment).title for experiment in ladder.experiments)
+    assert all(ladder.find_experiment(experiment).title for experiment in ladder.experiments)
 
 
 def test_a_ladder_is_every_combination_of_the_features_that_an_experiment_reads(write: Path) -> None:

@@ -114,7 +114,7 @@ def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
     for composed in fits:
         made, experiment = parse_composed_name(composed), load_experiment(composed, dataset)
         assert (experiment.feature, experiment.caption_feature) == (made.feature, made.caption_feature)
-        assert experiment.title == ladder.experiment_entry(made.experiment).title
+        assert experiment.title == ladder.find_experiment(made.experiment).title
         assert load_feature_preset(made.feature, dataset).kind == "image"
     assert {parse_composed_name(composed).experiment for composed in fits} == set(ladder.experiments)  # type: ignore[union-attr]
 

@@ -16,7 +16,7 @@ from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import ExtractionArguments, ImageSettings
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.own_code import explain_own_errors, is_code_name, load_code
-from vse.pipeline.presets.parts import Registry, is_own_part
+from vse.pipeline.presets.parts import Registry, is_user_written
 from vse.pipeline.presets.presets import apply_overrides, validate_settings
 from vse.training.experiment import ExperimentConfig
 from vse.training.kinds import BatchVectors, InputKind, select_rows
@@ -343,12 +343,12 @@ def check_own_parts(experiment: ExperimentConfig) -> None:
     """
     model = experiment.model
     with torch.random.fork_rng(devices=[]):
-        if is_own_part(experiment.loss):
+        if is_user_written(experiment.loss):
             check_loss(experiment.loss, _N_MORE_NEGATIVES if experiment.adversary is not None else 0)
-        if is_own_part(model.similarity):
+        if is_user_written(model.similarity):
             check_similarity(model.similarity)
         for encoder in (model.image_encoder, model.caption_encoder):
-            if encoder is not None and is_own_part(encoder):
+            if encoder is not None and is_user_written(encoder):
                 check_encoder(encoder)
 
 
