@@ -75,7 +75,8 @@ def table_command(command: TableCommand) -> None:
     best trade-offs. The table significance has a row per metric of the files that vse-eval --compare wrote. The table
     compression has a row per codec of the results of vse-eval --compress. The table cards has the facts that a reader needs to
     compare results. The table compare has a row per pair of results, with the difference and its p-value. A name such as
-    vsepp_3 is a published table, with its printed metrics next to ours; rows without a result stay blank.
+    vsepp_3 is a published table, with its printed metrics next to yours. Rows for which you pass no result have only the
+    printed metrics.
     """
     from vse.eval.tables.table import format_text_table
 

@@ -90,7 +90,7 @@ class EvaluateOptions(Options):
     """File with people's judgements of pairs of an image and a caption. Its kind is expert or crowd (files of Flickr8k), or
     qrels. Each file adds a protocol, e.g. judged-expert. May be repeated."""
     dataset: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
-    """With --judgements: the dataset.json with the names of image files.  [default: the one that the embeddings name]"""
+    """With --judgements: the dataset.json with the names of image files.  [default: the file that the embeddings name]"""
     cross_check: Flag = True
     """Compare the exact ranks with a FAISS search. A difference that is not a tie is an error."""
     cross_checked: Annotated[NonNegativeInteger, CliOption(metavar="N")] = N_CROSS_CHECK_QUERIES
@@ -116,9 +116,9 @@ class AllEvaluateOptions(EvaluateOptions):
         (), description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. They do not count in rsum."
     )
     ensemble: Flag = False
-    """Treat FILES as members of an ensemble, and average their scores. With several seeds there is one ensemble per seed."""
+    """Treat FILES as members of an ensemble, and average their scores. With several seeds, there is one ensemble per seed."""
     experiment: Text | None = None
-    """With --ensemble: preset of an ensemble; FILES must be its members.  [default: not checked]"""
+    """With --ensemble: name of the ensemble's preset. A file of any other experiment is then an error."""
     alpha: Share | None = None
     """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1.
     [default: the best on the validation split]"""
@@ -141,8 +141,8 @@ class AllEvaluateOptions(EvaluateOptions):
     """Correct hubs, the candidates that rank high for many queries. The method mean, csls, nnn, inverted-softmax or qb-norm
     lowers their scores; csls:k=10 sets a parameter. Parameters that are not given are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
-    """With --correct: the queries that show which candidates are hubs. They come from a file of embeddings, or from a split
-    whose embeddings, such as train.h5, are in the folder of FILES. For a model that scores pairs, such as SCAN, the bank must
+    """With --correct: the bank, that is, the queries that show which candidates are hubs. It is a file of embeddings, or a
+    split whose embeddings, such as train.h5, are in the folder of FILES. For a model that scores pairs, such as SCAN, it must
     be the evaluated split itself, or train if vse-embed --bank-images wrote FILES.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
@@ -249,7 +249,7 @@ class TableRequest(Options):
 
     results: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)] = ()
     dataset: Text | None = None
-    """For a published table: use our results on this data set instead of the data set of each row."""
+    """For a published table: use your results on this data set, instead of the results on the data set of each row."""
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
     """For the table ladder: the cost, in seconds or MB, that is compared with rsum.  [default: total_s]"""
     family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
@@ -259,4 +259,5 @@ class TableRequest(Options):
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
     transductive: Flag = False
-    """Keep results that were corrected with the test split itself as the bank. They profit from the other test queries."""
+    """Keep results of vse-eval --correct whose bank was the test split. By default they are left out, because their correction
+    profits from the other test queries."""

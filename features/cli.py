@@ -42,10 +42,10 @@ class _ExtractorGroup(click.Group):
 
 @click.group("vse-extract", cls=_ExtractorGroup)
 def extract() -> None:
-    """Extract the features of a data set into a cache. Models are trained on caches.
+    """Extract the features of a data set into a cache.
 
-    A cache consists of shards, files of consecutive rows. Finished shards are kept, missing shards are extracted, and then all
-    shards are merged to the cache.
+    A cache holds a row for each image or caption, and models are trained on it. It is extracted in shards, files of
+    consecutive rows. A repeated command keeps finished shards, extracts missing shards, and then merges all shards.
     """
 
 
@@ -94,7 +94,7 @@ def fit_command(request: FeatureRequest) -> None:
 
 @command("merge", group=extract)
 def merge_command(request: MergeRequest) -> None:
-    """Merge finished shards to a cache."""
+    """Merge finished shards into a cache."""
     from vse.features import extraction
     from vse.features.cache.shards import build_cache_kind
     from vse.features.feature_job import choose_shard_count
@@ -108,7 +108,7 @@ def merge_command(request: MergeRequest) -> None:
 
 @command("verify", group=extract)
 def verify_command(request: VerifyRequest) -> None:
-    """Verify a cache: its counts, its ids and the hash of every shard.
+    """Verify a cache: the number of its rows, their ids, and the hash of every shard.
 
     The images or captions from which the rows were extracted are hashed again, too, to find out whether they have changed.
     """
@@ -132,9 +132,9 @@ def import_command(request: ImportRequest) -> None:
     """Build a data set from photos with a table of captions, or from files of another program.
 
     SOURCES is the folder of photos, WebDataset archives, the folder that clip-retrieval wrote, or a data set that Hugging
-    Face's library saved. With --format hugging-face, SOURCES is the name of a data set on the hub. Tables are CSV, JSON lines
-    or parquet: a row has a file, one or several captions, and optionally a split and ids. Without splits, images are sampled
-    for val and test.
+    Face's library saved. With --format hugging-face, SOURCES is the name of a data set on the hub. The table of captions
+    is CSV, JSON lines or parquet: a row has the file of a photo, one or several captions, and optionally a split and ids. If
+    there are no splits, images are sampled for val and test.
     """
     from vse.features.exchange.formats import import_data
 
@@ -154,7 +154,7 @@ class PrecompImportRequest(Options):
     captions_per_image: PositiveInteger = 5
     """Number of captions of each image."""
     test: Annotated[Text | None, CliOption(click_type=NearestChoice(["test", "testall"]))] = None
-    """The files of the test split.  [default: testall]"""
+    """The files to import as test split.  [default: the files in FOLDER; testall if FOLDER has both]"""
     tokeniser: TokeniserOption = None
     force: Force = False
 
@@ -179,7 +179,7 @@ class PrecompExportRequest(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json with the captions.  [default: the file to which the cache refers]"""
     repeat: PositiveInteger | None = None
-    """Number of times that each image's row is written.  [default: as imported, else 1]"""
+    """Number of equal rows for each image, e.g. one for each caption.  [default: as in imported files, else 1]"""
     force: Force = False
 
 
@@ -198,7 +198,7 @@ class ArrayImportRequest(Options):
     dataset: DatasetJsonPath
     out_features: NewCachePath
     ids: FileOrFolderPath | None = None
-    """File with the ids of the rows, .txt or .npy; a .npz file contains the ids itself."""
+    """File with the ids of the rows, .txt or .npy; not needed for a .npz file."""
     kind: Literal["image", "text"] = "image"
     """Kind of the rows: images or captions."""
     force: Force = False
@@ -219,13 +219,14 @@ class TsvImportRequest(Options):
     dataset: DatasetJsonPath
     out_features: NewCachePath
     match: Annotated[Text | None, CliOption(click_type=NearestChoice(["cocoid", "imgid", "filename"]))] = None
-    """Field of an image that an image_id equals: cocoid, imgid, or filename for the digits in it.  [default: cocoid]"""
+    """Field of dataset.json that equals image_id in the TSV files: cocoid, imgid, or filename (the digits at the end of the
+    name).  [default: cocoid if all images have one, else imgid]"""
     force: Force = False
 
 
 @command("import-tsv", group=data_group)
 def import_tsv_command(request: TsvImportRequest) -> None:
-    """Import regions from bottom-up-attention TSV files."""
+    """Import regions from TSV files of bottom-up attention."""
     from vse.features.exchange.arrays import import_bottom_up_tsv
 
     click.echo(import_bottom_up_tsv(request.files, request.dataset, request.out_features, request.match))
@@ -248,8 +249,8 @@ class PackRequest(Options):
 def pack_command(request: PackRequest) -> None:
     """Pack feature caches of one data set into a bundle that others can fetch and check.
 
-    The bundle's list, bundle.json, contains the SHA-256 of each file. The SHA-256 of the list itself is printed and
-    identifies the bundle.
+    The file bundle.json in the bundle contains the SHA-256 of each other file. The SHA-256 of bundle.json itself is printed
+    and identifies the bundle.
     """
     from vse.features.exchange.bundles import pack_bundle
 
@@ -266,9 +267,9 @@ class FetchFeaturesRequest(Options):
     out_data: FileOrFolderPath | None = None
     """Folder for the bundle's data set file.  [default: data/DATASET next to the folder OUT]"""
     sha256: Text | None = None
-    """SHA-256 of the bundle's list, as vse-data pack printed it; another bundle is refused."""
+    """SHA-256 of bundle.json, as vse-data pack printed it. A bundle with another SHA-256 is refused."""
     check: Flag = False
-    """Compare all files of the bundle with its list, and write nothing."""
+    """Only compare all files of the bundle with the SHA-256 in its bundle.json, and write nothing."""
     force: Force = False
 
 
@@ -292,7 +293,7 @@ class PlanRequest(Options):
 
     targets: Annotated[tuple[Text, ...], CliOption(is_argument=True)]
     config: Annotated[tuple[Text, ...], CliOption(metavar="KEY=VALUE")] = ()
-    """A setting of snakemake --config, e.g. seeds=[0,1]."""
+    """A setting of the workflow, as in snakemake --config, e.g. seeds=[0,1]."""
     rates: FileOrFolderPath | None = None
     """YAML file with the speeds of your machine, such as images per second; its entries replace those of config/rates.yaml."""
     calibrate: Flag = False

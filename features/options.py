@@ -55,15 +55,15 @@ class FeatureRequest(Options):
     feature: Text = ""
     """A preset of config/features, or a YAML file."""
     out: FileOrFolderPath | None = None
-    """The cache.  [default: features/DATASET_FEATURE.h5]"""
+    """The cache to write.  [default: features/DATASET_FEATURE.h5]"""
     shards: PositiveInteger | None = None
-    """Number of shards.  [default: as in an existing cache or in config/datasets, else 4, or more for many captions]"""
+    """Number of files (shards) of the cache.  [default: as in an existing cache or config/datasets, else 4 or more]"""
     shard: int | None = None
     """Extract only this shard (counted from 0) and do not merge."""
     like: FileOrFolderPath | None = None
     """Use the settings and weights of this cache. A model trained on this cache can then read the cache OUT."""
     sets: SettingChanges = ()
-    """Setting of the preset to change."""
+    """Change a setting of the preset. May be repeated."""
     options: ExtractOptions = ExtractOptions()
 
 
@@ -73,9 +73,9 @@ class MergeRequest(Options):
     dataset: FileOrFolderPath
     """The data set's dataset.json."""
     out: FileOrFolderPath
-    """The cache to write; the folder of its shards lies next to it."""
+    """The cache to write, next to the folder of its shards."""
     shards: PositiveInteger | None = None
-    """Number of shards.  [default: as in an existing cache or in config/datasets, else 4, or more for many captions]"""
+    """Number of files (shards) of the cache.  [default: as in an existing cache or config/datasets, else 4 or more]"""
     force: Force = False
 
 
@@ -86,7 +86,8 @@ class VerifyRequest(Options):
     no_sources: Flag = False
     """Do not check whether the images or captions from which the rows were extracted have changed."""
     write: Flag = False
-    """Add the checksums that a cache of an older version lacks. They let every reader detect changed features."""
+    """Add checksums if an older version of vse wrote the cache without them. With checksums, every later command detects
+    changed features."""
 
 
 class SplitShares(Options):
@@ -104,9 +105,11 @@ class ImportOptions(Options):
     """Rarely used options of an import."""
 
     format: Annotated[Text | None, CliOption(metavar="NAME")] = None
-    """Format of SOURCES: table, webdataset, webdataset-in-place, clip-retrieval or hugging-face.  [default: detected]"""
+    """Format of SOURCES: table, webdataset, webdataset-in-place (photos stay in the archives), clip-retrieval or hugging-face.
+    [default: detected]"""
     key_until: Annotated[Text | None, CliOption(metavar="DOT")] = None
-    """Where the key ends in the name of a WebDataset member: first-dot or last-dot.  [default: first-dot]"""
+    """Files of a WebDataset archive with the same key form a sample. The key is the file name up to the first-dot or the
+    last-dot.  [default: first-dot]"""
     quoting: Annotated[Text | None, CliOption(metavar="HOW")] = None
     """Quotation marks in CSV: minimal (they enclose fields) or none (they are text).  [default: minimal]"""
     encoding: Annotated[Text | None, CliOption(metavar="NAME")] = None
@@ -132,7 +135,7 @@ class ImportRequest(Options):
     images: FileOrFolderPath | None = None
     """Folder of the photos of clip-retrieval. For other formats, a second folder in which photos may lie."""
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
-    """Name of the table's column for a field: file, caption, split, imgid, sentid or cocoid."""
+    """Name of the table's column for a field: file, caption, split, imgid, sentid or cocoid. May be repeated."""
     splits: SplitShares = SplitShares()
     yes: Flag = False
     """Import the rows of a table without asking for a confirmation."""

@@ -24,7 +24,7 @@ from vse.pipeline.option_types import (
 )
 from vse.pipeline.options import Options, command
 
-DatasetName = Annotated[Text | None, Field(description="Name of the data set.  [default: the name of the output folder]")]
+DatasetName = Annotated[Text | None, Field(description="Name of the new data set.  [default: the name of the output folder]")]
 
 
 @click.group("vse-data")
@@ -70,7 +70,7 @@ def fetch_command(request: FetchRequest) -> None:
     """Download the published files of f8k, f30k, f30k_entities or coco, and create data/NAME/dataset.json.
 
     Files are checked by their SHA-256. An interrupted download resumes when the command is run again. If images must be
-    requested from their owners, the command prints where to get them.
+    requested from their owners, the command prints where to request them.
     """
     from vse.pipeline.dataset.downloads import fetch_dataset
     from vse.pipeline.dataset.preparation import load_published_preset
@@ -117,7 +117,7 @@ class PhrasesRequest(Options):
 
 @command("add-phrases", group=data_group)
 def add_phrases_command(request: PhrasesRequest) -> None:
-    """Mark the phrases of Flickr30K Entities, with their boxes, in the captions of a dataset.json of the same photos.
+    """Mark phrases and their boxes from Flickr30K Entities in the captions of a dataset.json of the same photos.
 
     Photos are matched by the number in their file names, captions by their text. Splits and ids stay the same. With --chunker,
     the noun phrases of any captions are marked instead, without boxes.
@@ -140,7 +140,7 @@ class FoldsRequest(Options):
     seed: Seed = 0
     """Seed that assigns the images to the folds."""
     only: Annotated[NonNegativeInteger | None, CliOption(metavar="K")] = None
-    """Write only the fold K, counted from 0."""
+    """Write only the file OUT/fold-K.json."""
     name: DatasetName = None
     force: Force = False
 
@@ -149,8 +149,8 @@ class FoldsRequest(Options):
 def folds_command(request: FoldsRequest) -> None:
     """Split a dataset.json into folds for a cross-validation: OUT/fold-0.json, OUT/fold-1.json and so on.
 
-    Each file has all images. One part is the test split, the next part the validation split, and the rest the training split.
-    The folds read the image features of the original data set; nothing is extracted again.
+    The images are divided into COUNT parts. Each file has all images: one part is its test split, another part its validation
+    split, and all other images are its training split. Trainings on a fold read the image features of DATASET.
     """
     from vse.pipeline.dataset.splits_and_noise import write_folds
 
@@ -167,9 +167,9 @@ class CaptionsRequest(Options):
     language: Text
     """Language of the captions, e.g. de (BCP 47)."""
     own_language: Text = "en"
-    """Language of the existing captions that have no language."""
+    """Language of the captions of DATASET, if DATASET does not name it."""
     out: FileOrFolderPath | None = None
-    """Folder to write.  [default: the folder of the data set with _LANGUAGE, e.g. data/f8k_de]"""
+    """Folder to write.  [default: the folder of DATASET, followed by _LANGUAGE, e.g. data/f8k_de]"""
     name: DatasetName = None
     force: Force = False
 
@@ -178,8 +178,8 @@ class CaptionsRequest(Options):
 def add_captions_command(request: CaptionsRequest) -> None:
     """Write a copy of a dataset.json with further captions in another language.
 
-    Images, ids and splits stay the same, and the copy reads the same image features. Images are matched by the names of their
-    files.
+    The copy has the same images, ids and splits, and uses the same image features. The names of image files determine which
+    image a caption of FILE belongs to.
     """
     from vse.pipeline.imports.added_captions import add_captions
 
@@ -199,7 +199,7 @@ class NoiseRequest(Options):
     seed: Seed = 0
     """Seed of the random changes."""
     from_index: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
-    """Instead of --rate: an index file (.npy) of the programs NCR or DECL."""
+    """Instead of --rate: an index file (.npy) of NCR or DECL, two programs for training on noisy pairs."""
     out: FileOrFolderPath
     """The noise file to write, e.g. noise.json."""
     force: Force = False
@@ -207,7 +207,7 @@ class NoiseRequest(Options):
 
 @command("noise", group=data_group)
 def noise_command(request: NoiseRequest) -> None:
-    """Write a noise file for vse-train --noise. It lists changes that make a share of the training pairs wrong.
+    """Write a file for vse-train --noise, which lists changes that make a share of the training pairs wrong.
 
     The dataset.json is not changed. Validation and test keep the correct pairs.
     """
@@ -230,9 +230,9 @@ class SwapRequest(Options):
     split: Text = "test"
     """The split whose captions are changed."""
     seed: Seed = 0
-    """Seed of the choice, if several pairs of phrases in a caption can be exchanged."""
+    """Seed for drawing the two phrases, if a caption has several pairs that can be exchanged."""
     out: FileOrFolderPath | None = None
-    """Folder to write, whose name becomes that of the copy.  [default: next to the data set, such as data/f8k_swapped]"""
+    """Folder to write. The new data set has the name of the folder.  [default: the folder of DATASET, followed by _swapped]"""
     force: Force = False
 
 
@@ -240,8 +240,8 @@ class SwapRequest(Options):
 def swap_phrases_command(request: SwapRequest) -> None:
     """Write wrong captions for vse-eval --choices, by exchanging two phrases of a caption.
 
-    The data set needs marked phrases. Captions without two such phrases are left out. No person checks the wrong captions.
-    Some are still right, and some make no sense.
+    The captions of DATASET need marked phrases. Captions in which no two phrases can be exchanged are left out. Nobody checks
+    the new captions: some are still right, and some make no sense.
     """
     from vse.pipeline.dataset.choices import swap_phrases
 
@@ -251,20 +251,24 @@ def swap_phrases_command(request: SwapRequest) -> None:
 class ChoicesRequest(Options):
     """The arguments of ``vse-data import-choices``."""
 
-    files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="FILE")]
+    files: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="FILE...")]
     images: FileOrFolderPath
     """Folder of the images."""
     corpus: Annotated[FileOrFolderPath | None, CliOption(metavar="DATASET")] = None
-    """A dataset.json whose captions of the split train fit a text model. As a baseline, this model chooses without the image.
-    [default: no such baseline]"""
+    """A dataset.json, to add a baseline: a text model that is fitted to its training captions chooses without the image.
+    [default: no baseline]"""
     out: FileOrFolderPath
-    """Folder to write, whose name becomes that of the data set."""
+    """Folder to write. The data set has the name of the folder."""
     force: Force = False
 
 
 @command("import-choices", group=data_group)
 def import_choices_command(request: ChoicesRequest) -> None:
-    """Convert published choices between captions for vse-eval --choices: SugarCrepe, ARO or Winoground."""
+    """Import a benchmark for vse-eval --choices: SugarCrepe, ARO or Winoground.
+
+    In these benchmarks, a model selects one of a few captions for an image. The command writes a data set and a file that
+    lists the choices.
+    """
     from vse.pipeline.dataset.choices import import_choices
 
     click.echo(import_choices(request.files, request.images, request.out, request.corpus))
@@ -315,7 +319,7 @@ class ConvertRequest(Options):
 
 @command("convert", group=data_group)
 def convert_command(request: ConvertRequest) -> None:
-    """Write a dataset.parquet as dataset.json, in the layout of the Karpathy splits, or a dataset.json as dataset.parquet."""
+    """Convert a dataset.parquet to a dataset.json in the layout of the Karpathy splits, or the reverse."""
     from vse.pipeline.dataset.file_formats import convert_dataset
 
     click.echo(convert_dataset(request.dataset, request.out))

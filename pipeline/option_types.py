@@ -165,7 +165,7 @@ SkipBad = Annotated[
 WeightsDir = Annotated[
     FileOrFolderPath | None,
     CliOption(envvar="VSE_WEIGHTS_DIR"),
-    Field(description="Folder with weights to use instead of downloads: <model>.pth files, or model folders for text."),
+    Field(description="Folder with weights, used instead of downloads: a file <model>.pth, or a folder for a text model."),
 ]
 WordVectorsFile = Annotated[
     FileOrFolderPath | None,
@@ -175,12 +175,12 @@ WordVectorsFile = Annotated[
 Force = Annotated[
     Flag,
     Field(
-        description="Replace existing output files of any kind. Without this option, the command replaces only files of the "
-        "kinds that it writes. Inputs are never replaced."
+        description="Replace any file at an output path. Without this option, the command replaces only files that have the "
+        "format of its own outputs. Inputs are never replaced."
     ),
 ]
 AllowCode = Annotated[
     Flag,
     CliOption(envvar="VSE_ALLOW_CODE"),
-    Field(description="Run the Python files that a preset or a trained run names. Read these files first."),
+    Field(description="Run the Python files that a preset or a trained run names. Check these files yourself first."),
 ]

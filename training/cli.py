@@ -41,10 +41,11 @@ class _ExperimentListCommand(click.Command):
 
 @command("vse-train", cls=_ExperimentListCommand)
 def train_command(request: TrainRequest) -> None:
-    """Train an embedding on a feature cache. With --features alone, train VSE++ with the paper's settings.
+    """Train an embedding on a feature cache.
 
-    Ctrl-C and SIGTERM save a checkpoint before the program ends; --resume continues from it. torchrun, srun and mpirun
-    start several processes that train as one: torchrun --nproc-per-node N -m vse.training --features ...
+    With --features alone, VSE++ is trained with the paper's settings. Ctrl-C and SIGTERM save a checkpoint before the program
+    ends, and --resume continues from this checkpoint. torchrun, srun and mpirun start several processes that train one model
+    together: torchrun --nproc-per-node N -m vse.training --features ...
     """
     from vse.training.training import is_first_process, train_experiment
 
@@ -77,10 +78,10 @@ def search_command(request: SearchCommandRequest) -> None:
     RUN is the folder of a run or of a packed model, or hf://user/name on the Hugging Face hub. With --images, a folder of
     photos is searched instead of a split.
 
-    QUERY is a text, or the path of a JPEG, PNG, WebP, GIF or BMP file. Each result is a line with rank, score, image and
-    caption. The caption is the first one of the image if QUERY is a text, and the image is an id if dataset.json has no file
-    name. With --image, QUERY is a phrase to find in this image. Each result is then a box of the image: rank, score
-    and corners (x1, y1, x2, y2 in pixels).
+    QUERY is a text, or the path of a JPEG, PNG, WebP, GIF or BMP file. Each result is a line with rank, score, file name of
+    the image (its id, if dataset.json has no file name) and caption. If QUERY is a text, the line has the first caption of the
+    image. With --image, QUERY is a phrase to find in one image. Each line then has rank, score and corners of a box (x1, y1,
+    x2, y2 in pixels).
     """
     from vse.features.backbones.device import set_thread_count
     from vse.training.share.pack import find_model
@@ -132,8 +133,8 @@ report_main = entry_point(report_command)
 def check_command(request: CheckRequest) -> None:
     """Try your own loss, similarity, encoder or extractor on a small batch.
 
-    PART is a file and a name in it, such as my_loss.py:my_loss. vse-train and vse-extract try such a part, too, before they
-    start.
+    PART is a Python file and a name in it, such as my_loss.py:my_loss. vse-train and vse-extract make the same check before
+    they start.
     """
     from vse.pipeline.presets.own_code import allow_named_code
     from vse.training.own_parts.check import check_part
@@ -160,7 +161,7 @@ def pack_command(request: PackRequest) -> None:
     """Write the model of RUN to the folder OUT, which vse.load, vse-search and vse-serve open without data set and caches.
 
     The folder has the layout of Hugging Face: weights, settings, vocabulary, and a model card, README.md. The networks that
-    compute features are named with their hashes, or added by --with-backbone.
+    compute features are only named, with their hashes, unless --with-backbone adds them.
     """
     from vse.training.share.pack import pack
 
@@ -171,7 +172,7 @@ def pack_command(request: PackRequest) -> None:
 def push_command(request: PushRequest) -> None:
     """Upload a packed model to the Hugging Face hub as the repository NAME, such as user/name.
 
-    The token is that of hf auth login, or HF_TOKEN. HF_ENDPOINT is the address of another hub.
+    Log in first with hf auth login, or set HF_TOKEN. HF_ENDPOINT may be the address of another hub.
     """
     from vse.training.share.pack import push_model
 

@@ -32,13 +32,14 @@ class TrainInputs(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json of the data set.  [default: the file that the feature cache names]"""
     eval_features: FileOrFolderPath | None = None
-    """Cache for validation.  [default: the cache that the experiment names, in the folder of --features]"""
+    """Feature cache of the validation images.  [default: the cache that the experiment names, in the folder of --features]"""
     caption_features: FileOrFolderPath | None = None
-    """Cache of captions to read instead of words.  [default: the cache that the experiment names]"""
+    """Feature cache of captions, read instead of their words.  [default: the cache that the experiment names]"""
     truth_features: FileOrFolderPath | None = None
-    """Cache of the ground-truth regions of phrases.  [default: the cache that the experiment names]"""
+    """Feature cache of the ground-truth boxes of phrases.  [default: the cache that the experiment names]"""
     start_from: FileOrFolderPath | None = None
-    """Trained run with the initial weights.  [default: the run that the experiment names in start_from, with the same seed]"""
+    """Folder of a trained run, whose weights become the initial weights.  [default: the run of the experiment that the preset
+    names in start_from, with the same seed]"""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of CNN weights, for training on photos."""
     words: FileOrFolderPath | None = None
@@ -57,7 +58,8 @@ class TrainOptions(Options):
     resume: Flag = False
     """Continue an unfinished run from its last checkpoint."""
     overwrite: Flag = False
-    """Replace a run with other settings that is in the run folder. Without this option, such a run is an error."""
+    """Replace any run in the run folder. Without this option, a finished run with the same settings is kept, and a run with
+    other settings is an error."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
@@ -72,7 +74,7 @@ class TrainRequest(Options):
     experiment: Text = "vsepp"
     """A preset of config/experiments, or a YAML file."""
     sets: SettingChanges = ()
-    """Change a setting, e.g. loss.margin=0.1."""
+    """Change a setting, e.g. loss.margin=0.1. May be repeated."""
     languages: Text | None = None
     """Languages of the captions to train and validate on, e.g. en,de; the same as --set train.languages=[en,de].
     [default: all]"""
@@ -90,7 +92,7 @@ class RunFileOptions(Options):
     """The files that a trained run reads. The default is the file that the run names."""
 
     features: FileOrFolderPath | None = None
-    """The feature cache, if it was moved, or a cache of other photos, such as your album, by the same extractor."""
+    """The feature cache, if it was moved, or a cache of other photos that the same extractor wrote."""
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the file that the feature cache names]"""
     caption_features: FileOrFolderPath | None = None
@@ -106,28 +108,28 @@ class EmbedRequest(Options):
 
     runs: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True, metavar="RUN...")]
     split: Text | None = None
-    """The split.  [default: test]"""
+    """The split to embed.  [default: test]"""
     as_features: Annotated[FileOrFolderPath | None, CliOption(metavar="PREFIX")] = None
-    """Write the embeddings of all splits as the caches PREFIX_images.h5 and PREFIX_captions.h5 instead, to train on them."""
+    """Write the embeddings of all splits as two feature caches, PREFIX_images.h5 and PREFIX_captions.h5."""
     out: FileOrFolderPath | None = None
     """The file to write.  [default: RUN/SPLIT.h5, or RUN/DATASET_SPLIT.h5 for another data set]"""
     files: RunFileOptions = RunFileOptions()
     allow_unfinished: Annotated[Flag, CliOption(("--allow-unfinished", "--unfinished"))] = False
-    """Allow a run whose training did not finish; the result records it."""
+    """Allow a run whose training did not finish; OUT records this."""
     allow_leak: Flag = False
-    """Allow images that the run was trained on; the result records it."""
+    """Allow images that the run was trained on; OUT records their number."""
     last_epoch: Flag = False
     """Use the weights of the last epoch instead of the best epoch. OUT is then RUN/SPLIT_last.h5."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Also store a correction of hubs in the run's folder, for all later searches: mean, csls, nnn or inverted-softmax, e.g.
-    csls:k=10. The training split shows which items are hubs, and parameters that are not given are selected on the validation
-    split. Both splits are embedded."""
+    """Also store a correction in the run's folder. In later searches, it lowers the scores of hubs, the candidates that rank
+    high for many queries. METHOD is mean, csls, nnn or inverted-softmax, e.g. csls:k=10. Hubs are found with the training
+    split. Parameters that are not given are selected on the validation split. Both splits are embedded, too."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
     """For a model that compares regions with words: group similar regions of each image, and store the mean of each group. An
     image with R regions has R / FACTOR groups. OUT is then RUN/SPLIT_pooled_FACTOR.h5."""
     bank_images: Annotated[PositiveInteger | None, CliOption(metavar="N")] = None
-    """For a model that scores each pair, such as SCAN: also store the scores with N random images of the training split and
-    with their captions. vse-eval --correct needs them."""
+    """For a model that scores each pair, such as SCAN: also store the scores of the split with N random training images and
+    with their captions. vse-eval --correct finds hubs by these scores."""
     shortlist: Flag = False
     """For TOD-Net: score only the pairs that are likely to change a rank, chosen by their scores without TOD-Net. This takes a
     fraction of the time. OUT is then RUN/SPLIT_shortlist.h5."""
@@ -147,9 +149,9 @@ class SearchRequest(Options):
     split: Text | None = None
     """The split to search, several splits such as train,val, or all.  [default: test, or all without a split test]"""
     corpus: FileOrFolderPath | None = None
-    """Embeddings file of this run to search instead of embedding the split."""
+    """Embeddings file of this run to search instead of the split."""
     index: FileOrFolderPath | None = None
-    """FAISS index file: written by the first search, then read instead of embedding the split."""
+    """FAISS index file. The first search writes it. Later searches read it instead of embedding the split."""
     index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """Type of a new index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
@@ -158,7 +160,7 @@ class SearchRequest(Options):
     """For a model that scores each pair, such as SCAN or order embeddings: compare vectors first, and score only the K best
     candidates.  [default: all; 200 for order embeddings]"""
     html: FileOrFolderPath | None = None
-    """Write a report with photos as well."""
+    """Also write an HTML page with the photos that are found."""
 
 
 class SearchCommandRequest(Options):
@@ -169,7 +171,7 @@ class SearchCommandRequest(Options):
     search: SearchRequest = SearchRequest()
     files: RunFileOptions = RunFileOptions()
     image: FileOrFolderPath | None = None
-    """Photo in which to find the phrase QUERY, for a run that localises phrases; one of the photos of the feature cache."""
+    """For a run that localises phrases: the photo in which to find the phrase QUERY. The feature cache must have its boxes."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
@@ -206,8 +208,7 @@ class ServeRequest(Options):
     split: Text | None = None
     """The split to search, several splits such as train,val, or all.  [default: test, or all without a split test]"""
     features: tuple[FileOrFolderPath, ...] = ()
-    """The feature cache, if it was moved, or a cache of other photos, such as your album. Repeat the option for each RUN, in
-    order."""
+    """The feature cache, if it was moved, or a cache of other photos. Repeat the option for each RUN, in order."""
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the file that the feature caches name]"""
     caption_features: tuple[FileOrFolderPath, ...] = ()
@@ -243,7 +244,7 @@ class PackOptions(Options):
     """The options of a packed model."""
 
     with_backbone: Flag = False
-    """Add the networks that compute the features. Without it, the folder has only their names and hashes."""
+    """Add the networks that compute the features. Without this option, the folder has only their names and hashes."""
     results: Annotated[tuple[FileOrFolderPath, ...], CliOption(("--result",))] = ()
     """Result file of the run for the model card.  [default: the metrics of RUN/test.h5]"""
     licence: Text | None = None
@@ -277,7 +278,7 @@ class CheckRequest(Options):
 
     part: Annotated[Text, CliOption(is_argument=True)]
     sets: SettingChanges = ()
-    """Setting of the part to change."""
+    """Change a setting of PART. May be repeated."""
 
 
 class NewRequest(Options):

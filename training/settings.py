@@ -34,7 +34,7 @@ class ImagesConfig(Settings):
     batch_norm: Literal["frozen", "train"] = Field(
         "frozen",
         description="statistics of the batch norms of a fine-tuned CNN: frozen, they stay; train, each batch updates them; "
-        "its dropout is always off",
+        "the CNN's dropout is always off",
     )
     gradient_checkpointing: bool = Field(False, description="compute the CNN twice instead of storing its activations")
     workers: int = Field(2, ge=0, description="number of threads that decode photos in advance")
@@ -94,8 +94,8 @@ class TrainConfig(Settings):
     )
     frozen: dict[str, Annotated[int, Field(ge=0)] | Literal["always"]] = Field(
         default_factory=dict,
-        description="number of epochs for which a part is frozen, or always, by the same names; a frozen part is in "
-        "evaluation mode",
+        description="number of first epochs in which a part of the model is frozen, or always, with names as in "
+        "learning_rates; a frozen part is in evaluation mode",
     )
     optimizer: Literal["adam", "adamw"] = Field(
         "adam",
@@ -163,7 +163,9 @@ class TrainConfig(Settings):
         None, description="stop after this number of epochs without a better validation rsum"
     )
     on_collapse: Literal["stop", "warn"] = Field(
-        "stop", description="if the mean loss of an epoch is the loss of equal embeddings: stop, or log a warning and continue"
+        "stop",
+        description="action if the model has collapsed, that is, if the mean loss of an epoch is the loss of equal "
+        "embeddings: stop, or log a warning and continue",
     )
     features_in_memory: bool = Field(
         True, description="keep the training features in GPU memory or, on a CPU, in memory maps that all processes share"

@@ -240,8 +240,8 @@ class LayerSettings(NetworkSettings):
     )
     grid: PositiveInt | Literal["all"] = Field(
         1,
-        description="number of positions per side of the grid to which an output with height and width is averaged; all: the "
-        "output is not averaged",
+        description="number g: an output with height and width is averaged in g x g cells (1: over the complete image); all: "
+        "the output is not averaged",
     )
     mean: tuple[float, float, float] = Field(
         (0.485, 0.456, 0.406), description="mean of red, green and blue, subtracted from pixels of 0 to 1"

@@ -174,12 +174,12 @@ class WordSettings(FittedCaptionSettings):
 
     words: str | None = Field(
         None,
-        description="word2vec (.bin or text) or GloVe file, or Skip-Thought's table (.npy, next to its dictionary.txt); "
-        "--words and $VSE_WORDS override it; none: the vectors are trained on the captions",
+        description="file of word vectors: word2vec (.bin or text), GloVe, or Skip-Thought's table (.npy, next to its "
+        "dictionary.txt); --words and $VSE_WORDS override it; none: the vectors are trained on the captions",
     )
     keep: PositiveInt = Field(
         100_000,
-        description="number of words at the start of the file that the encoder keeps; it also keeps the data set's words",
+        description="number of words to read from the start of the file, besides the words of the data set",
     )
     trained_dim: PositiveInt = Field(300, description="length of word vectors that are trained on the captions")
     trained_epochs: PositiveInt = Field(
@@ -316,10 +316,10 @@ class TfidfConfig(FittedCaptionSettings):
     encoder_class_path: ClassVar[str] = "vse.features.extractors.words:TfidfEncoder"
 
     extractor: Literal["tfidf"] = "tfidf"
-    min_count: PositiveInt = Field(4, description="number of training captions in which a word must occur")
-    max_words: PositiveInt | None = Field(
-        None, description="only this number of the most frequent words are kept; none: all words"
+    min_count: PositiveInt = Field(
+        4, description="minimum number of training captions in which a word occurs; rarer words are ignored"
     )
+    max_words: PositiveInt | None = Field(None, description="number of the most frequent words to keep; none: all words")
     sublinear: bool = Field(False, description="use 1 + log(count) of a word in its caption instead of the count")
 
 
@@ -355,8 +355,8 @@ class HglmmConfig(WordSettings):
     mixtures: list[MixtureKind] = Field(
         default=["hybrid"],
         min_length=1,
-        description="kinds of the mixtures; their vectors are concatenated in this order; hybrid: each dimension of a cluster "
-        "is a Gaussian or a Laplacian, whichever is likelier; gaussian, laplacian: all dimensions are of this kind",
+        description="kinds of the mixture models, whose Fisher vectors are concatenated in this order: gaussian, laplacian, "
+        "or hybrid (each dimension of a cluster is a Gaussian or a Laplacian, whichever is likelier)",
     )
     centres: PositiveInt = Field(30, description="number of clusters of each mixture")
     iterations: PositiveInt = Field(10, description="steps of expectation maximisation")

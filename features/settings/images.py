@@ -21,7 +21,7 @@ class CnnConfig(LayerSettings):
 
     extractor: Literal["cnn"] = "cnn"
     positions: bool = Field(
-        False, description="false: the grid is flattened into one vector; true: one vector per position, row by row"
+        False, description="true: one vector for each cell of the grid, row by row; false: one vector, all cells concatenated"
     )
     resize: PositiveInt = Field(256, description="length in pixels of a side of the resized image, before it is cropped")
     resize_mode: Literal["square", "shorter", "library"] = Field(
@@ -36,18 +36,20 @@ class CnnConfig(LayerSettings):
         description="1c: centre crop; 10c: mean over the crops of corners and centre and their mirror images; 10c_bank: these "
         "ten crops, a vector each; rc_bank: random crops, a vector each",
     )
-    n_random: PositiveInt = Field(10, description="random crops per image in an rc_bank")
+    n_random: PositiveInt = Field(10, description="number of random crops of each image, for rc_bank")
     random_crop: Literal["resized", "plain"] = Field(
         "resized",
-        description="resized: 8 to 100% of the area, aspect ratio 3/4 to 4/3, scaled to the crop's size (the authors' code); "
-        "plain: the crop's size, from the resized image (the paper). Each crop is mirrored with probability 1/2",
+        description="kind of random crop: resized, 8 to 100% of the area with an aspect ratio of 3/4 to 4/3, scaled to crop x "
+        "crop pixels (the authors' code); plain, crop x crop pixels of the resized image (the paper). Either kind is mirrored "
+        "with probability 1/2",
     )
-    crop_seed: int = Field(0, ge=0, description="seed of the random crops, together with the image's id")
+    crop_seed: int = Field(0, ge=0, description="seed of the random crops, which also depend on the image's id")
     batch_size: PositiveInt = Field(32, description="images in a batch of the network")
     compile: bool = Field(False, description="compile the network first (torch.compile); faster on a GPU")
     fold_batch_norm: bool = Field(
         False,
-        description="fold batch norms into convolutions: faster; vectors differ by rounding, so the cache's key differs too",
+        description="fold batch norms into convolutions: faster, but vectors differ by rounding. Caches with "
+        "different values of this setting count as different features",
     )
 
     @classmethod
@@ -112,8 +114,9 @@ class RegionsConfig(NetworkSettings):
     proposals: PositiveInt = Field(1000, description="number of boxes that the region-proposal network proposes")
     selection: Literal["detections", "bottom_up"] = Field(
         "detections",
-        description="detections: the detector's own boxes, regressed and suppressed for each class; bottom_up: the proposals, "
-        "each with its highest score in the classes that keep it after non-maximum suppression",
+        description="detections: the detector's final boxes, after box regression and non-maximum suppression (NMS) in each "
+        "class; bottom_up: the proposals themselves. NMS runs in each class, and the score of a proposal is its highest class "
+        "score that is not suppressed",
     )
     nms: float = Field(
         0.5, gt=0, le=1, description="overlap (IoU) above which the lower-scoring of two boxes of a class is dropped"
@@ -153,8 +156,8 @@ class BoxesConfig(LayerSettings):
     extractor: Literal["boxes"] = "boxes"
     boxes: str = Field(
         "edge_boxes",
-        description="edge_boxes, selective_search, rpn, phrases (the ground-truth boxes of the data set's phrases), or a "
-        ".json or .h5 file with boxes of the images",
+        description="source of the boxes: edge_boxes, selective_search, rpn, phrases (the ground-truth boxes of the data "
+        "set's phrases), or a .json or .h5 file with boxes of the images",
     )
     n_boxes: PositiveInt = Field(
         200,
@@ -174,18 +177,18 @@ class BoxesConfig(LayerSettings):
     proposer: str = Field(
         "fasterrcnn_resnet50_fpn", description="name of the Faster R-CNN that proposes the boxes, if boxes is rpn"
     )
-    proposer_weights: str = Field("pretrained", description="weights of the proposer, in the form of the setting weights")
+    proposer_weights: str = Field("pretrained", description="weights of the proposer, given like the setting weights")
     shorter: PositiveInt = Field(600, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(
         1000, description="maximum length in pixels of the scaled longer side; overrides the setting shorter"
     )
     map: str | None = Field(
-        None, description="name of the layer on whose output boxes are pooled; later layers, up to layer, run on each box"
+        None, description="layer whose output is pooled for each box; the layers after it, up to layer, read the pooled boxes"
     )
     layers: tuple[str, ...] = Field(
         (),
-        description="instead of map and layer: layers in the order of the network. Boxes are pooled on the output of each "
-        "and averaged, and a box's vector concatenates the averages",
+        description="instead of map and layer: several layers, in the order of the network. The output of each layer is "
+        "averaged over a box, and the box's vector concatenates these averages",
     )
     pool: PositiveInt = Field(14, description="side of a pooled box, in cells; later layers must accept a map of this size")
     chunk: PositiveInt = Field(256, description="maximum number of boxes in one pass through the later layers")

@@ -64,7 +64,8 @@ class AceSettings(ReinforceSettings):
         0.5,
         ge=0,
         le=1,
-        description="weight of the experiment's own loss, with the negatives of the batch, in the model's loss",
+        description="weight of the experiment's own loss, with the negatives of the batch; the cost of the sampled negatives "
+        "has the weight 1 - in_batch",
     )
     reward: Literal["hinge", "score"] = Field(
         "hinge",

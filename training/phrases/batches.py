@@ -35,13 +35,15 @@ class PositiveRegionSettings(Settings):
         "augmented",
         description="positive regions of a phrase: truth, the ground-truth region; augmented, also candidates that overlap it",
     )
-    positive_iou: float = Field(0.7, gt=0, le=1, description="least IoU of a positive candidate with the truth, for augmented")
+    positive_iou: float = Field(0.7, gt=0, le=1, description="least IoU of augmented positives with the ground-truth region")
 
 
 class SamplingSettings(PositiveRegionSettings):
     """The settings of Algorithm 1 of the two-branch paper."""
 
-    negative_iou: float = Field(0.3, gt=0, le=1, description="IoU with the truth below which candidates are negatives")
+    negative_iou: float = Field(
+        0.3, gt=0, le=1, description="IoU with the ground-truth region below which candidates are negatives"
+    )
     neighbours: bool = Field(
         False,
         description="neighbourhood sampling, for losses of triplets: if a region has a single phrase in the batch, add a "

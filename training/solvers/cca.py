@@ -124,7 +124,7 @@ class CommonCcaSettings(Settings):
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-4, 1e-3, 1e-2, 1e-1],
         min_length=1,
-        description="number added to the diagonals of both covariances, as a share of their mean; each value is tried, and "
+        description="numbers added to the diagonals of both covariances, as a share of their mean; each is tried, and "
         "validation chooses",
     )
     power: float = Field(4.0, ge=0, description="exponent of the correlations by which directions are scaled (4 in the paper)")

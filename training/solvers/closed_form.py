@@ -71,12 +71,12 @@ class RidgeSettings(SolverSettings):
     uses_loss: ClassVar = False
     accepts_words: ClassVar = False
     maps: MappedSide = Field(
-        "captions", description="vectors that are mapped into the space of the others: captions, images or both"
+        "captions", description="captions: they are mapped into the space of images; images: the reverse; both: both maps"
     )
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-3, 1e-2, 1e-1, 1.0],
         min_length=1,
-        description="r as a share of the mean variance of the mapped vectors' dimensions; validation chooses a value",
+        description="r as a share of the mean variance of the mapped vectors' dimensions; validation chooses one of the values",
     )
 
     def build(self, task: TrainingTask) -> Solver:
@@ -160,12 +160,12 @@ class CsaSettings(SolverSettings):
     uses_loss: ClassVar = False
     accepts_words: ClassVar = False
     regularization: list[NonNegativeFloat] = Field(
-        default=[1e-4, 1e-3, 1e-2, 1e-1], min_length=1, description="as in the solver cca; each is tried"
+        default=[1e-4, 1e-3, 1e-2, 1e-1], min_length=1, description="as in the solver cca; each value is tried"
     )
     directions: list[PositiveInt] = Field(
         default=[32, 64, 128, 256],
         min_length=1,
-        description="s, at most model.dim; each is tried with each regularization, and validation chooses",
+        description="values of s, at most model.dim; each is tried with each regularization, and validation chooses",
     )
 
     def build(self, task: TrainingTask) -> Solver:
@@ -216,11 +216,11 @@ class AsifSettings(SolverSettings):
     name: Literal["asif"] = "asif"
     uses_loss: ClassVar = False
     accepts_words: ClassVar = False
-    k: list[PositiveInt] = Field(default=[50, 200, 800], min_length=1, description="number of the highest cosines to keep")
+    k: list[PositiveInt] = Field(default=[50, 200, 800], min_length=1, description="numbers of the highest cosines to keep")
     power: list[Annotated[float, Field(gt=0)]] = Field(
         default=[4.0, 8.0],
         min_length=1,
-        description="exponent of the cosines; each is tried with each k, and validation chooses",
+        description="exponents of the cosines; each is tried with each k, and validation chooses",
     )
 
     def build(self, task: TrainingTask) -> Solver:
