@@ -129,7 +129,11 @@ class DoctorRequest(Options):
 
 @command("doctor")
 def doctor_command(request: DoctorRequest) -> None:
-    """Print versions, processor, GPU, memory, extras and weights, and for each missing part what it would enable."""
+    """Print the versions of libraries, the processor, the GPU, free memory, installed extras, and weights.
+
+    Extras are groups of optional libraries. For each missing extra and each missing file of weights, the command prints what
+    it would enable and how to get it.
+    """
     for name, text in (*_describe_machine(), *_describe_extras(), *_describe_weights()):
         click.echo(f"{name:<11}{text}")
 

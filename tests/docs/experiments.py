@@ -21,13 +21,14 @@ This page lists all experiments of the package, with a section for each file of 
 |---|---|
 | experiment | the name of the preset |
 | what it is | one sentence, which `vse-train --help` prints too |
-| extends | the preset from which it takes all settings that it does not change |
-| rows | the rows of [published tables](tables.md) that it reproduces |
+| extends | the preset whose settings it has, except those that it changes |
+| rows | the rows of [published tables](tables.md) that it reproduces. `ace 1.3` is row 3 of Table 1 in the paper on ACE |
 
-An ensemble averages the scores of other experiments and is not trained itself. The workflow trains its members, or you do
-([Ensembles](evaluation.md#ensembles)). Experiments whose names end in `_effnet` read EfficientNet-Lite0, a small network, and
-are not rows of a paper. The abbreviations 1C, 10C, RC, rV and FT are explained at [vsepp.yaml](#vseppyaml), losses and hinges
-in [Training](training.md#losses), and features of captions such as HGLMM and MiniLM in [Features](features.md).
+An ensemble averages the scores of other experiments, its members. It is not trained itself: the workflow trains its members,
+or you do ([Ensembles](evaluation.md#ensembles)). Experiments whose names end in `_effnet` read EfficientNet-Lite0, a small
+network, and reproduce no row of a paper. [vsepp.yaml](#vseppyaml) explains the abbreviations 1C, 10C, RC, rV and FT,
+[Training](training.md#losses) the losses and hinges, and [Features](features.md) the features of captions, such as HGLMM and
+MiniLM.
 """
 
 

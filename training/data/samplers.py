@@ -60,7 +60,7 @@ _MIN_BATCH_SIZE = 4  # two captions of each of two images
 
 
 class NeighbourhoodSampler(Sampler):
-    """Every pair once, with at least two captions of an image in a batch (two-branch paper, Algorithm 1, step 3c).
+    """Every pair once; a batch has at least two captions of each of its images (two-branch paper, sections 3.2.3 and 5.1).
 
     The captions of an image are split into random groups of two. A single remaining caption joins the last group. An image
     with a single caption is a group of one. Batches are filled with groups in random order, up to ``batch_size`` pairs. A last
