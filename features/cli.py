@@ -306,7 +306,7 @@ def plan_command(request: PlanRequest) -> None:
 
     A target is a file that snakemake makes, such as results/f30k_vsepp.json.
 
-    Run the command in the folder of the workflow. Finished jobs are left out. Sizes and times that are not known are listed. A
+    Run the command in the folder of the workflow. Finished jobs are left out. Unknown sizes and times are listed as unknown. A
     time is a range, unless this machine has run the same extraction or training.
     """
     from vse.features.plan import describe_plan

@@ -133,7 +133,7 @@ class ImportRequest(Options):
     captions: FileOrFolderPath | None = None
     """The table of captions.  [default: a file captions.* or metadata.* next to the photos]"""
     images: FileOrFolderPath | None = None
-    """Folder of the photos of clip-retrieval. For other formats, a second folder in which photos may lie."""
+    """For clip-retrieval: the folder of the photos. For other formats: a second folder in which photos are looked up."""
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
     """Name of the table's column for a field: file, caption, split, imgid, sentid or cocoid. May be repeated."""
     splits: SplitShares = SplitShares()

@@ -232,7 +232,8 @@ class SwapRequest(Options):
     seed: Seed = 0
     """Seed for drawing the two phrases, if a caption has several pairs that can be exchanged."""
     out: FileOrFolderPath | None = None
-    """Folder to write. The new data set has the name of the folder.  [default: the folder of DATASET, followed by _swapped]"""
+    """Folder to write. The new data set has the name of the folder.  [default: the folder of DATASET, followed by _swapped,
+    e.g. data/f8k_swapped]"""
     force: Force = False
 
 

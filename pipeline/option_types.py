@@ -165,7 +165,7 @@ SkipBad = Annotated[
 WeightsDir = Annotated[
     FileOrFolderPath | None,
     CliOption(envvar="VSE_WEIGHTS_DIR"),
-    Field(description="Folder with weights, used instead of downloads: a file <model>.pth, or a folder for a text model."),
+    Field(description="Folder with downloaded weights: a file <model>.pth for a CNN, a folder for a text model."),
 ]
 WordVectorsFile = Annotated[
     FileOrFolderPath | None,

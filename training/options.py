@@ -157,8 +157,8 @@ class SearchRequest(Options):
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
     """Search parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[PositiveInteger | None, CliOption(metavar="K")] = None
-    """For a model that scores each pair, such as SCAN or order embeddings: compare vectors first, and score only the K best
-    candidates.  [default: all; 200 for order embeddings]"""
+    """For a model that scores each pair, such as SCAN or order embeddings: compare one vector per item first, and score only
+    the K best candidates.  [default: all; 200 for order embeddings]"""
     html: FileOrFolderPath | None = None
     """Also write an HTML page with the photos that are found."""
 

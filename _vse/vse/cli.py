@@ -129,7 +129,7 @@ class DoctorRequest(Options):
 
 @command("doctor")
 def doctor_command(request: DoctorRequest) -> None:
-    """Print the versions of libraries, the processor, the GPU, free memory, installed extras, and weights.
+    """Describe this machine, the versions of libraries, and the extras and weights found.
 
     Extras are groups of optional libraries. For each missing extra and each missing file of weights, the command prints what
     it would enable and how to get it.

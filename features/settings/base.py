@@ -74,7 +74,7 @@ class FeatureSettings(Settings):
     dtype: Literal["float16", "float32"] = Field("float16", description="number type of the vectors in the cache")
     trained_on: list[str] = Field(
         default_factory=list,
-        description="data sets whose test images were in the training data of the weights; tables mark such results",
+        description="data sets with test images on which the weights were trained; tables mark results on these data sets",
     )
 
     @classmethod
@@ -240,7 +240,7 @@ class LayerSettings(NetworkSettings):
     )
     grid: PositiveInt | Literal["all"] = Field(
         1,
-        description="number g: an output with height and width is averaged in g x g cells (1: over the complete image); all: "
+        description="number g: an output with height and width is averaged in g x g cells (1: over all positions); all: "
         "the output is not averaged",
     )
     mean: tuple[float, float, float] = Field(

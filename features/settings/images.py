@@ -177,13 +177,13 @@ class BoxesConfig(LayerSettings):
     proposer: str = Field(
         "fasterrcnn_resnet50_fpn", description="name of the Faster R-CNN that proposes the boxes, if boxes is rpn"
     )
-    proposer_weights: str = Field("pretrained", description="weights of the proposer, given like the setting weights")
+    proposer_weights: str = Field("pretrained", description="weights of the proposer, in the same notation as weights")
     shorter: PositiveInt = Field(600, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(
         1000, description="maximum length in pixels of the scaled longer side; overrides the setting shorter"
     )
     map: str | None = Field(
-        None, description="layer whose output is pooled for each box; the layers after it, up to layer, read the pooled boxes"
+        None, description="layer whose output is pooled for each box; later layers, up to the setting layer, read each box"
     )
     layers: tuple[str, ...] = Field(
         (),
