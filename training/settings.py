@@ -173,7 +173,7 @@ class TrainConfig(Settings):
     memory_gb: float = Field(
         2.0,
         ge=0,
-        description="largest size, in units of 1e9 bytes, of mapped features; larger ones are read from files in each batch",
+        description="largest size in GB of features that are kept in memory maps; larger features are read in each batch",
     )
     save_minutes: float = Field(
         10.0, gt=0, description="minutes between checkpoints within an epoch; the first is saved after a minute"

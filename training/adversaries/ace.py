@@ -73,12 +73,13 @@ class AceSettings(ReinforceSettings):
         "number below 0 if the sampled negative is too easy to cost anything",
     )
     pretraining_epochs: NonNegativeInt = Field(
-        0, description="number of first epochs in which the generator learns, but the model minimises its own loss alone"
+        0,
+        description="number of first epochs in which the generator learns, but the model minimises only the experiment's loss",
     )
     mask: Literal["pair", "image", "text"] = Field(
         "text",
         description="items that are never sampled as negatives: pair, the query's partner; image, also all captions of the "
-        "query's image; text, also all captions with the text of a masked caption, and all images with that text",
+        "query's image; text, also all captions with the text of a masked caption, and their images",
     )
 
     def build(self, opponent: Opponent) -> Adversary:

@@ -227,8 +227,8 @@ class PhraseSettings(SolverSettings, PositiveRegionSettings):
     reads_phrases: ClassVar = True
     coordinates: CoordinateUse = Field(
         "none",
-        description="x1, y1, x2, y2 and the area of a box, relative to its image: appended to the vector of its region, or "
-        "read alone, a control that does not use the image",
+        description="use of the coordinates (x1, y1, x2, y2 and area of a box, relative to the image): none; appended to the "
+        "vector of the region; or alone, instead of the vector, as a control experiment",
     )
 
 

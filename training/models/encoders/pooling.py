@@ -68,7 +68,7 @@ class WeldonSettings(EncoderSettings):
     input_kinds: ClassVar = (InputKind.SETS,)
     channels: PositiveInt = Field(2400, description="number of responses at each position")
     k_max: PositiveInt = Field(15, description="number of highest responses of a channel in the mean; all, if there are fewer")
-    k_min: int = Field(15, ge=0, description="number of lowest responses; 0: none")
+    k_min: int = Field(15, ge=0, description="number of lowest responses of a channel in the mean; 0: none")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout of the pooled channels")
 
     def embedding_kind(self, kind: InputKind) -> InputKind:

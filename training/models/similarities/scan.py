@@ -235,8 +235,7 @@ class MaxSimSettings(SimilaritySettings):
     caption_kind: ClassVar = InputKind.SETS
     needs_unit_length: ClassVar = True
     queries: Literal["words", "regions", "both"] = Field(
-        "words",
-        description="vectors whose nearest counterpart is found: the words, the regions, or both (the mean of both scores)",
+        "words", description="words look for their nearest region, regions for their nearest word, or both (the mean)"
     )
 
     def build(self, dim: int) -> Similarity:

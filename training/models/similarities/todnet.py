@@ -50,7 +50,7 @@ class TodNetSettings(SimilaritySettings):
 
     name: Literal["todnet"] = "todnet"
     condition: Literal["target", "query", "caption", "image", "none"] = Field(
-        "target", description="v: the target of a search, its query, always the caption or the image, or nothing"
+        "target", description="v: the target or the query of a search, always the caption, always the image, or none"
     )
     transform: Literal["flow", "mlp"] = Field("flow", description="T: a conditional Real-NVP flow, or an MLP of x and v")
     layers: PositiveInt = Field(3, description="number of coupling layers of the flow")
@@ -60,8 +60,8 @@ class TodNetSettings(SimilaritySettings):
     width: PositiveInt | None = Field(None, description="width of the hidden layers; none: the length of an embedding")
     scale: Literal["exp", "exp_tanh", "sigmoid", "product"] = Field(
         "exp",
-        description="factor of the changed half of a coupling layer: exp(s), exp(tanh(s)), sigmoid(s + 2), or s (product), "
-        "which may be 0, so that T need not have an inverse",
+        description="factor of the changed half of a coupling layer whose network returns s: exp(s), exp(tanh(s)), "
+        "sigmoid(s + 2), or s (product), which may be 0, so that T need not have an inverse",
     )
     identity: bool = Field(
         True,
