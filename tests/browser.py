@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 WIDTHS = (390, 1280, 1920)  # of a phone, a laptop and a wide screen, in pixels
+# With each change every width and every colour scheme, at night every pair of them.
+SCREENS = [
+    *((390, "light"), (1280, "dark"), (1920, "light")),
+    *(pytest.param(*pair, marks=pytest.mark.nightly) for pair in ((390, "dark"), (1280, "light"), (1920, "dark"))),
+]
 
 
 @pytest.fixture(scope="module")

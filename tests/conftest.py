@@ -93,7 +93,7 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-SMOKE = 3  # cases of each attack that run with each change
+SMOKE = 2  # cases of each attack that run with each change
 
 TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8

@@ -40,7 +40,7 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [*WIDTHS[:2], pytest.param(WIDTHS[2], marks=pytest.mark.nightly)])
 def test_a_page_fits_the_screen_and_is_accessible(site: Path, chromium: Any, width: int) -> None:
     page = chromium.new_page(viewport={"width": width, "height": 900})
     for name in SAMPLE:

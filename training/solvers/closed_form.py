@@ -76,7 +76,7 @@ class RidgeSettings(SolverSettings):
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-3, 1e-2, 1e-1, 1.0],
         min_length=1,
-        description="r as a share of the mean variance of the mapped vectors' dimensions; validation chooses one of the values",
+        description="r as a share of the mean variance of the mapped vectors' dimensions; validation chooses",
     )
 
     def build(self, task: TrainingTask) -> Solver:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import WIDTHS, chromium, find_accessibility_errors
+from tests.browser import SCREENS, chromium, find_accessibility_errors
 from tests.eval.report.test_report import EVIL, World, world
 from vse.eval.report.report import write_report
 
@@ -87,8 +87,7 @@ def test_on_a_phone_each_column_of_a_table_can_be_scrolled_to(world: World, chro
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_the_report_is_accessible(world: World, chromium: Any, width: int, scheme: str) -> None:
     for path in (write_two(world), write_report([world.result(noise=0.9)], world.folder / "one.html", gallery=True)):
         page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)

@@ -173,7 +173,7 @@ def finish(processes: list[ForkServerProcess], files: list[Path]) -> tuple[list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_signal_to_any_process_ends_all_with_a_checkpoint_that_any_number_resumes(
     rank: int, cache: Path, tmp_path: Path
 ) -> None:
@@ -193,13 +193,13 @@ def test_a_signal_to_any_process_ends_all_with_a_checkpoint_that_any_number_resu
         assert_close(state(tmp_path / "one")["rows"], state(tmp_path / run)["rows"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rank", "number"),
     [
         (1, signal.SIGKILL),
-        pytest.param(1, signal.SIGSTOP, marks=pytest.mark.nightly),
-        pytest.param(0, signal.SIGSTOP, marks=pytest.mark.nightly),
+        (1, signal.SIGSTOP),
+        (0, signal.SIGSTOP),
     ],
 )
 def test_a_process_that_does_not_answer_is_named_and_ends_the_others(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.browser import WIDTHS, chromium, find_accessibility_errors
+from tests.browser import SCREENS, WIDTHS, chromium, find_accessibility_errors
 from tests.training.serve.conftest import MANY, running
 from vse.training.options import RunFileOptions
 from vse.training.serve.answers import ServedRuns
@@ -102,8 +102,7 @@ def test_two_models_stand_side_by_side_and_one_fills_the_screen(chromium: Any, u
     opened.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_the_pages_are_accessible(chromium: Any, url: str, width: int, scheme: str, photo: Path) -> None:
     opened = Opened(chromium, url, viewport={"width": width, "height": 900}, color_scheme=scheme)
     assert find_accessibility_errors(opened.page) == []
