@@ -121,7 +121,7 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     texts = {
         str(name): column.map(escape_csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)
     }
-    return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.2f", lineterminator="\n"))
+    return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.4f", lineterminator="\n"))
 
 
 class PrintedTable(NamedTuple):

@@ -121,8 +121,8 @@ def test_metrics_of_several_seeds_have_deviations(tmp_path: Path) -> None:
 def test_cells_without_figures_are_blank(tmp_path: Path) -> None:
     files = [made(tmp_path / f"{k}.json", protocols) for k, protocols in enumerate((["full"], ["sentence"]))]
     lines = write_table(build_summary(files), tmp_path / "t.csv").read_text().splitlines()
-    assert lines[1].endswith(",290.00,,,,,")
-    assert lines[2] == "demo,1,test,sentence,2000,10000,1,1" + 15 * "," + "30.00,50.00,75.00,3.00,9.50"
+    assert lines[1].endswith(",290.0000,,,,,")
+    assert lines[2] == "demo,1,test,sentence,2000,10000,1,1" + 15 * "," + "30.0000,50.0000,75.0000,3.0000,9.5000"
     assert pd.read_csv(tmp_path / "t.csv")["protocol"].tolist() == ["full", "sentence"]
     text = SummaryTable("summary").write(build_summary(files), tmp_path / "t.tex").read_text()
     assert " & 290.0 &  &  &  &  \\\\" in text
