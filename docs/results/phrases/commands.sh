@@ -50,7 +50,6 @@ list="network phrase_network_effnet
 network_truth phrase_network_truth_effnet
 network_linear phrase_network_linear_effnet
 network_coordinates phrase_network_effnet --set solver.coordinates=appended
-network_after_first phrase_network_effnet --set model.image_encoder.batch_norm=after_first --set model.caption_encoder.batch_norm=after_first
 embedding phrase_embedding_effnet"
 {
   echo "cca 0 phrase_cca_effnet"
@@ -69,7 +68,7 @@ for number in 36 200; do
   done
 done
 
-# Variants of the embedding network: features and training in bf16
+# Variants of the embedding network: features and training in bf16; and of the similarity network: features in bf16, training in fp32
 out=features/${dataset}_boxes_bf16.h5
 [ -f "$out" ] || vse-extract boxes --dataset "data/$dataset/dataset.json" --feature boxes_effnet_levels --set "boxes=$2" \
   --set precision=bf16 --out "$out"
@@ -79,11 +78,15 @@ for seed in 0 1 2; do
   boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding_truth "$seed" phrase_embedding_truth_effnet
   boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding_truth_single "$seed" phrase_embedding_truth_single_effnet
   boxes=boxes_bf16 precision=bf16 suffix=_bf16 train embedding_linear_truth_single "$seed" phrase_embedding_linear_truth_single_effnet
+  boxes=boxes_bf16 suffix=_bf16 train network "$seed" phrase_network_effnet
+  boxes=boxes_bf16 train network_after_first "$seed" phrase_network_effnet \
+    --set model.image_encoder.batch_norm=after_first --set model.caption_encoder.batch_norm=after_first
 done
 bf16_names="sampling embedding_truth embedding_truth_single embedding_linear_truth_single"
 for name in $bf16_names; do
   vse-eval runs/${dataset}_${name}_bf16/seed-*/test.h5 --out "$results/$name.json"
 done
+vse-eval runs/${dataset}_embedding_bf16/seed-*/test.h5 --out "$results/embedding_bf16.json" # for its card alone
 while read -r one other; do
   vse-eval --compare runs/${dataset}_"$one"_bf16/seed-*/test.h5 runs/${dataset}_"$other"_bf16/seed-*/test.h5 \
     --out "$results/${one}_vs_$other.json"
@@ -94,15 +97,16 @@ embedding_truth embedding_truth_single
 embedding_truth_single embedding_linear_truth_single
 END
 
-names="edge_boxes_36 edge_boxes_200 cca $(echo "$list" | cut -d ' ' -f 1 | tr '\n' ' ')"
+names="edge_boxes_36 edge_boxes_200 cca $(echo "$list" | cut -d ' ' -f 1 | tr '\n' ' ') network_after_first"
 for name in $names; do evaluate "$name"; done
 compare network embedding
 compare network network_truth
 compare network network_linear
 compare network_coordinates network
-compare network_after_first network
+vse-eval --compare runs/${dataset}_network_after_first/seed-*/test.h5 runs/${dataset}_network_bf16/seed-*/test.h5 \
+  --out "$results/network_after_first_vs_network.json"
 compare edge_boxes_200 edge_boxes_36
 for table in summary cards; do
-  for name in $names $bf16_names; do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
+  for name in $names $bf16_names $([ $table = summary ] || echo embedding_bf16); do echo "$results/$name.json"; done | xargs vse-table "$table" --out "$results/$table.csv"
 done
 vse-table significance "$results"/*_vs_*.json --out "$results/comparisons.csv"
