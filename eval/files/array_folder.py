@@ -1,4 +1,4 @@
-"""Reader of embeddings in a folder of plain arrays: ``.npy`` files and tables of ids, or parquet tables of ids and vectors."""
+"""Reader of embeddings in a folder of ``.npy`` files and tables of ids, or of parquet tables with ids and vectors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ABOUT_FILE = "about.json"
 _TABLE_COLUMNS = {
     "images": {"image_id": "image_ids", "coco_id": "coco_ids"},
     "captions": {"caption_id": "caption_ids", "image_id": "caption_image_ids", "language": "caption_languages"},
-}  # for each table, a map from its columns of ids to the names of arrays in an embeddings file
-_VECTOR_COLUMNS = ("vector", "embedding")  # accepted names of a column of vectors
-# Files up to this size are read into memory; larger ones are mapped, and truncating a mapped file kills the process.
+}  # for each table, the array in an embeddings file that corresponds to each column
+_VECTOR_COLUMNS = ("vector", "embedding")  # accepted names for a column of vectors
+# Files up to this size are read into memory. Larger files are mapped; if another program truncates a mapped file, we crash.
 MAX_IN_MEMORY_BYTES = 2**27
 
 
 class FolderArrays(NamedTuple):
-    """The arrays and attributes in a folder, by their names in an embeddings file, and the files that were read."""
+    """The arrays and attributes in a folder, by their names in embeddings files, and ``source``, the files that were read."""
 
     arrays: dict[str, NDArray[Any]]
     attributes: dict[str, Any]
@@ -37,16 +37,17 @@ class FolderArrays(NamedTuple):
 
 
 def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[str]) -> FolderArrays:
-    """Read arrays and attributes, named as in an embeddings file, from the plain files of a folder.
+    """Read the arrays and attributes of embeddings from the plain files of a folder.
 
-    An array lies in ``<name>.npy``. The ids may also be columns of ``images.csv`` or ``.parquet`` (``image_id``, ``coco_id``)
-    and of ``captions.csv`` or ``.parquet`` (``caption_id``, and ``image_id`` for the caption's image). The latter may have a
-    column ``language``. Without ids the rows are numbered from 0. A parquet table may also have a column ``vector`` or
-    ``embedding``, with a list of numbers in each row. ``about.json`` has the attributes. Defaults are the folder's name for
-    ``dataset``, ``test`` for ``split``, and ``cosine`` for ``similarity`` (``scores`` if the folder has scores).
+    ``names`` and ``attributes`` are the names that they have in an embeddings file. Each array is a file ``<name>.npy``. Ids
+    may also be in two CSV or parquet tables: ``images`` with the columns ``image_id`` and ``coco_id``, and ``captions`` with
+    ``caption_id``, ``image_id`` (of the caption's image) and ``language``. Without ids the rows are numbered from 0. A parquet
+    table may also have a column ``vector`` or ``embedding``, with a list of numbers in each row. ``about.json`` has the
+    attributes. The default of ``dataset`` is the name of the folder, of ``split`` it is ``test``, and of ``similarity`` it is
+    ``cosine`` (``scores`` if the folder has scores).
 
     No file is unpickled. Scores and large matrices of float32 in C order are memory-mapped. The caller checks the values.
-    Raises UserError if a file has another form.
+    Raises UserError if a file cannot be read as described.
     """
     files: dict[str, InputFile] = {}
     arrays: dict[str, NDArray[Any]] = {}
@@ -82,7 +83,7 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
 
 
 def _read_array(file: InputFile) -> NDArray[Any]:
-    """Return the array of a ``.npy`` file, never a pickle. Large matrices and scores are memory-mapped if possible."""
+    """Return the array of a ``.npy`` file without unpickling. Large matrices and scores are memory-mapped if possible."""
     stream = file.stream
     with wrap_read_errors(file.path, "an array of numbers as numpy.save writes it"):
         version = np.lib.format.read_magic(stream)
@@ -104,7 +105,7 @@ def _read_array(file: InputFile) -> NDArray[Any]:
 def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
     """Return the ids and vectors of a table as a dict of arrays.
 
-    ``columns`` maps each column of ids to the key of its array. ``vectors`` is the key of the vectors.
+    In this dict, ``vectors`` is the key of the vectors. ``columns`` maps each column of ids to the key of its array.
     """
     import pandas as pd
 

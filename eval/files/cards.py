@@ -1,6 +1,7 @@
-"""Cards: the facts that a reader needs to compare two results, the facts in which they differ, and the names of models.
+"""The card of a result, a list of facts about its training; the facts in which two models differ; and the names of models.
 
-A card is built from the provenance of a result. The provenance comes from ``run.json``; without it the settings are unknown.
+All facts come from the provenance of a result: the features, settings and versions that ``run.json`` records. A result without
+this record has unknown settings.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _CHANGED_SETTING_PATTERN = re.compile(r"([^:]+): .* -> (.*)", re.DOTALL)
 
 
 def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
-    """Return the name of a model in tables: its label (``vse-train --name``), or its experiment and its changed settings.
+    """Return the name of a model in tables: the name of ``vse-train --name``, or the experiment with its changed settings.
 
-    For example, ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin; changed features are left out.
+    For example, ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin. Other features are not part of the name.
     """
     config = provenance.get("config")
     label = config.get("label") if isinstance(config, Mapping) else None
@@ -34,7 +35,7 @@ def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
 
 
 def changes_suffix(provenance: Mapping[str, Any]) -> str:
-    """Return e.g. ``[margin=0.1]`` for the settings that differ from the preset, or an empty text."""
+    """Return the settings that differ from the preset as a text such as ``[margin=0.1]``; an empty text if none differs."""
     changes = [match.groups() for text in list_changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
     named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
     last = [key.rpartition(".")[2] for key in named]
@@ -48,7 +49,7 @@ def list_changed_settings(provenance: Mapping[str, Any]) -> list[str]:
     return [text for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []
 
 
-# Settings that name or list experiments, and settings that affect only speed or memory.
+# Settings that two models may differ in: names and lists of experiments, and settings that affect only speed or memory.
 _IGNORED_SETTINGS = {
     *("name", "about", "title", "label", "rows", "seeds", "protocols", "ensemble_of", "images.workers"),
     *("train.precision", "train.features_in_memory", "train.memory_gb", "train.save_minutes"),
@@ -59,9 +60,9 @@ _N_KEY_CHARACTERS = 8
 
 
 def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts of a run as texts: features, epochs, selection, seconds, processor, precision and changed settings.
+    """Return the facts about a run as texts: features, epochs, selection, seconds, processor, precision, changed settings.
 
-    ``selection`` is the rule by which the best epoch was selected. A fact that is not recorded is ``unknown``.
+    ``selection`` is the rule that selected the best epoch. A fact that is not recorded is ``unknown``.
     """
     training = _get_mapping(provenance, "training")
     train = _get_mapping(_get_mapping(provenance, "config"), "train")
@@ -80,7 +81,7 @@ def list_differing_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Dif
     """Return the facts in which two models differ: settings, features, processor, precision, noise and selection.
 
     ``a`` and ``b`` are the provenances of the models. Settings that name an experiment, or that affect only speed or memory,
-    are left out. A fact that one model lacks is ``-``.
+    are left out. If a model lacks a fact, its value is ``-``.
     """
     first, second = (dict(_list_facts(provenance)) for provenance in (a, b))
     names = [*first, *(name for name in second if name not in first)]

@@ -1,4 +1,4 @@
-"""Reader and writer of the file of embeddings or scores of a split. Any program can write this file (docs/formats.md)."""
+"""Reader and writer of files with the embeddings or scores of a split. Any program can write such files (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _COUNT_NAMES = ("n_phrases", "n_regions")
 _OPTIONAL_ID_NAMES = ("coco_ids", "caption_languages", *_COUNT_NAMES)
 _BYTES_BY_HASH_NAME = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTION_HASH_BYTES}
 _N_ROWS_PER_CHECK = 4096  # number of rows of a matrix that are checked at once
-_MIN_SCORE_SIZE = 2.0**-100  # lowest accepted absolute score; below 2**-126, the smallest normal float32, scores may become 0
+_MIN_SCORE_SIZE = 2.0**-100  # lowest accepted score; below 2**-126, the smallest normal float32, a score may become 0
 _ATTRIBUTE_NAMES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on", "fold", "languages")
 _OPTIONAL_ATTRIBUTES = ("experiment", "seed", "provenance", "trained_on", "fold", "languages")
 EMBEDDINGS_KIND = hdf5_kind(
@@ -65,7 +65,7 @@ EMBEDDINGS_KIND = hdf5_kind(
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
-    """Write the file atomically and return ``path``. For scores that do not fit into memory see :func:`write_scores`."""
+    """Write embeddings or scores to a file atomically, and return ``path``. :func:`write_scores` needs less memory."""
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
         hashes = _write_ids_and_vectors(file, embeddings)
@@ -86,15 +86,16 @@ def write_scores(
     t2i: ScoreBlocks | None = None,
     provenance: Callable[[], str] | None = None,
 ) -> Path:
-    """Write a file of scores that a model computes, block by block and atomically; return ``path``.
+    """Write the scores that a model computes block by block to a file, and return ``path``.
 
-    Raises UserError if scores are not finite; the message names the image row. After an error ``path`` is unchanged.
+    The file is written atomically: after an error ``path`` is unchanged. Raises UserError if scores are not finite; the
+    message names the image row.
 
     Parameters
     ----------
-    embeddings : ids and attributes of the file, without scores, and optionally vectors of captions for sentence retrieval
-    i2t : scores for image-to-text retrieval, stored as ``scores_i2t``; without ``t2i`` they serve both directions, and are
-        stored as ``scores``
+    embeddings : ids and attributes of the file, without scores; optionally with vectors of captions for sentence retrieval
+    i2t : scores for image-to-text retrieval, stored as ``scores_i2t``; without ``t2i`` these scores serve both directions, and
+        are stored as ``scores``
     t2i : scores for text-to-image retrieval, stored as ``scores_t2i``; each block is requested after the block of ``i2t``
     provenance : function that returns the provenance, called after the last score was computed
     """
@@ -123,11 +124,11 @@ def write_scores(
 
 
 def read_embeddings(path: Path) -> Embeddings:
-    """Read and check a file, or a folder of arrays (see :func:`vse.eval.files.array_folder.read_array_folder`).
+    """Read and check a file of embeddings, or a folder (see :func:`vse.eval.files.array_folder.read_array_folder`).
 
-    Vectors are read into memory if all arrays take up to 128 MiB; in a larger file, contiguous matrices of float32 are
-    memory-mapped. Scores are always memory-mapped if possible. Raises UserError if an array or attribute is missing, if
-    an array has the wrong shape or is not finite, or if ids are duplicate.
+    If all arrays together have up to 128 MiB, vectors are read into memory. In a larger file, contiguous matrices of float32
+    are memory-mapped. Scores are always memory-mapped if possible. Raises UserError if an array or attribute is missing, if an
+    array has the wrong shape or is not finite, or if ids are duplicate.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file")
@@ -160,7 +161,7 @@ def read_embeddings(path: Path) -> Embeddings:
 def build_embeddings(
     path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any], source: InputFile | InputFolder | None = None
 ) -> Embeddings:
-    """Build and check embeddings or scores from arrays and attributes by name. Error messages name ``path``."""
+    """Build embeddings or scores from named arrays and attributes, and check them. Error messages name ``path``."""
     attributes = {name: parse_attribute(path, name, value) for name, value in attributes.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in _ID_NAMES}
@@ -175,12 +176,12 @@ def build_embeddings(
 
 
 def experiment_name(path: Path, metadata: FileMetadata) -> str:
-    """Return the experiment of a file or, if the file names none, the name of the file without its suffix."""
+    """Return the experiment that a file names or, without such a name, the name of the file without its suffix."""
     return path.stem if metadata.experiment is None else metadata.experiment
 
 
 def find_dataset_file(file: Path, run: FileMetadata) -> Path | None:
-    """Return the ``dataset.json`` that the provenance of the embeddings in ``file`` names; None if it names none."""
+    """Return the path of ``dataset.json`` that the provenance in ``run``, the content of ``file``, names; None without one."""
     captions = parse_provenance(run).get("captions")
     return resolve_path(file, captions) if isinstance(captions, str) else None
 
@@ -191,9 +192,9 @@ def resolve_path(file: Path, relative: str) -> Path:
 
 
 def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
-    """Return a file's provenance, a JSON text with features, settings and versions, as a dict.
+    """Return the provenance in a file's metadata, a JSON text with features, settings and versions, as a dict.
 
-    The dict is empty if the text is not JSON. JSON other than an object is returned under the key ``note``.
+    The dict is empty if the text is not JSON. If the JSON is not an object, the dict has its value under the key ``note``.
     """
     try:
         record = json.loads(metadata.provenance, parse_constant=lambda constant: None)  # JSON has no NaN and no infinities
@@ -203,7 +204,7 @@ def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
 
 
 def require_complete_scores(path: Path, metadata: FileMetadata, option: str) -> None:
-    """Raise UserError if a file has the model's scores only for a shortlist of pairs; ``option`` needs all scores."""
+    """Raise UserError if a file has only the scores of a shortlist of pairs; the message says that ``option`` needs all."""
     if "shortlist" in parse_provenance(metadata):
         raise UserError(
             f"{path}: the model scored only the pairs that can change a rank, and {option} needs all scores; leave it out, or "
@@ -216,7 +217,7 @@ def check_same_split(
 ) -> None:
     """Raise UserError if two files differ in data set, split, ids, images or captions, or in one of ``attributes``.
 
-    The ids must also have the same order. Attributes and hashes of the data are compared only if both files have them.
+    The ids must be in the same order. An attribute, or a hash of the data, is compared only if both files have it.
     """
     check_same_attributes(first_path, first, path, embeddings, ("dataset", "split", *attributes))
     has_coco_ids = first.coco_ids is not None and embeddings.coco_ids is not None
@@ -246,7 +247,7 @@ def _collect_attributes(embeddings: Embeddings) -> dict[str, Any]:
 
 @contextmanager
 def _create_hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
-    """Yield a new HDF5 file whose content goes to ``stream``, which must be readable as well."""
+    """Yield a new HDF5 file that writes its content to ``stream``. The stream must be readable, too."""
     with open(os.dup(stream.fileno()), "r+b") as both, h5py.File(both, "w") as file:
         yield file
 

@@ -1,4 +1,4 @@
-"""People's judgements of pairs of an image and a caption: the files of Flickr8k, and TREC qrels.
+"""Readers of files in which people judge pairs of an image and a caption: the files of Flickr8k, and TREC qrels.
 
 Hodosh, Young and Hockenmaier, "Framing Image Description as a Ranking Task", JAIR 2013, collected the judgements of Flickr8k.
 """
@@ -24,7 +24,7 @@ from vse.pipeline.files.inputs import InputFile
 
 log = logging.getLogger(__name__)
 _N_LISTED_IDS = 5  # number of unknown ids in a message
-_MAX_BAD_SHARE = 0.01  # with a larger share of unreadable lines, the file is rejected as another kind
+_MAX_BAD_SHARE = 0.01  # a file with a larger share of unreadable lines is rejected
 _TREC_ID = re.compile(r"(image|caption)-(-?\d{1,18})")  # ids in the files of vse-eval --trec
 
 
@@ -36,10 +36,10 @@ class Judgements:
     ----------
     kind : the kind of the file: ``expert``, ``crowd`` or ``qrels``
     image_ids, caption_ids : (n_pairs,) ids of the image and of the caption of each pair
-    ratings : (n_pairs, n_raters) the answers of the raters: scores from 1 to 4 of experts, the share of yes of a crowd, or the
-        grade in qrels
-    grades : (n_pairs,) integers from 0: the sum of three experts' scores minus 3, the percentage of yes, or the grade in qrels
-    right_from : the lowest grade of a pair that counts as right
+    ratings : (n_pairs, n_raters) scores from 1 to 4 of three experts, the share of a crowd that says yes, or the grade in
+        qrels
+    grades : (n_pairs,) integers from 0: the sum of the experts' scores minus 3, the percentage of yes, or the grade in qrels
+    right_from : a pair counts as right from this grade on
     path : the file
     facts : the facts about the judgements for a result file, such as the SHA-256 of ``path``
     """
@@ -56,10 +56,10 @@ class Judgements:
 
 @dataclass(frozen=True)
 class _FileKind:
-    """A kind of judgement file, whose lines are fields between blanks.
+    """A kind of judgement file. A line of the file judges one pair, and blanks separate its ``n_fields`` fields.
 
-    ``columns`` describes the fields in errors. ``pair`` and ``ratings`` return the two names and the ratings in the fields of
-    a line. ``grade`` returns the grade for ratings.
+    ``columns`` describes the fields in error messages. ``pair`` returns the two names in the fields of a line, and ``ratings``
+    the ratings. ``grade`` returns the grade of a pair from its ratings. ``right_from`` is as in :class:`Judgements`.
     """
 
     n_fields: int
@@ -98,13 +98,13 @@ FILE_KINDS = {
 
 
 def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file: Path | None) -> Judgements:
-    """Read the judged pairs of a file; only pairs whose image and caption are in the ``embeddings`` are returned.
+    """Read the judged pairs of a file whose image and caption are in the ``embeddings``.
 
-    Pairs with an unknown id are left out and counted, and a warning lists some of them. The same holds for lines that cannot
-    be read, unless they are more than 1%. ``dataset_file`` is the ``dataset.json`` that maps names of files, such as
-    ``1.jpg`` and ``1.jpg#2``, to ids; None if it is not known.
+    Other pairs are left out and counted, and a warning lists some of them. Lines that cannot be read are also left out and
+    counted. ``dataset_file`` is the ``dataset.json`` in which names such as ``1.jpg`` and ``1.jpg#2`` are looked up; None if
+    it is not known.
 
-    Raises UserError if the file is of another kind, or if no pair is in the embeddings.
+    Raises UserError if more than 1% of the lines cannot be read, or if no pair is in the embeddings.
     """
     file = InputFile(path)
     lines = file.read().decode("utf-8", "replace").splitlines()
@@ -154,7 +154,7 @@ def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file:
 
 
 class _IdFinder:
-    """A function that maps the two names of a pair to the ids of its image and its caption; None if one is not in the split.
+    """A function that maps the two names of a pair to the ids of its image and caption, or to None if one is not in the split.
 
     A name is an id (``12``), a TREC id (``image-12``, ``caption-34``), the name of an image file (``1.jpg``), or the name of
     an image file with the index of a caption (``1.jpg#2``). If both names are ids, the first one belongs to the image.
@@ -203,8 +203,8 @@ def _list_ids_by_name(dataset: Dataset) -> dict[str, int]:
 def read_judgement_files(options: AllEvaluateOptions, file: Path, run: Embeddings) -> dict[str, Judgements]:
     """Return the judgements that the options name, by protocol, such as ``judged-expert``.
 
-    ``run`` are the embeddings of the complete test set, and ``file`` is their file. Unless the options name a
-    ``dataset.json``, the one that the embeddings name is used.
+    ``run`` are the embeddings of the complete test set in ``file``. If the options name no ``dataset.json``, the path of
+    ``dataset.json`` in the embeddings is used.
     """
     files = parse_judgement_files(options.judgements, options.qrels)
     if options.dataset is not None and not files:
@@ -214,9 +214,9 @@ def read_judgement_files(options: AllEvaluateOptions, file: Path, run: Embedding
 
 
 def parse_judgement_files(options: Iterable[str], qrels: Path | None) -> dict[str, Path]:
-    """Return the file of each kind of judgements. ``options`` are texts such as ``expert=FILE`` or ``expert=FILE,crowd=FILE``.
+    """Return the path of each kind of judgements in options such as ``expert=FILE`` or ``expert=FILE,crowd=FILE``.
 
-    Raises UserError for an unknown kind, or for two files of one kind.
+    ``qrels`` is the file of the kind ``qrels``, or None. Raises UserError for an unknown kind, or for two files of one kind.
     """
     given = [("qrels", str(qrels))] if qrels else []
     for text in [part for option in options for part in option.split(",")]:

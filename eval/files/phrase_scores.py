@@ -1,4 +1,4 @@
-"""The file of phrase scores, with the score of each phrase with each candidate box, and the ranks of the right boxes."""
+"""Reader and writer of phrase scores (the score of each phrase with each candidate box), and the ranks of the right boxes."""
 
 from __future__ import annotations
 
@@ -41,23 +41,24 @@ _BYTES_BY_HASH_NAME = {"photo_hashes": PHOTO_HASH_BYTES, "caption_hashes": CAPTI
 _ATTRIBUTE_NAMES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")
 _REQUIRED_ATTRIBUTES = ("dataset", "split")
 _MAX_ROWS = 100_000_000  # candidates or phrases in a file
-_MAX_TYPES = 1000  # different texts in the types of a file
+_MAX_TYPES = 1000  # different types of phrases in a file
 
 
 @dataclass(frozen=True, eq=False)
 class PhraseScores:
     """The phrases of a split, with the scores and boxes of the candidates of each phrase.
 
-    Boxes are x1, y1, x2, y2 in pixels of the original image, with x2 and y2 exclusive. Attributes that are not listed are as
-    in :class:`vse.eval.files.split.Embeddings`.
+    Boxes are x1, y1, x2, y2 in pixels of the original image, with x2 and y2 exclusive. The other attributes are described in
+    :class:`vse.eval.files.split.Embeddings`.
 
     Attributes
     ----------
     phrase_ids : (n_phrases,) index of each phrase among all phrases of the data set, in the order of ``dataset.json``
     image_ids, caption_ids : (n_phrases,) ids of the image and of the caption of each phrase
-    offsets : (n_phrases + 1,) row of each phrase's first candidate in ``scores`` and ``boxes``, and at the end n_candidates
+    offsets : (n_phrases + 1,) row in ``scores`` and ``boxes`` of each phrase's first candidate; the last number is
+        n_candidates
     scores, boxes : (n_candidates,) score and (n_candidates, 4) box of each candidate
-    truth : (n_phrases, 4) ground-truth box of each phrase; NaN if it has none
+    truth : (n_phrases, 4) ground-truth box of each phrase; NaN for a phrase without such a box
     types : (n_phrases,) texts such as ``people``; several types of a phrase are joined by ``/``
     photo_hashes, caption_hashes : (n_phrases, 32) and (n_phrases, 8) hashes of each phrase's image and caption, as in
         :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
@@ -101,7 +102,7 @@ class PhraseScores:
 
 
 def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
-    """Write the file atomically and return ``path``. Raises ValueError if the reader would reject these values."""
+    """Write phrase scores to a file atomically, and return ``path``. Raises ValueError if the reader would reject the file."""
     try:
         _check_values(path, scores)
     except UserError as error:
@@ -121,7 +122,10 @@ def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
 
 
 def read_phrase_scores(path: Path) -> PhraseScores:
-    """Read and check a file. Raises UserError if an array is missing, not finite or of a wrong shape, or ids are duplicate."""
+    """Read and check a file of phrase scores.
+
+    Raises UserError if an array is missing, not finite or of a wrong shape, or if ids are duplicate.
+    """
     if not path.exists():
         raise UserError(f"{path}: no such file")
     source = InputFile(path)
@@ -177,7 +181,7 @@ def _collect_attributes(scores: PhraseScores) -> dict[str, Any]:
 
 
 def _content_hash(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the stored content. ``types`` are hashed as UTF-8, with a line feed after each text."""
+    """Return the SHA-256 of arrays and attributes. ``types`` are hashed as UTF-8, with a line feed after each text."""
     texts = np.frombuffer("".join(f"{text}\n" for text in arrays["types"].tolist()).encode(), np.uint8)
     return hash_content({name: hash_array(values) for name, values in {**arrays, "types": texts}.items()}, attributes)
 
@@ -268,7 +272,7 @@ def _raise_if_wrong(path: Path, name: str, wrong: NDArray[np.bool_], why: str, r
 
 
 MISSED_RANK = np.iinfo(np.int64).max  # the rank of a phrase without a right candidate
-_MAX_CANDIDATES = 2**19  # candidates in a block of phrases
+_MAX_CANDIDATES = 2**19  # candidates of the phrases that are ranked at once
 
 
 class PhraseRanks(NamedTuple):
@@ -276,8 +280,8 @@ class PhraseRanks(NamedTuple):
 
     Attributes
     ----------
-    ranks : (n_phrases,) number of wrong candidates that score at least as high as the best right one; ``MISSED_RANK`` if no
-        candidate is right
+    ranks : (n_phrases,) number of wrong candidates that score at least as high as the best right candidate; ``MISSED_RANK`` if
+        no candidate is right
     best_iou : (n_phrases,) IoU of the best-scoring candidate; the lowest IoU if several tie, and 0 without candidates
     """
 
@@ -302,7 +306,7 @@ def rank_phrases(
     truth: Float[np.ndarray, "n_phrases 4"],
     iou: float,
 ) -> PhraseRanks:
-    """Return the ranks of right boxes. A candidate is right if its IoU with the true box is at least ``iou``.
+    """Rank the right boxes of each phrase. A candidate is right if its IoU with the true box is at least ``iou``.
 
     The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. A phrase without a true box (its
     ``truth`` is NaN) gets the rank ``MISSED_RANK``.
@@ -335,7 +339,7 @@ def rowwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"
 def _split_into_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
     """Yield consecutive slices of the phrases, each with the slice of their candidates.
 
-    A slice has at most ``_MAX_CANDIDATES`` candidates, unless it is a single phrase with more.
+    A slice has at most ``_MAX_CANDIDATES`` candidates, except a slice with a single phrase.
     """
     start, n_phrases = 0, len(offsets) - 1
     while start < n_phrases:

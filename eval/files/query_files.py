@@ -1,4 +1,4 @@
-"""Writers of files with the answers to each query: a table, and the run and qrels files of trec_eval, ranx and ir_measures."""
+"""Writers of the answers to each query: a table, or run and qrels files for trec_eval, ranx and ir_measures."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TREC_KIND = OutputKind(
 
 
 class FoldAnswers(NamedTuple):
-    """The best answers in one direction of a fold. ``fold`` is a 0-based index. ``seed`` is None if the seed is not known."""
+    """The best answers to the queries of one direction of a fold. ``fold`` is a 0-based index. An unknown ``seed`` is None."""
 
     seed: int | None
     protocol: str
@@ -49,18 +49,18 @@ class FoldAnswers(NamedTuple):
 
 
 def check_query_table_path(out: Path, inputs: Iterable[Path] = ()) -> None:
-    """Raise UserError if ``out`` cannot be written as a table of queries, or is one of the ``inputs``."""
+    """Raise UserError if a table of queries cannot be written to ``out``, or if ``out`` is one of the ``inputs``."""
     check_output(out, csv_kind(_TABLE_DESCRIPTION, *_TABLE_COLUMNS) if out.suffix == ".csv" else _PARQUET_KIND, inputs)
     if out.suffix not in _TABLE_SUFFIXES:
         raise UserError(f"{out}: the file of queries is written as {' or '.join(_TABLE_SUFFIXES)}")
 
 
 def write_query_table(out: Path, folds: Iterable[FoldAnswers]) -> Path:
-    """Write a row per query, atomically, and return ``out``.
+    """Write a table with a row per query atomically, and return ``out``.
 
-    The columns are ``seed``, ``protocol``, ``fold``, ``direction``, ``query_id``, ``rank`` (0-based, with ties against the
+    The columns are ``seed``, ``protocol``, ``fold``, ``direction``, ``query_id``, ``rank`` (0-based; ties count against the
     model), ``right_id``, ``right_score``, ``wrong_id`` and ``wrong_score``. The last four columns have the best right and the
-    best wrong answer; values are missing if there is no wrong answer.
+    best wrong answer. A query without a wrong answer has missing values.
     """
     import pandas as pd
 
@@ -96,7 +96,7 @@ def _build_query_rows(fold: FoldAnswers) -> pd.DataFrame:
 
 
 def check_trec_folder(folder: Path, inputs: Sequence[Path] = ()) -> None:
-    """Raise UserError if ``folder`` is not a folder, or if an input or a file of another kind would be replaced."""
+    """Raise UserError if ``folder`` is a file, or if the TREC files would replace an input or a file of another kind."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: run files are written to a folder, but this is not one")
     for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):
@@ -105,12 +105,12 @@ def check_trec_folder(folder: Path, inputs: Sequence[Path] = ()) -> None:
 
 
 def write_trec_files(folder: Path, seed_embeddings: Sequence[Embeddings], depth: int) -> list[Path]:
-    """Write qrels and run files for the seeds of a model, over the complete split, and return their paths.
+    """Write the right answers (qrels) and the ranked lists (run files) of a model on the complete split; return the paths.
 
-    ``i2t.qrels`` and ``t2i.qrels`` have the right answers: the captions of each image, and the image of each caption.
-    ``i2t.run`` and ``t2i.run`` have the best ``depth`` answers to each query; 0 lists all. With several seeds these files are
-    named ``i2t-<seed>.run`` and ``t2i-<seed>.run``. Answers with equal scores are listed with the wrong ones first, and their
-    scores are lowered a little (:func:`vse.eval.ranking.answers.break_ties`).
+    ``i2t.qrels`` and ``t2i.qrels`` have the captions of each image, and the image of each caption. ``i2t.run`` and ``t2i.run``
+    have the best ``depth`` answers to each query; 0 lists all. With several seeds the run files are named ``i2t-<seed>.run``
+    and ``t2i-<seed>.run``. Among answers with equal scores, wrong answers come first, and the scores are lowered so that they
+    are no longer equal (:func:`vse.eval.ranking.answers.break_ties`).
     """
     check_trec_folder(folder)
     first = seed_embeddings[0]

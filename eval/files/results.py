@@ -1,4 +1,4 @@
-"""Schemas and readers of the JSON files that ``vse-eval`` writes: results and comparisons; the identity of a test split."""
+"""Schemas and readers of the JSON files that ``vse-eval`` writes: results of one model, and comparisons of two models."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class SplitIdentity(BaseModel):
 
     Attributes
     ----------
-    ids : kind of the hashed ids: ``coco_ids`` or ``image_ids``
+    ids : the array whose ids are hashed: ``coco_ids`` or ``image_ids``
     sha256 : SHA-256 of the sorted ids as a canonical JSON list
-    name : name of the published test split with these images, e.g. ``karpathy``; None if it is unknown
+    name : name of the published test split with these images, e.g. ``karpathy``; None without such a split
     """
 
     ids: str
@@ -73,7 +73,7 @@ def _read_known_splits(dataset: str) -> Iterator[tuple[str, str]]:
 
 RESULT_KIND = json_kind("a result of vse-eval", "version", "dataset", "split", "seeds", "protocols")
 COMPARISON_KIND = json_kind("a comparison of vse-eval", "version", "dataset", "split", "comparisons")
-UNSAVED_RESULT_PATH = Path("result.json")  # the path used in place of a result file that is not written
+UNSAVED_RESULT_PATH = Path("result.json")  # stands for the path of a result that is not written to a file
 RESULT_VERSION = 1
 COMPARISON_VERSION = 1
 
@@ -99,10 +99,10 @@ _FoldMetrics = dict[str, Metric | dict[str, Metric]]
 class ProtocolMetrics(BaseModel):
     """The metrics of a protocol.
 
-    ``directions`` has the metrics of each direction. In a file there is no such key: each direction, such as ``i2t``, is a key
-    of the protocol itself. ``rsum`` and ``mean_recall`` summarise ``i2t`` and ``t2i``. ``ci95`` has the 95% intervals of all
-    metrics. The protocol ``phrase`` also has ``per_type``, the metrics of each type of phrases, and ``iou``, the lowest IoU at
-    which a candidate is right.
+    ``directions`` has the metrics of each direction. A result file has no key ``directions``: there, the directions such as
+    ``i2t`` are keys of the protocol. ``rsum`` and ``mean_recall`` summarise ``i2t`` and ``t2i``. ``ci95`` has the 95%
+    intervals of all metrics. The protocol ``phrase`` also has ``per_type``, the metrics of each type of phrases, and ``iou``:
+    a candidate box is right from this IoU on.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -137,7 +137,7 @@ class ProtocolMetrics(BaseModel):
         return self.metrics_over_directions.get(name, self.directions.get(direction, {}).get(rest))
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """Return the 95% interval of a metric such as ``i2t_r1``; None if the file has no interval of it."""
+        """Return the 95% interval of a metric such as ``i2t_r1``; None if the file does not have this interval."""
         direction, _, rest = name.partition("_")
         direction_intervals = self.ci95.get(direction)
         nested = direction_intervals.get(rest) if isinstance(direction_intervals, dict) else None
@@ -162,7 +162,7 @@ class EnsembleMember(BaseModel):
 class Combination(BaseModel):
     """The combination of an image-sentence model with a phrase model (see :mod:`vse.eval.protocols.ensemble`).
 
-    ``alpha`` is the weight of the phrase model's scores. ``rsum_val`` maps each weight that was tried to the rsum on the
+    ``alpha`` is the weight of the phrase model's scores. ``rsum_val`` maps each weight that was tried to its rsum on the
     validation split.
     """
 
@@ -173,10 +173,10 @@ class Combination(BaseModel):
 
 
 class Result(BaseModel):
-    """A result file.
+    """The content of a result file.
 
-    ``trained_on`` is the data set of the training, or None if the model was trained on ``dataset``. ``unfinished`` has the
-    embeddings ``file`` and the ``state`` of each run whose training did not finish. An unknown seed is None.
+    ``trained_on`` is the data set of the training, or None if the model was trained on ``dataset``. ``unfinished`` lists the
+    runs whose training did not finish: the path of the embeddings (``file``) and the ``state``. An unknown seed is None.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -217,9 +217,9 @@ class Result(BaseModel):
 
     @property
     def evaluation_suffix(self) -> str:
-        """The text that follows the name of the method: the language of the captions, or the correction of the scores.
+        """The text that tables append to a method's name: the language of the captions, or the correction of the scores.
 
-        For example `` (de)`` or `` + csls (bank train)``; blank without a language and a correction.
+        Examples are `` (de)`` and `` + csls (bank train)``. The text is blank without a language and without a correction.
         """
         if self.language is not None:
             return f" ({self.language})"
@@ -242,7 +242,7 @@ class ComparedMetric(BaseModel):
 class ComparedModel(BaseModel):
     """One of two compared models. Tables display ``name`` or, if ``name`` is empty, ``experiment``.
 
-    ``embeddings`` has the path (``file``) and the SHA-256 of the file of each seed.
+    ``embeddings`` has, for each seed, the path (``file``) and the SHA-256 of the embeddings.
     """
 
     experiment: str
@@ -252,10 +252,10 @@ class ComparedModel(BaseModel):
 
 
 class Comparison(BaseModel):
-    """A comparison file; ``comparisons`` maps each protocol to its compared metrics, nested like the metrics of a result.
+    """The content of a comparison file. ``comparisons`` has the metrics of each protocol, nested as in a result.
 
-    ``differing_facts`` lists what differs between the models (see :func:`vse.eval.files.cards.list_differing_facts`). It is
-    None in files of earlier versions.
+    ``differing_facts`` are the facts in which the models differ (see :func:`vse.eval.files.cards.list_differing_facts`); None
+    in files of earlier versions.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -276,12 +276,12 @@ _Protocol = TypeVar("_Protocol")
 
 
 def read_result(path: Path) -> Result:
-    """Read a result file. Raises UserError if it is another file, or was edited after ``vse-eval`` wrote it."""
+    """Read a result file. Raises UserError if the file is not a result, or was edited after ``vse-eval`` wrote it."""
     return _read_schema(path, RESULT_VERSION, "protocols", Result, "a result file of vse-eval")
 
 
 def read_comparison(path: Path) -> Comparison:
-    """Read a comparison file. Raises UserError if it is another file, or was edited after ``vse-eval`` wrote it."""
+    """Read a comparison file. Raises UserError if the file is not a comparison, or was edited after ``vse-eval`` wrote it."""
     return _read_schema(path, COMPARISON_VERSION, "comparisons", Comparison, "a comparison of vse-eval --compare")
 
 
@@ -302,17 +302,17 @@ def check_consistent_data(files: Sequence[tuple[Path, Result | Comparison]]) -> 
 
 
 def mean_and_std(metric: Metric | None) -> tuple[float, float]:
-    """Return a metric and its standard deviation over seeds; NaN for an unknown value."""
+    """Return a metric (its mean over seeds) and its standard deviation over seeds; NaN for an unknown value."""
     if isinstance(metric, SeedStatistics):
         return metric.mean, metric.std
     return (math.nan if metric is None else metric), math.nan
 
 
 def drop_repeated_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
-    """Return the protocols without repetitions.
+    """Return the protocols without those that would repeat the metrics of another protocol.
 
-    On a split of at most 1,000 images, ``1k`` is left out if ``full`` is present, and ``sentence-1k`` is left out if
-    ``sentence`` is present: the metrics are the same.
+    On a split of at most 1,000 images, ``1k`` is left out if ``full`` is present, and ``sentence-1k`` if ``sentence`` is
+    present.
     """
     folded = {"1k": "full", "sentence-1k": "sentence"}
     repeated = {name for name, whole in folded.items() if n_images <= N_IMAGES_PER_FOLD and whole in protocols}
@@ -320,7 +320,7 @@ def drop_repeated_protocols(protocols: Mapping[str, _Protocol], n_images: int) -
 
 
 def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
-    """Return the files that are not comparison files, and log a warning for each comparison file."""
+    """Return ``paths`` without comparison files, and log a warning for each comparison file."""
     kept = []
     for path in paths:
         content = read_json(path)
@@ -332,7 +332,7 @@ def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
 
 
 def drop_transductive_results(paths: Sequence[Path]) -> list[Path]:
-    """Return the files but those with a transductive correction, whose bank is the test split; log a warning for each."""
+    """Return ``paths`` without transductive results, whose scores were corrected by the test split; log a warning for each."""
     kept = []
     for path in paths:
         content = read_json(path)
@@ -347,7 +347,7 @@ def drop_transductive_results(paths: Sequence[Path]) -> list[Path]:
 
 
 def hash_file_content(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a file's content without the key ``sha256``, where files store the hash."""
+    """Return the SHA-256 of the content of a JSON file. The key ``sha256``, which stores this hash, is not hashed."""
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})
 
 

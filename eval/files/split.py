@@ -26,7 +26,7 @@ def split_identity(embeddings: Embeddings) -> SplitIdentity:
 
 @dataclass(frozen=True)
 class MeanScores:
-    """The mean of score matrices of one shape, computed when rows are read, with the dtype of the first matrix."""
+    """The mean of score matrices of one shape. It is computed when rows are read, and has the dtype of the first matrix."""
 
     score_matrices: Sequence[ScoreMatrix]
 
@@ -47,7 +47,7 @@ class MeanScores:
 
 @dataclass(frozen=True)
 class SelectedScores:
-    """Some rows (images) and columns (captions) of a score matrix, selected when they are read."""
+    """Some rows (images) and columns (captions) of a score matrix. They are selected when rows are read."""
 
     scores: ScoreMatrix
     image_rows: NDArray[np.int64]
@@ -79,9 +79,9 @@ ROW_FIELDS = (*_IMAGE_FIELDS, *_CAPTION_FIELDS)  # the arrays with a row per ima
 class Embeddings:
     """Embeddings or scores of a split.
 
-    A pair is scored by comparing ``images`` with ``captions``, or the scores of all pairs are given: ``scores``, or
-    ``scores_i2t`` and ``scores_t2i`` if scores depend on the direction. With scores, ``captions`` are optional vectors for
-    sentence retrieval.
+    Embeddings are the vectors ``images`` and ``captions``, and ``similarity`` scores a pair of them. Scores of all pairs are
+    ``scores`` or, if the score of a pair depends on the direction, ``scores_i2t`` and ``scores_t2i``. With scores,
+    ``captions`` may be vectors for sentence retrieval.
 
     Attributes
     ----------
@@ -90,21 +90,22 @@ class Embeddings:
     dataset, split : names of the data set and of its split
     images, captions : (n_images, dim) and (n_captions, dim) vectors
     scores, scores_i2t, scores_t2i : (n_images, n_captions)
-    pooled_images, pooled_captions : (n_images, dim) and (n_captions, dim) vectors by which a search selects pairs to score
+    pooled_images, pooled_captions : (n_images, dim) and (n_captions, dim) vectors by which a search selects the candidates
+        that the model scores
     bank_scores_images, bank_scores_captions : (n_images, n_bank_captions) and (n_captions, n_bank_images) scores with captions
         and images of the training split, for a correction of hubs (:mod:`vse.eval.protocols.correction`)
     experiment, seed : experiment and seed of the model, or None
     similarity : name of the similarity of two vectors; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
     provenance : JSON text with features, settings and versions
     trained_on : name of the data set of the training; None if it is ``dataset``
-    fold : fold of a cross-validation whose test images these are, e.g. ``0 of 5``, or None
+    fold : if the images are the test images of a fold of a cross-validation, its name such as ``0 of 5``; else None
     coco_ids : (n_images,) ids of the images in MS-COCO, or None
-    n_phrases, n_regions : (n_captions,) and (n_images,) numbers of phrases of each caption and of regions of each image, if
+    n_phrases, n_regions : (n_captions,) number of phrases of each caption, and (n_images,) number of regions of each image, if
         the scores compare phrases with regions; the score of a pair without phrases or without regions has no meaning
-    photo_hashes, caption_hashes : (n_images, 32) and (n_captions, 8), as in
+    photo_hashes, caption_hashes : (n_images, 32) hashes of photographs and (n_captions, 8) hashes of captions, as in
         :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
-    caption_languages, languages : (n_captions,) index of each caption's language in the list ``languages``, a text such as
-        ``en,de``; None if the languages are unknown
+    caption_languages, languages : (n_captions,) index of each caption's language in ``languages``, a list as a text such as
+        ``en,de``; both are None if the languages are unknown
     source : file or folder that was read, or None
     """
 
@@ -152,7 +153,7 @@ class Embeddings:
 
     @property
     def vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """The embeddings of images and captions; None if the file has scores."""
+        """The vectors of images and captions; None if there are scores instead."""
         if self.direction_scores("i2t") is not None or self.images is None or self.captions is None:
             return None
         return self.images, self.captions
@@ -164,13 +165,13 @@ class Embeddings:
         return self.pooled_images, self.pooled_captions
 
     def direction_scores(self, direction: str) -> ScoreMatrix | None:
-        """Return the stored scores (n_images, n_captions) of a direction; None if pairs are scored by comparing embeddings."""
+        """Return the stored scores (n_images, n_captions) of a direction; None if there are embeddings instead of scores."""
         if self.scores is not None:
             return self.scores
         return self.scores_i2t if direction == "i2t" else self.scores_t2i
 
     def score_blocks(self) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """Return the scores for image-to-text and text-to-image in blocks; None for text-to-image if both share scores."""
+        """Return the blocks of the image-to-text and of the text-to-image scores; the second is None if both share scores."""
         image_of_caption = torch.from_numpy(self.image_of_caption())
         if self.vectors is not None:
             images, captions = map(shared_tensor, self.vectors)
@@ -184,7 +185,7 @@ class Embeddings:
     def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
         """Return the embeddings or scores of some images and captions, given by their rows.
 
-        Scores are selected when they are read.
+        The rows and columns of scores are selected later, when scores are read.
         """
         selected: dict[str, Any] = {}
         for name in MATRIX_NAMES:
@@ -209,10 +210,10 @@ class Embeddings:
 
 
 def select_language(path: Path, embeddings: Embeddings, language: str) -> Embeddings:
-    """Return the captions in ``language``, and the images that have captions in every language of the file.
+    """Return the images that have captions in every language of the file, and their captions in ``language``.
 
-    The results of all languages are therefore measured on the same images. Raises UserError if the file does not have the
-    language, or if no image has captions in all languages.
+    The results of all languages are therefore measured on the same images. Raises UserError if the file has no captions in
+    ``language``, or if no image has captions in all languages.
     """
     names = (embeddings.languages or "").split(",")
     if embeddings.caption_languages is None:

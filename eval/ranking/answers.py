@@ -1,4 +1,4 @@
-"""The best answers to each query, from scores that are computed block by block; vectors that are read block by block."""
+"""Search of the best answers to each query in blocks of scores, and a reader of vectors in blocks."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def find_best_answers(i2t_scores: ScoreBlocks, t2i_scores: ScoreBlocks | None, r
     """Return the best answers in the directions ``i2t`` and ``t2i``. Each block of scores is computed once.
 
     ``i2t_scores`` and ``t2i_scores`` are the parameters ``i2t`` and ``t2i`` of
-    :func:`vse.eval.ranking.ranks.ranks_from_blocks`. ``ranks`` are the ranks of the same scores; they become part of
-    the answers.
+    :func:`vse.eval.ranking.ranks.ranks_from_blocks`. ``ranks``, the ranks by these scores, are copied into the answers.
     """
     image_of_caption = i2t_scores.image_of_caption
     for_images = _BestAnswersSoFar(i2t_scores.n_images, image_of_caption.device)
@@ -79,17 +78,17 @@ def find_sentence_answers(
 ) -> BestAnswers:
     """Return the ranks and best answers of captions that query all other captions.
 
-    Queries and answers are rows of ``captions``. The right answers to a caption are the other captions of the same image. A
-    caption that is the only one of its image is not a query. ``image_of_caption`` has the row of each caption's image.
-    Captions are always compared by the cosine, even if the model compares images with captions in another way (Wang et al.,
-    "Learning Two-Branch Neural Networks for Image-Text Matching Tasks", TPAMI 2018, section 5.5, Table 4). Raises UserError if
-    there is no query, or if a row is not finite.
+    Queries and answers are row indices of ``captions``. The right answers to a caption are the other captions of the same
+    image. If an image has one caption, this caption is not a query. ``image_of_caption`` has the row of each caption's image.
+    Captions are always compared by the cosine, even if the model compares images with captions by another similarity (Wang et
+    al., "Learning Two-Branch Neural Networks for Image-Text Matching Tasks", TPAMI 2018, section 5.5, Table 4). Raises
+    UserError if there is no query, or if a row is not finite.
     """
     check_finite("captions", captions)
     queries = torch.nonzero(torch.bincount(image_of_caption)[image_of_caption] > 1)[:, 0]
     if not len(queries):
         raise UserError("the protocol sentence needs images with two captions or more: here every image has one")
-    # Sort captions by image, so that the right answers to a block of queries are neighbours.
+    # Sort captions by image, so that the right answers to a block of queries are consecutive rows.
     order = torch.argsort(image_of_caption, stable=True)
     units, images = unit_rows(captions[order]), image_of_caption[order]
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
@@ -137,10 +136,10 @@ class RankedList(NamedTuple):
 
 
 def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
-    """Yield the best captions for each image that has captions of its own, image by image.
+    """Yield the best captions for each image that has captions, image by image.
 
-    At most ``depth`` captions are listed; 0 lists all. Among captions with the same score, wrong ones come first, then lower
-    rows.
+    At most ``depth`` captions are listed; 0 lists all. If scores are equal, wrong captions come before right captions, and
+    lower rows before higher rows.
     """
     for rows, own in rows_with_captions(blocks):
         image_of_own = blocks.image_of_caption[own]
@@ -160,7 +159,7 @@ def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
 def break_ties(scores: Scores) -> NDArray[np.float32]:
     """Return descending scores in float32 without ties, so that a program that sorts by score keeps the order.
 
-    A score that is not below the previous returned score is replaced by the float32 just below the previous returned score.
+    A score that is not below the previous score of the result is replaced by the next lower float32.
     """
     bits = np.clip(scores, -_MAX_ABSOLUTE_SCORE, _MAX_ABSOLUTE_SCORE).astype(np.float32).view(np.int32).astype(np.int64)
     # Map all float32 numbers, in ascending order, to consecutive integers; both zeros become 0.
@@ -204,9 +203,9 @@ class Corpus(Protocol):
 
 
 def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, Vectors]]:
-    """Yield the corpus in blocks of ``block`` rows, each with the index of its first row.
+    """Yield the rows of a corpus in blocks of ``block`` rows, each with the index of its first row.
 
-    Raises UserError if ``checked`` and a row is not finite.
+    With ``checked``, raises UserError if a row is not finite.
     """
     if block < 1:
         raise ValueError(f"blocks of {block} rows")

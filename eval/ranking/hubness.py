@@ -1,4 +1,6 @@
-"""Hubs are candidates near many queries. This module measures them, and corrects scores by a bank of other queries.
+"""Statistics of hubs (candidates near many queries), and corrections that lower the scores of hubs.
+
+A correction finds hubs by a bank: a set of other queries, such as the captions of the training split.
 
 Radovanović, Nanopoulos and Ivanović, "Hubs in Space", JMLR 2010 (k-occurrence); Conneau et al., "Word Translation Without
 Parallel Data", ICLR 2018 (CSLS); Smith et al., "Offline Bilingual Word Vectors, Orthogonal Transformations and the Inverted
@@ -20,12 +22,12 @@ from torch import Tensor
 
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, shared_tensor, split_into_slices
 
-OCCURRENCE_DEPTH = 10  # K of the K-occurrence, the number of queries for which a candidate is among the first K
-_MAX_BLOCK_SCORES = 2**24  # number of scores of candidates with a bank that are computed at once
+OCCURRENCE_DEPTH = 10  # the K-occurrence of a candidate is the number of queries for which it is among the first K
+_MAX_BLOCK_SCORES = 2**24  # largest number of scores that are computed at once
 
 
 def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[str, float]]:
-    """Return three statistics of the hubs of each direction.
+    """Return three statistics of hubs for each direction, by name.
 
     The 10-occurrence of a candidate is the number of queries for which it is among the first 10. ``skewness`` is the skewness
     of the 10-occurrences. ``never`` is the percentage of candidates whose 10-occurrence is 0. ``largest`` is the percentage of
@@ -66,8 +68,8 @@ class _BestImagesSoFar:
         self.rows = known.gather(0, chosen)
 
 
-_MAX_FIRST_PERCENT = 50.0  # a candidate that is the first for more than this percentage of the queries is worth a warning
-_MAX_MEAN_COSINE = 0.9  # vectors with a higher mean cosine all point into nearly one direction
+_MAX_FIRST_PERCENT = 50.0  # a warning is logged if one candidate is the first for more of the queries than this
+_MAX_MEAN_COSINE = 0.9  # vectors with a higher mean cosine nearly all point into one direction
 
 
 def diagnose_hubs(
@@ -76,10 +78,11 @@ def diagnose_hubs(
     recalls: Mapping[str, float],
     chance: Mapping[str, float],
 ) -> Iterator[str]:
-    """Yield a warning for each direction that a hub dominates, or whose R@10 is at chance, with the likely cause.
+    """Yield a warning for each direction in which one hub comes first too often, or R@10 is near chance.
 
-    ``hubs`` are the statistics of :func:`measure_hubs`. ``recalls`` has R@10 of the model and ``chance`` has R@10 of a random
-    order, in percent by direction. ``cosines`` has the mean cosine of the ``images`` and of the ``captions``.
+    The warning names a likely cause. ``hubs`` are the statistics of :func:`measure_hubs`. ``recalls`` has R@10 of the model
+    and ``chance`` has R@10 of a random order, in percent by direction. ``cosines`` has the mean cosine of the ``images`` and
+    of the ``captions``.
     """
     narrow = [
         f"all {side} point into nearly the same direction (mean cosine {value:.4f})"
@@ -136,11 +139,12 @@ class LinearScores:
 def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, float]) -> Float[np.ndarray, " n"]:
     """Return, for each candidate, the number that a correction subtracts from all scores of the candidate.
 
-    ``bank`` (n, n_bank) has the scores S of each candidate with the queries of the bank. The number is, by ``method``:
+    ``bank`` (n, n_bank) has the scores of n candidates with the queries of a bank. S are the scores of one candidate. The
+    number for this candidate depends on ``method``:
 
-    - ``mean``: the mean of S. This equals subtracting the mean vector of the bank from each query.
-    - ``csls``: half the mean of the ``k`` largest of S.
-    - ``nnn``: ``alpha`` times the mean of the ``k`` largest of S.
+    - ``mean``: the mean of S. The subtraction has the same effect as subtracting the mean vector of the bank from each query.
+    - ``csls``: half the mean of the ``k`` largest scores in S.
+    - ``nnn``: ``alpha`` times the mean of the ``k`` largest scores in S.
     - ``inverted-softmax``, ``qb-norm``: log(sum of exp(``beta`` S)) / ``beta``.
     """
     if method == "mean" and isinstance(bank, LinearScores):  # the mean of inner products is the inner product with the mean
@@ -161,8 +165,8 @@ def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, floa
 def mark_corrected_queries(bank: ScoreMatrix, queries: ScoreMatrix) -> Int[np.ndarray, " m"]:
     """Return 1 for each query that QB-Norm corrects, else 0.
 
-    QB-Norm corrects a query if its first candidate is also the first candidate of a query of the bank. ``bank`` (n, n_bank)
-    has the scores of the candidates with the queries of the bank, ``queries`` (n, m) their scores with the m queries.
+    QB-Norm corrects a query if its first candidate is also the first candidate of a query in the bank. ``bank`` (n, n_bank)
+    has the scores of the n candidates with the queries in the bank. ``queries`` (n, m) has their scores with the m queries.
     """
     activated = np.zeros(len(bank), np.int64)
     activated[_find_first_candidates(bank)] = 1
@@ -171,7 +175,7 @@ def mark_corrected_queries(bank: ScoreMatrix, queries: ScoreMatrix) -> Int[np.nd
 
 
 def _find_first_candidates(scores: ScoreMatrix) -> Int[np.ndarray, " m"]:
-    """Return for each query the candidate with the highest of ``scores`` (n, m)."""
+    """Return for each of m queries the candidate with the highest score; ``scores`` is (n_candidates, m)."""
     first = np.zeros(scores.shape[1], np.int64)
     best = np.full(scores.shape[1], -np.inf, np.float32)
     for rows in _split_candidates(scores):

@@ -1,7 +1,7 @@
 """Ranks and best answers as arrays, and metrics of retrieval over the complete split or over folds of 1,000 images.
 
-:class:`MeasuredQueries` holds the value of each metric for each query of one direction, and :func:`fold_metrics` reduces them
-to the metrics of a result file. To add a metric of the positions in a ranked list, write a function that takes
+:class:`MeasuredQueries` holds the value of each metric for each query of one direction. :func:`fold_metrics` averages these
+values, and result files have the averages. To add a metric of the positions in a ranked list, write a function that takes
 :class:`RightAnswers`, and add a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
@@ -26,15 +26,15 @@ Scores = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Ranks:
-    """0-based ranks of both directions.
+    """0-based ranks of the queries of both directions.
 
     Attributes
     ----------
-    i2t : (n_queries,) rank of the best own caption of each image that has captions. An image without captions is no query,
-        but it is a candidate for captions.
+    i2t : (n_queries,) for each image with captions, the rank of the best of its captions. An image without captions is not a
+        query, but captions search it.
     t2i : (n_captions,) rank of each caption's image
-    by_caption : (n_captions,) rank of each caption as the answer to its image, counted among the captions of other images;
-        None if not requested. The lowest rank among the captions of an image is the image's rank in ``i2t``.
+    by_caption : (n_captions,) rank of each caption as an answer to its image: the number of captions of other images that
+        score at least as high; None if not requested. The lowest of these ranks for an image is its rank in ``i2t``.
     """
 
     i2t: Ints
@@ -50,13 +50,13 @@ class Ranks:
 class BestAnswers:
     """The best right and the best wrong answer to each query of one direction.
 
-    ``queries``, ``right_answers`` and ``wrong_answers`` are row indices in the split; :meth:`with_ids` replaces them by ids.
+    ``queries``, ``right_answers`` and ``wrong_answers`` are row indices in the split. :meth:`with_ids` replaces rows by ids.
 
     Attributes
     ----------
     queries : (n,) the queries
-    ranks : (n,) 0-based: the number of wrong answers that score at least as high as the best right one
-    right_answers, right_scores : (n,) the best right answer and its score; the first one if several tie
+    ranks : (n,) 0-based: the number of wrong answers that score at least as high as the best right answer
+    right_answers, right_scores : (n,) the best right answer and its score; the first right answer if several tie
     wrong_answers, wrong_scores : (n,) the best wrong answer and its score; the score is -inf if the query has no wrong answer
     """
 
@@ -68,7 +68,7 @@ class BestAnswers:
     wrong_scores: Scores
 
     def with_ids(self, query_ids: Ints, answer_ids: Ints) -> BestAnswers:
-        """Return the answers with ids in place of rows. The meaningless row of a missing wrong answer is not replaced."""
+        """Return the answers with ids in place of rows. A query without a wrong answer keeps its meaningless row."""
         wrong = np.where(np.isneginf(self.wrong_scores), self.wrong_answers, answer_ids[self.wrong_answers])
         return replace(
             self, queries=query_ids[self.queries], right_answers=answer_ids[self.right_answers], wrong_answers=wrong
@@ -119,10 +119,10 @@ class RightAnswers:
     Attributes
     ----------
     query_indices : (n_right,) index of the query of each right answer, ascending from 0; every query has a right answer
-    n_right_before : (n_right,) number of right answers to the same query that are ranked before it
+    n_right_before : (n_right,) for each right answer, the number of right answers before it in the list of its query
     positions : (n_right,) 0-based position of each right answer among all candidates of its query
     n_per_query : (n_queries,) number of right answers to each query
-    first_indices : (n_queries,) index, among all right answers, of each query's first right answer
+    first_indices : (n_queries,) index in these arrays (n_right,) of each query's first right answer
     """
 
     query_indices: Ints
@@ -147,7 +147,7 @@ _IDEAL_GAINS = np.cumsum(_DISCOUNTS)  # discounted gains of 1, 2, ... right answ
 
 
 def ndcg(answers: RightAnswers) -> Floats:
-    """Return nDCG@10: the sum of 1 / log2(2 + p) over 0-based positions p < 10 of right answers, relative to the maximum."""
+    """Return nDCG@10: the sum of 1 / log2(2 + p) over positions p < 10 (from 0) of right answers, divided by its maximum."""
     counted = answers.positions < _NDCG_DEPTH
     gains = np.where(counted, _DISCOUNTS[np.minimum(answers.positions, _NDCG_DEPTH - 1)], 0)
     values: Floats = np.bincount(answers.query_indices, gains) / _IDEAL_GAINS[np.minimum(answers.n_per_query, _NDCG_DEPTH) - 1]
@@ -155,12 +155,12 @@ def ndcg(answers: RightAnswers) -> Floats:
 
 
 def reciprocal_rank(answers: RightAnswers) -> Floats:
-    """Return 1 / (1 + p) for the 0-based position p of the first right answer. Its mean is MRR."""
+    """Return 1 / (1 + p) for each query, whose first right answer is at position p (from 0). Its mean over queries is MRR."""
     return 1 / (1 + answers.positions[answers.first_indices])
 
 
 def average_precision(answers: RightAnswers) -> Floats:
-    """Return, for each query, the mean over all right answers of the precision at their positions. Its mean is mAP."""
+    """Return for each query the mean of the precision at the positions of its right answers. Its mean over queries is mAP."""
     precision = (1 + answers.n_right_before) / (1 + answers.positions)
     return np.bincount(answers.query_indices, precision) / answers.n_per_query
 
@@ -236,9 +236,9 @@ class MeasuredQueries:
 
     Attributes
     ----------
-    image_rows : (n,) row of each query's image or, for image queries, row of the query; a bootstrap resamples these images
-    values_by_metric : the value (n,) for each query of each metric that is averaged over queries, such as R@K in percent
-    ranks : (n,) 0-based ranks, if the median rank is a metric of this direction
+    image_rows : (n,) row of each query's image (for image queries, the query itself); a bootstrap resamples these images
+    values_by_metric : for each metric that is averaged over queries, such as R@K in percent, its values (n,)
+    ranks : (n,) 0-based ranks; None if the median rank is not a metric of this direction
     answers : the best right and wrong answer to each query, or None
     """
 
@@ -257,8 +257,7 @@ class MeasuredQueries:
     ) -> MeasuredQueries:
         """Build queries from their 0-based ``ranks`` (n,), with R@K for each K in ``ks``, mean r and Med r.
 
-        ``images`` (n,) has the row of each query's image. ``more_values`` has the values (n,) of further metrics, by their
-        names.
+        ``images`` (n,) has the row of each query's image. ``more_values`` maps further metrics to their values (n,).
         """
         values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in ks}
         return cls(images, {**values, "meanr": (ranks + 1).astype(np.float64), **more_values}, ranks)
@@ -271,14 +270,14 @@ class MeasuredQueries:
         )
 
 
-# The queries of a fold (a set of images with all their captions), by the name of their direction.
+# The queries of a fold (a set of images with all their captions); the keys are directions such as ``i2t``.
 QueriesByDirection = Mapping[str, MeasuredQueries]
 
 
 def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT_KS) -> QueriesByDirection:
     """Build the queries of a fold in both directions. ``image_of_caption`` (n_captions,) has the row of each caption's image.
 
-    :data:`POSITION_METRICS` are included if :attr:`vse.eval.ranking.metrics.Ranks.by_caption` is known.
+    The metrics in :data:`POSITION_METRICS` are included if ``ranks.by_caption`` is known.
     """
     images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
     query_images = {"i2t": images, "t2i": image_of_caption}
@@ -293,7 +292,7 @@ def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT
 
 
 def fold_metrics(fold: QueriesByDirection) -> dict[str, Any]:
-    """Return the metrics of each direction; also ``rsum`` and ``mean_recall`` if both directions have R@1, R@5 and R@10."""
+    """Return the metrics of each direction, and ``rsum`` and ``mean_recall`` if ``i2t`` and ``t2i`` have R@1, R@5 and R@10."""
     directions: dict[str, Any] = {direction: _mean_metrics(queries) for direction, queries in fold.items()}
     return {**directions, **_recall_sums(directions)}
 
@@ -310,7 +309,7 @@ def compute_metrics(ranks: Ranks) -> dict[str, Any]:
 
 
 def average_metrics(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the mean of every metric over several results, e.g. one per fold."""
+    """Return the mean of every metric over several nested dicts of metrics, e.g. one per fold."""
     first = results[0]
     return {
         key: average_metrics([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
@@ -321,8 +320,8 @@ def average_metrics(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def resample_metrics(folds: Sequence[QueriesByDirection], weights: Floats) -> dict[str, Any]:
     """Return every metric of :func:`fold_metrics`, averaged over folds, for each bootstrap sample of the images.
 
-    ``weights`` (n_samples, n_images) is the number of times that each sample contains each image. Each metric is an array
-    (n_samples,). It is NaN for a sample without a query.
+    Each metric is an array (n_samples,), with NaN for a sample without a query. ``weights`` (n_samples, n_images) is the
+    number of times that each sample contains each image.
     """
     results = []
     for fold in folds:
@@ -348,7 +347,8 @@ def _mean_metrics(queries: MeasuredQueries) -> dict[str, float]:
 def _weighted_means(queries: MeasuredQueries, images: Ints, weights: Floats) -> dict[str, Floats]:
     """Return the mean of each metric over the queries, and their median rank, for each bootstrap sample.
 
-    ``images`` (n,) has the row of each query's image. ``weights`` (n_images, n_samples) is how often each image counts.
+    ``images`` (n,) has the row of each query's image. ``weights`` (n_images, n_samples) is the number of times that each
+    sample contains each image.
     """
     n_images = len(weights)
     counts = np.bincount(images, minlength=n_images)
@@ -375,7 +375,7 @@ def _weighted_median_rank(ranks: Ints, images: Ints, weights: Floats) -> Floats:
 
 
 def _insert_median(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
-    """Insert Med r between the recalls and all other metrics, as result files order them."""
+    """Return ``means`` with Med r after the recalls and before all other metrics, the order of result files."""
     recalls = {name: value for name, value in means.items() if name[0] == "r"}
     return {**recalls, "medr": medr, **{name: value for name, value in means.items() if name not in recalls}}
 

@@ -1,7 +1,7 @@
 """Exact ranks of the right answers, from scores that are computed or read block by block (some images at a time).
 
-A rank is 0-based: the number of wrong candidates that score at least as high as the best right one. Ties therefore count
-against the model, and a model that gives every pair the same score gets the worst ranks.
+A rank is 0-based: the number of wrong candidates that score at least as high as the best right candidate. Ties therefore count
+against the model: a model that gives every pair the same score gets the worst ranks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 from vse.eval.ranking.metrics import Ints, Ranks
 from vse.pipeline.errors import UserError, did_you_mean
 
-_MAX_BYTE_SUMMANDS = 255  # number of bytes, each 0 or 1, whose sum fits into a byte
+_MAX_BYTE_SUMMANDS = 255  # the sum of up to this number of bytes, each 0 or 1, fits into a byte
 _MAX_BLOCK_ROWS = 512  # rows in a block of a score matrix
 _MAX_BLOCK_SCORES = 2**24  # scores in a block of a score matrix
-_MAX_COLUMN_SCORES = 2**23  # scores in a block of columns, for all images
-_MIN_BLOCK_CAPTIONS = 2048  # lowest number of captions in a block of embeddings; a block may have several tiles
-_N_ROWS_PER_CHECK = 4096  # rows whose values are checked at once
-# Differences between values of images and captions that are held at once, 1 MB. More do not fit into the cache of a core and
-# take 1.5 times as long; fewer are not enough work for n_rows cores.
+_MAX_COLUMN_SCORES = 2**23  # scores of all images with a block of captions
+_MIN_BLOCK_CAPTIONS = 2048  # lowest number of captions per block in a ranking of embeddings
+_N_ROWS_PER_CHECK = 4096  # number of rows that are checked at once
+# Number of differences between images and captions that are in memory at once: 1 MB, which fits into the cache of a core. A
+# larger number takes 1.5 times as long, and a smaller number is not enough work for several cores.
 _MAX_ORDER_DIFFERENCES = 2**18
 
 # score(rows, columns) returns the scores of the images ``rows`` with the captions ``columns``: a slice, indices or None (all).
@@ -35,7 +35,7 @@ ScoreFunction = Callable[[slice, slice | Tensor | None], Tensor]
 
 
 class TiledSimilarity(NamedTuple):
-    """A similarity, and the numbers of images and captions in a tile, which one call of the similarity scores fastest.
+    """A similarity, and the size of a tile: the numbers of images and captions that a call of ``score`` scores fastest.
 
     The function ``score(images, captions, out)`` writes the scores of ``images`` (n_images, dim) with ``captions``
     (n_captions, dim) into ``out`` (n_images, n_captions).
@@ -56,7 +56,7 @@ def cosine_scores(
 def order_scores(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], out: Float[Tensor, "n_images n_captions"]
 ) -> None:
-    """Write the order scores of all pairs into ``out``: the negative squared amount by which a caption exceeds an image.
+    """Write the order scores of all pairs into ``out``: minus the squared amount by which a caption exceeds an image.
 
     s(i, c) = -||max(0, c - i)||^2 (Vendrov et al. 2016; VSE++ paper, section 3.5). The computation needs one megabyte besides
     ``out``. It sums the differences themselves: the expansion |c|^2 - 2ci + |i|^2 would lose small differences. No gradient is
@@ -73,7 +73,7 @@ def order_scores(
     out.neg_()
 
 
-# Ranking starts with the scores of all images of a tile with all of their captions. If a pair is slow, tiles have few images.
+# A ranking first scores the images of a tile with all their captions. Order scores are slow, so their tiles have few images.
 SIMILARITIES = {
     "cosine": TiledSimilarity(cosine_scores, tile_images=512, tile_captions=2560),
     "order": TiledSimilarity(order_scores, tile_images=64, tile_captions=32),
@@ -94,7 +94,7 @@ def count_true_per_row(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor, " 
     n_rows, n_columns = mask.shape
     words = torch.nn.functional.pad(mask, (0, -n_columns % 8)).flatten().view(torch.int64).view(n_rows, -(-n_columns // 8))
     counts = torch.zeros(n_rows, dtype=torch.int64)
-    for some in torch.split(words, _MAX_BYTE_SUMMANDS, 1):  # an int64 sum adds up eight bytes at once, and no byte overflows
+    for some in torch.split(words, _MAX_BYTE_SUMMANDS, 1):  # a sum of int64 adds eight bytes at once, and no byte overflows
         counts += some.sum(1, keepdim=True).view(torch.uint8).sum(1)
     return counts
 
@@ -111,7 +111,7 @@ def count_true_per_column(mask: Bool[Tensor, "n_rows n_columns"]) -> Int[Tensor,
 
 @runtime_checkable
 class ScoreMatrix(Protocol):
-    """A matrix of scores (n_images, n_captions) that is read some rows at a time: an array, a memory map or a tensor."""
+    """A matrix of scores (n_images, n_captions) whose rows are read in blocks: an array, a memory map or a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -132,9 +132,9 @@ class ScoreBlocks:
     n_images : number of images
     image_of_caption : (n_captions,) int64, for each caption the row of its image, on the device of the scores
     rows_per_block : number of image rows in a block; the last block may have fewer
-    score : function ``score(rows, columns)`` that returns the scores of the images ``rows`` with the captions ``columns``: a
-        slice, indices, or None for all captions. A block may be overwritten by the next one: the caller finishes with a block
-        before it requests the next, and never writes into the block.
+    score : function ``score(rows, columns)`` that returns the scores of the images ``rows`` (a slice) with the captions
+        ``columns`` (a slice, indices, or None for all captions). The next call may overwrite the returned block. The caller
+        must not write into the block.
     columns_per_block : number of captions in a block; None for all
     """
 
@@ -160,21 +160,21 @@ class ScoreBlocks:
 
 
 def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_ranks: bool = False) -> Ranks:
-    """Return ranks in both directions from scores that are computed or read block by block.
+    """Return the ranks in both directions from scores that are computed or read block by block.
 
     Each block of rows is first scored with the captions of its images (possibly no captions), and later with blocks of all
-    captions. The score of a pair must be bit for bit the same both times, and equal images or captions must have equal scores
-    in every call. Otherwise ties are missed, and a model that gives all pairs one score gets credit. Most kernels guarantee
-    this only for inputs of one shape: a model should therefore score tiles of a fixed size and pad the last one. Raises
+    captions. The two scores of a pair must be bit for bit the same, and equal images or captions must have equal scores in
+    every call. Otherwise ties are missed, and a model that gives all pairs one score gets good ranks. Most kernels compute the
+    same bits only for inputs of one shape: a model should therefore score tiles of a fixed size, and pad the last tile. Raises
     UserError if scores are not finite; the message names the image row.
 
     Parameters
     ----------
     i2t : the scores by which images rank captions
     t2i : the scores by which captions rank images, also (n_images, n_captions) and in blocks of the same shape; None if both
-        directions share scores. Each block is requested first from ``i2t``, then from ``t2i``: a model that computes both at
-        once can keep the second for that request
-    caption_ranks : also return the rank of every caption, ``Ranks.by_caption``
+        directions share scores. Each block is requested from ``i2t`` and then from ``t2i``, so that a model can compute both
+        blocks in the first request
+    caption_ranks : whether to return the rank of every caption, ``Ranks.by_caption``
     """
     other = i2t if t2i is None else t2i
     image_of_caption = i2t.image_of_caption
@@ -195,7 +195,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
             if t2i is not None:
                 scores = _score_finite_block(t2i, rows, columns)
             ranks_t2i[columns] += count_true_per_column(scores >= own_scores_t2i[columns])
-            # The count above includes the right image itself.
+            # The count above includes the right image.
             ranks_t2i[inside] -= (scores[pairs] >= own_scores_t2i[inside]).long()
         ranks_i2t[rows] = image_queries.ranks.amin(1)
         by_caption[own] = image_queries.ranks[image_queries.rank_rows, image_queries.rank_columns] if caption_ranks else 0
@@ -222,7 +222,7 @@ def blocks_from_embeddings(
     image_of_caption: Int[Tensor, " n_captions"],
     similarity: str = "cosine",
 ) -> ScoreBlocks:
-    """Return the scores of embeddings in blocks of a few images. The next block overwrites a block.
+    """Return the scores of embeddings in blocks of a few images. Each block overwrites the previous block.
 
     ``similarity`` is a name in :data:`SIMILARITIES` and sets the size of a block (:class:`TiledSimilarity`). The embeddings
     may be memory maps of files larger than memory. Raises UserError if a row is not finite, or if the dimensions differ.
@@ -236,8 +236,8 @@ def blocks_from_embeddings(
 
     def block(rows: slice, columns: slice | Tensor | None) -> Tensor:
         nonlocal buffer
-        # All tiles have one shape. The arithmetic of a pair then does not depend on the number of other pairs in the
-        # tile, so that equal embeddings get equal scores in any place.
+        # All tiles have one shape. The rounding of a score then does not depend on the other pairs in the tile, and equal
+        # embeddings have equal scores.
         tile_of_images = _pad_rows(images[rows].float(), tile_images)
         selected = captions if columns is None else captions[columns]
         width = -(-len(selected) // tile_captions) * tile_captions
@@ -253,7 +253,7 @@ def blocks_from_embeddings(
 
 
 def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> ScoreBlocks:
-    """Return a score matrix (n_images, n_captions), which may be a memory map, in blocks of rows.
+    """Return the blocks of a score matrix (n_images, n_captions), which may be a memory map.
 
     Raises UserError if the number of columns is not the number of captions.
     """
@@ -271,7 +271,7 @@ def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_ca
 
 
 def rows_with_captions(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
-    """Return the image rows of each block, and the indices of the captions of these images."""
+    """Return for each block its image rows, and the indices of the captions of these images (possibly none)."""
     image_of_caption, size = blocks.image_of_caption, blocks.rows_per_block
     order = torch.argsort(image_of_caption, stable=True)
     starts = torch.searchsorted(image_of_caption[order], torch.arange(0, blocks.n_images + size, size, device=order.device))
@@ -310,8 +310,8 @@ def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> Non
 class _ImageRankCounter:
     """The ranks of a block of images, counted while captions are scored block by block.
 
-    The right captions of an image are called ``own``. ``ranks`` (n_rows, n_ranks) has the rank of the best own caption of each
-    image or, with ``caption_ranks``, of each own caption. The rank of own caption k is at ``ranks[rank_rows[k],
+    The right captions of an image are its own captions. ``ranks`` (n_rows, n_ranks) has the rank of each image's best own
+    caption or, with ``caption_ranks``, the rank of each own caption. The rank of the own caption k is ``ranks[rank_rows[k],
     rank_columns[k]]``.
     """
 
@@ -326,13 +326,13 @@ class _ImageRankCounter:
         self._goals.scatter_reduce_(0, rank_rows * n_ranks + self.rank_columns, own_scores, "amax")
         self._goals = self._goals.view(n_rows, n_ranks)
         self.ranks = torch.zeros(n_rows, n_ranks, dtype=torch.int64, device=own.device)
-        # Images with fewer captions leave entries of ``ranks`` unused. These get a rank above all others.
+        # If an image has fewer captions than others, the unused numbers in its row of ``ranks`` are above all ranks.
         self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
 
     def count_wrong(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
-        """Add to each rank the number of wrong captions in a block that score at least as high as the own caption of the rank.
+        """Add to each rank the number of wrong captions in a block that score at least as high as its own caption.
 
-        ``scores`` are the scores of the block, and ``own`` has the rows and columns of the own captions in it.
+        ``scores`` are the scores of the block. ``own`` has the row and column in ``scores`` of each own caption.
         """
         own_scores = scores[own]
         for k in range(self._goals.shape[1]):

@@ -1,18 +1,18 @@
-"""Bootstrap intervals of metrics, tests of the difference between two models, and corrected tests of all pairs of several.
+"""Bootstrap intervals of metrics, tests of the difference between two models, and tests of all pairs of several models.
 
-All functions resample images with their captions, because the captions of one image are not independent queries. Samples
-select queries only: the candidates of a query, and thus the rank, stay the same. Images are resampled within their fold.
+All functions resample images with their captions, because the captions of one image are not independent queries. A sample
+selects queries only: each query keeps all its candidates, and thus its rank. Images are resampled within their fold.
 
-The difference of two systems in a family, each with one or several seeds, has two sources of chance. The first is the choice
-of images. Its variance V_I is the variance of the difference over B bootstrap samples of the N images; all systems have the
-same samples. The second is the choice of seeds. Its variance is s^2 / n for a system whose metric has the variance s^2 over n
-seeds. V is the sum of V_I and the variances of both systems. The difference, divided by the root of V, is compared with
-Student's t distribution. Its degrees of freedom, by Welch and Satterthwaite, are:
+A system is a model with one or several seeds. The test of all pairs of systems counts two sources of chance. The first is the
+choice of images. Its variance V_I is the variance of the difference over B bootstrap samples of the N images; all systems have
+the same samples. The second is the choice of seeds. Its variance is s^2 / n for a system whose metric has the variance s^2
+over n seeds. V is the sum of V_I and the seed variances of both systems. The difference, divided by the root of V, is compared
+with Student's t distribution. The degrees of freedom, by Welch and Satterthwaite, are:
 
     V^2 / (sum over both systems of (s^2 / n)^2 / (n - 1) + V_I^2 (1 / (N - 1) + 1 / (B - 1)))
 
-In a simulation, 95% intervals of systems with three or five seeds cover the
-true difference in 95% to 97% of the cases (``tests/eval/ranking/test_families.py``).
+In a simulation, 95% intervals for systems with three or five seeds contain the true difference in 95% to 97% of the cases
+(``tests/eval/ranking/test_families.py``).
 
 Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13 (percentile intervals) and 15 (permutation tests);
 Smucker et al., "A Comparison of Statistical Significance Tests for Information Retrieval Evaluation", CIKM 2007 (randomisation
@@ -61,13 +61,13 @@ def compute_intervals(
 def compute_differences(
     first: Sequence[SeedQueries], second: Sequence[SeedQueries], samples: int = N_BOOTSTRAP_SAMPLES, seed: int = 0
 ) -> dict[str, Any]:
-    """Return the difference of two models in each metric, and whether the choice of test images may explain it.
+    """Return the difference of two models in each metric, and whether the choice of test images may explain the difference.
 
-    A metric is the mean over the seeds of a model. Both models have the same queries and equally many seeds. Seeds are paired
-    in their order. For each metric the result is a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of
-    the difference by a paired bootstrap; ``p``, the two-sided p-value of a randomisation test. In each sample, the test swaps
-    the answers of both models to an image and its captions with probability 1/2. The p-value is the share of samples whose
-    absolute difference is at least the observed one. The observed difference itself counts as one of the samples.
+    Both models must have the same queries and equally many seeds. Seeds are paired in their order. Each metric of the result
+    is a dict. ``a`` and ``b`` are the means over the seeds of each model, and ``difference`` is a - b. ``ci95`` is the interval
+    of the difference by a paired bootstrap. ``p`` is the two-sided p-value of a randomisation test. In each sample, the test
+    swaps the two models' answers to an image and its captions with probability 1/2. The p-value is the share of samples whose
+    absolute difference is at least the observed difference. The observed difference counts as one of the samples.
     """
     both, n_images = _renumber_images([*first, *second])
     first, second = both[: len(first)], both[len(first) :]
@@ -92,10 +92,10 @@ def compute_differences(
 def resample_seed_metric(
     systems: Sequence[Sequence[SeedQueries]], metric: Sequence[str], samples: int, rng: np.random.Generator
 ) -> tuple[list[Floats], list[Floats]]:
-    """Return one metric for all seeds of each system: an array (n_seeds,), and its bootstrap samples (n_seeds, samples).
+    """Return for each system one metric of all seeds, (n_seeds,), and the metric on bootstrap samples, (n_seeds, samples).
 
-    All seeds of all systems use the same samples of images. ``metric`` has the keys of the metric in the nested dict that
-    :func:`vse.eval.ranking.metrics.fold_metrics` returns.
+    All seeds of all systems use the same samples of images. ``metric`` has the keys of the metric, such as
+    ``["i2t", "r1"]``, in the nested dict that :func:`vse.eval.ranking.metrics.fold_metrics` returns.
     """
     every, n_images = _renumber_images([queries for seeds in systems for queries in seeds])
     observed = [_pick(average_metrics([fold_metrics(fold) for fold in folds]), metric) for folds in every]
@@ -119,7 +119,7 @@ def _pick(metrics: dict[str, Any], keys: Sequence[str]) -> Any:
 
 def _summarise_difference(a: float, b: float, resampled: Floats, swapped: Floats) -> dict[str, Any]:
     difference = a - b
-    # The tolerance covers rounding: a swap that only changes the order of a sum must count as equal. Metrics are in percent.
+    # The tolerance covers rounding: a swap may change only the order of a sum. Metrics are in percent.
     as_large = np.abs(swapped) >= abs(difference) - 1e-9
     return {
         "a": float(a),
@@ -144,9 +144,9 @@ def _concatenate_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _sample_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.random.Generator) -> Floats:
-    """Return how often each bootstrap sample contains each image, (samples, n_images).
+    """Return the number of times that each bootstrap sample contains each image, (samples, n_images).
 
-    Images that have queries are drawn with replacement within their fold.
+    Images with queries are drawn with replacement from their own fold.
     """
     weights = np.zeros((samples, n_images))
     for fold in folds:
@@ -169,7 +169,7 @@ def _renumber_images(seed_queries: Sequence[SeedQueries]) -> tuple[list[SeedQuer
 
 
 def _merge_folds(first: QueriesByDirection, second: QueriesByDirection, n_images: int) -> QueriesByDirection:
-    """Merge the queries of two models into one fold. The image indices of the second model start at ``n_images``."""
+    """Return the queries of two models together. The image rows of the second model start at ``n_images``."""
     both = {}
     for direction, a in first.items():
         b = second[direction]
@@ -198,7 +198,7 @@ def _map_leaves(function: Callable[..., Any], tree: dict[str, Any], *others: dic
 
 
 class ComparedPair(NamedTuple):
-    """The difference of two systems, given by their indices, with its 95% interval, its p-value and the corrected p-value."""
+    """The difference of the systems with the indices ``a`` and ``b``, its 95% interval, p-value and corrected p-value."""
 
     a: int
     b: int
@@ -215,9 +215,9 @@ class ComparedPair(NamedTuple):
 class ComparedFamily(NamedTuple):
     """The tests of all pairs of systems.
 
-    values : (n_systems,) the metric of each system, the mean over its seeds
-    pairs : the tests, in the order of ``itertools.combinations``
-    smallest_visible : the median, over the pairs, of the smallest difference that would be significant
+    values : (n_systems,) the metric of each system as a mean over its seeds
+    pairs : the test of each pair, in the order of ``itertools.combinations``
+    smallest_visible : the smallest difference that would be significant, as a median over the pairs
     """
 
     values: Floats
@@ -236,10 +236,10 @@ def compare_all_pairs(
 
     Parameters
     ----------
-    systems : for each system the queries of each seed, fold by fold; all have the same images
+    systems : for each system the queries of each seed, fold by fold; all systems have the same images
     metric : the keys of the metric in the nested metrics of a fold, such as ``["i2t", "r1"]`` or ``["rsum"]``
-    method : the correction of p-values. ``holm`` and ``bonferroni`` bound the chance that any difference is found falsely.
-        ``fdr``, by Benjamini and Hochberg, bounds the share of false differences among all that are found.
+    method : the correction of p-values. ``holm`` and ``bonferroni`` bound the probability of a false difference in any pair.
+        ``fdr``, by Benjamini and Hochberg, bounds the expected share of false differences among the significant differences.
     samples : the number of bootstrap samples of the images
     """
     from scipy.stats import t as student
@@ -271,7 +271,7 @@ def compare_all_pairs(
 
 
 class _SeedNoise(NamedTuple):
-    """The variance of a system's mean metric by the choice of seeds, and the term of the system in the degrees of freedom."""
+    """The variance of a system's mean metric by the choice of seeds, and the system's term in the degrees of freedom."""
 
     variance: float
     uncertainty: float
@@ -280,10 +280,11 @@ class _SeedNoise(NamedTuple):
 def _estimate_seed_noise(observed: Floats, resampled: Float[np.ndarray, "n_seeds n_samples"]) -> _SeedNoise:
     """Return the noise by the choice of seeds; 0 for a single seed, whose variance is unknown.
 
-    ``observed`` (n_seeds,) has the metric of each of n seeds. The variance s^2 of ``observed`` also contains a part by
-    the choice of images, and the bootstrap samples already count this part. To estimate the part, average the variances of the
-    seeds over the samples; subtract the variance, over the samples, of the mean over seeds; and multiply by n / (n - 1). The
-    part is subtracted from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
+    ``observed`` (n_seeds,) has the metric of each of n seeds. ``resampled`` has the metric on each bootstrap sample. The
+    variance s^2 of ``observed`` also contains a share that the choice of images causes, and V_I already counts this share (see
+    the top of this module). To estimate the share, compute the variance of each seed over the samples, and take the mean over
+    seeds; subtract the variance over the samples of the mean over seeds; and multiply by n / (n - 1). The share is subtracted
+    from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
     """
     n = len(observed)
     if n == 1:
@@ -294,7 +295,7 @@ def _estimate_seed_noise(observed: Floats, resampled: Float[np.ndarray, "n_seeds
 
 
 def correct_p_values(p_values: Floats, method: str) -> Floats:
-    """Return p-values (n,) that are corrected for n tests: ``holm``, ``bonferroni`` or ``fdr``."""
+    """Return p-values (n,) corrected for n tests by ``method``: ``holm``, ``bonferroni`` or ``fdr``."""
     n = len(p_values)
     order = np.argsort(p_values, kind="stable")
     ascending = p_values[order]
@@ -310,9 +311,9 @@ def correct_p_values(p_values: Floats, method: str) -> Floats:
 
 
 def assign_letters(values: Floats, differs: Bool[np.ndarray, "n n"]) -> list[str]:
-    """Return the letters of each system: two systems share a letter exactly if their difference is not significant.
+    """Return the letters of each system. Two systems share a letter if, and only if, they do not differ significantly.
 
-    ``differs`` is True for pairs that differ significantly. The group of the best system is ``a``. See Piepho (2004).
+    ``differs`` is True for pairs that differ significantly. The best system has the letter ``a``. See Piepho (2004).
     """
     groups = [frozenset(range(len(values)))]
     for a, b in combinations(range(len(values)), 2):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from vse.eval.ranking.statistics import compute_chance_within
 
-RESULT_COLOURS = ("#2a6f97", "#d9731a")  # first and second result, as in templates/report.html
+RESULT_COLOURS = ("#2a6f97", "#d9731a")  # of the first and the second result, as in templates/report.html
 _QUIET_COLOUR, _AXIS_COLOUR, _GRID_COLOUR, _INK_COLOUR = "#4a5560", "#8a949e", "#e6e9ed", "#1d2733"
 _CSS_VARIABLES_BY_COLOUR = {
     RESULT_COLOURS[0]: "a",
@@ -50,7 +50,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 class Bars(NamedTuple):
-    """A series of bars: ``values`` (n,), and the lower and upper ends (n,) of their whiskers, NaN without a whisker."""
+    """The bars of one result: ``values`` (n,), and the lower and upper ends (n,) of their whiskers; NaN without a whisker."""
 
     values: Sequence[float]
     lows: Sequence[float]
@@ -58,7 +58,7 @@ class Bars(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line through the points ``x`` and ``y`` (n,) of the result ``result_index``, with a ring at ``x == best_x``."""
+    """A line through the points ``x`` and ``y`` (n,) for the result ``result_index``; ``best_x`` has a ring if it is given."""
 
     result_index: int
     x: Sequence[float]
@@ -69,10 +69,11 @@ class Curve(NamedTuple):
 def draw_recall_bars(
     label: str, groups: Sequence[tuple[str, Sequence[str]]], series: Sequence[Bars], chance: Sequence[float] = ()
 ) -> Markup:
-    """Draw bars in percent, with the bars of all series next to each other.
+    """Draw bars in percent, with the bars of all results next to each other.
 
-    ``groups`` has the title of each group of bars and the names of its bars. ``chance`` has the value of a
-    random order for each bar, drawn as a dotted line. ``label`` describes the chart for screen readers.
+    ``groups`` has the title of each group of bars and the names of its bars. ``series`` has the bars of each result.
+    ``chance`` has the value of a random order for each bar, drawn as a dotted line. ``label`` describes the chart for screen
+    readers.
     """
     centers, middles, end = _place_bars([len(names) for _, names in groups])
     width = 0.8 / len(series)
@@ -109,8 +110,8 @@ def draw_training_curves(
 ) -> Markup:
     """Draw a line per seed, with a ring at the epoch whose weights were kept.
 
-    ``log`` selects a logarithmic x axis. ``warm_ups`` has pairs of the index of a result and the last epoch of its warm-up,
-    drawn as dashed lines. ``chance`` is the value of a random order, drawn as a dotted line.
+    ``log`` selects a logarithmic x axis. Each pair in ``warm_ups`` is drawn as a dashed line: the index of a result, and the
+    last epoch of its warm-up. ``chance`` is the value of a random order, drawn as a dotted line.
     """
 
     def draw(axes: Axes) -> None:
@@ -141,8 +142,8 @@ def draw_training_curves(
 def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates: int, n_right: int = 1) -> Markup:
     """Draw the share of queries by the rank of their first right answer, in bins of increasing width.
 
-    ``ranks`` (n_queries,) of each result are 0-based; the chart has 1-based ranks. A dotted line marks the share in a random
-    order with ``n_right`` right answers per query.
+    ``ranks`` has the 0-based ranks (n_queries,) of each result; the chart has 1-based ranks. A dotted line marks the share in
+    a random order, if each query has ``n_right`` right answers.
     """
     bins = rank_bins(n_candidates)
     firsts = [1, *(last + 1 for last in bins[:-1])]
@@ -166,7 +167,7 @@ def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candid
 
 
 def rank_shares(ranks: NDArray[np.int64], bins: Sequence[int]) -> NDArray[np.float64]:
-    """Return the percentage of 0-based ``ranks`` (n_queries,) in each bin; ``bins`` are the last 1-based ranks of the bins."""
+    """Return the percentage of 0-based ``ranks`` (n_queries,) in each bin. ``bins`` has the last 1-based rank of each bin."""
     counts = np.bincount(np.searchsorted(bins, ranks + 1), minlength=len(bins))
     return 100.0 * counts / len(ranks)
 
@@ -178,7 +179,7 @@ def rank_bins(n_candidates: int) -> list[int]:
 
 
 def _place_bars(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], float]:
-    """Return the centre of each bar, the middle of each group, and the end of the axis, for groups of ``sizes`` bars."""
+    """Return the centre of each bar, the middle of each group, and the end of the axis, for groups of ``sizes[k]`` bars."""
     centers: list[float] = []
     middles: list[float] = []
     start = 0.0
@@ -196,7 +197,7 @@ def _write_values_above_bars(axes: Axes, x: NDArray[Any], y: NDArray[Any], value
 
 
 def _render_chart(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
-    """Return the chart that ``draw`` draws, with the same bytes in every call.
+    """Call ``draw`` and return its chart, with the same bytes in every call.
 
     The margins ``left`` and ``bottom`` are shares of the width and the height.
     """
@@ -213,11 +214,11 @@ def _render_chart(label: str, draw: Callable[[Axes], None], left: float, bottom:
 
 
 def _inline_svg(svg: str, label: str) -> Markup:
-    """Return the SVG of matplotlib for use inside HTML, with a label, without prolog and without unused ids."""
+    """Return an SVG of matplotlib in a form for HTML: with a label, but without the XML prolog and unused ids."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
-    for colour, variable in _CSS_VARIABLES_BY_COLOUR.items():  # the style of the report may replace these colours
+    for colour, variable in _CSS_VARIABLES_BY_COLOUR.items():  # the style sheet of the report may replace these colours
         svg = svg.replace(colour, f"var(--{variable}, {colour})")
     svg = re.sub(r' id="([^"]*)"', lambda attribute: attribute[0] if attribute[1] in used else "", svg)
     return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))

@@ -17,9 +17,9 @@ from vse.eval.search.top_k import Attention
 from vse.pipeline.errors import UserError
 
 log = logging.getLogger(__name__)
-_SCORE_TOLERANCE = 0.01  # accepted difference of a score, since the embeddings may have been computed on another device
+_SCORE_TOLERANCE = 0.01  # accepted difference between two computations of a score, which may use different devices
 _MAX_OPACITY = 0.65  # opacity of the region with the highest weight
-_MIN_VISIBLE_SHARE = 0.02  # share of the highest weight below which the shade of a region would be invisible
+_MIN_VISIBLE_SHARE = 0.02  # regions below this share of the highest weight are not shaded
 
 PairIds = tuple[int, int]
 """The ids of an image and of a caption."""
@@ -27,10 +27,10 @@ PairIds = tuple[int, int]
 
 @dataclass(frozen=True)
 class AttendingRun:
-    """A run whose model computes attention.
+    """A run whose model computes attention between words and regions.
 
-    ``read_attention`` returns the attention of some pairs, with None for a pair that cannot be drawn. ``input_paths`` are the
-    files and folders that ``read_attention`` reads.
+    ``read_attention`` returns the attention of each pair in a list, and None for a pair that cannot be drawn. ``input_paths``
+    are the files and folders that ``read_attention`` reads.
     """
 
     read_attention: Callable[[Sequence[PairIds]], Sequence[Attention | None]]
@@ -46,9 +46,9 @@ the attention cannot be drawn.
 
 
 class ResultAttention:
-    """The attention of a result's model; no attention if the model computes none, or if the run is missing.
+    """A reader of the attention of a result's model. Without such a model, or if its run is missing, nothing is read.
 
-    A sentence is appended to ``missing`` if the run cannot be opened or has changed.
+    If the run cannot be opened or has changed, a sentence about it is appended to ``missing``.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ResultAttention:
         return self._run.input_paths if self._run else ()
 
     def read_attention_by_pair(self, scores: Mapping[PairIds, float]) -> dict[PairIds, Attention]:
-        """Return the attention of the pairs in ``scores``; empty if the run now computes other scores for these pairs."""
+        """Return the attention of the pairs in ``scores``. The dict is empty if the run no longer computes these scores."""
         if self._run is None or not scores:
             return {}
         results = zip(scores, self._run.read_attention(list(scores)), strict=True)
@@ -104,14 +104,14 @@ BRACKET_NOTE = "In angle brackets: the start and the end of a caption, and words
 
 @dataclass(frozen=True)
 class DrawnWord:
-    """A word of a caption, with the regions to shade.
+    """A word of a caption, with the regions to shade for this word.
 
     Attributes
     ----------
     index_on_photo : index of the word among all words that are drawn on the photo
     text : the word
     highest_weight : highest weight of the word in percent
-    region_opacities : index and opacity of each region, in ascending order of opacity
+    region_opacities : index and opacity of each shaded region, in ascending order of opacity
     """
 
     index_on_photo: int
@@ -127,7 +127,7 @@ class DrawnWord:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The attention between a photo and one or more captions.
+    """A drawing of the attention between a photo and one or more captions.
 
     ``element_id`` is an identifier that is unique in the report. ``size`` is width and height of the photo in pixels.
     ``regions`` are x, y, width and height in pixels of the photo. ``captions`` has the words of each caption.
@@ -143,15 +143,15 @@ class Drawing:
         return [word for words in self.captions for word in words]
 
     def text_height(self, text: str, lines: int) -> float:
-        """Return a font size in pixels of the photo, limited by its longer side and its width.
+        """Return the font size in pixels of the photo, so that a text fits on the photo.
 
-        ``lines`` lines fit along the longer side. ``text``, a word, and its ``highest_weight`` fit next to each other.
+        ``lines`` lines fit along the longer side. The word ``text`` and its ``highest_weight`` fit next to each other.
         """
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
 
 def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -> Drawing:
-    """Return the drawing of a photo with one or more captions. The words of all captions are numbered from ``first``."""
+    """Return the drawing of one photo with one or more captions. The words of all captions are numbered from ``first``."""
     photo = attentions[0]
     x1, y1, x2, y2 = photo.boxes.T.round(1).tolist()
     corners = zip(x1, y1, x2, y2, strict=True)
@@ -165,8 +165,8 @@ def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -
 def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:
     """Return the words of a caption, numbered from ``first``, with opacities proportional to the weights.
 
-    If each word divides its attention among the regions (``t2i``), the highest weight of each word is the darkest. If each
-    region divides its attention among the words (``i2t``), the highest weight of all words is the darkest.
+    If each word divides its attention among the regions (``t2i``), each word has a region with the largest opacity. If each
+    region divides its attention among the words (``i2t``), only the highest weight of all words has the largest opacity.
     """
     weights = attention.weights
     highest = weights.max(0) if attention.direction == "t2i" else np.full(weights.shape[1], weights.max())
@@ -188,7 +188,7 @@ _Rectangle = tuple[float, float, float, float]
 class PhraseBox(NamedTuple):
     """A box to draw on a photo: ``rectangle`` is x, y, width and height in pixels of the photo.
 
-    ``number`` is the number of the phrase in its caption, from 1. ``is_truth`` marks a box by annotators; it has a dashed
+    ``number`` is the number of the phrase in its caption, from 1. ``is_truth`` marks a ground-truth box, which has a dashed
     line.
     """
 
@@ -201,8 +201,9 @@ class PhraseBox(NamedTuple):
 class PhrasePhoto(NamedTuple):
     """A photo with the boxes of phrases. ``element_id`` is an identifier that is unique in the report; ``size`` is in pixels.
 
-    ``source`` is the ``src`` of the photo; None if it cannot be read, and the boxes are then drawn on an empty area.
-    ``earlier_element_id`` is the identifier of an earlier drawing of the same photo, whose image is reused; blank otherwise.
+    ``source`` is the ``src`` of the photo. If the photo cannot be read, ``source`` is None, and the boxes are drawn on an
+    empty area. If the report already has a drawing of this photo, ``earlier_element_id`` is its identifier, and its image is
+    reused.
     """
 
     element_id: str
@@ -219,17 +220,17 @@ class PhrasePhoto(NamedTuple):
 
 
 def phrase_colour(number: int) -> str:
-    """Return the colour of a phrase by its number, from 1."""
+    """Return the colour of a phrase, given its number in the caption, from 1."""
     return PHRASE_COLOURS[(number - 1) % len(PHRASE_COLOURS)]
 
 
 def phrase_box(box: NDArray[np.floating], number: int, truth: bool = False) -> PhraseBox:
-    """Return the drawing of a box (4,), given as x1, y1, x2, y2."""
+    """Return the box to draw for ``box`` (4,), which has x1, y1, x2, y2."""
     x1, y1, x2, y2 = (round(float(value), 1) for value in box)
     return PhraseBox((x1, y1, round(x2 - x1, 1), round(y2 - y1, 1)), number, phrase_colour(number), truth)
 
 
 def bounding_size(boxes: Sequence[PhraseBox]) -> tuple[int, int]:
-    """Return width and height of an area that contains all boxes, for a photo that cannot be read."""
+    """Return the width and height of an area that contains all boxes, to draw them without the photo."""
     ends = [(x + width, y + height) for x, y, width, height in (box.rectangle for box in boxes)]
     return (math.ceil(max(x for x, _ in ends)), math.ceil(max(y for _, y in ends))) if ends else (4, 3)

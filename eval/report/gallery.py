@@ -23,8 +23,8 @@ from vse.eval.report.report_inputs import select_groups
 from vse.eval.search.top_k import Attention
 
 N_CANDIDATES = 5  # number of candidates displayed for each query
-_N_NEGATIVES = 4  # number of hard negatives displayed for each kind of query
-_LAST_RANKS = (1, 10, 100)  # the last rank of each range of a filter; a further range has all larger ranks
+_N_NEGATIVES = 4  # number of hard negatives displayed for image queries and for caption queries
+_LAST_RANKS = (1, 10, 100)  # the last ranks of the first three ranges in _RANK_RANGES
 _RANK_RANGES = ("1", "2 to 10", "11 to 100", "above 100")
 
 DirectionName = Literal["i2t", "t2i"]
@@ -32,7 +32,7 @@ DirectionName = Literal["i2t", "t2i"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A candidate: the ``row`` of a caption (i2t) or an image (t2i), with its 0-based ``rank``."""
+    """A candidate for a query: the ``row`` of a caption (i2t) or an image (t2i), with its 0-based ``rank``."""
 
     row: int
     rank: int
@@ -44,7 +44,7 @@ class Candidate:
 class QueryResult:
     """The best candidates for ``query``, a row of the images or captions, and ``best_right``, the best right candidate.
 
-    If scores are equal, wrong candidates come first, as in the ranks.
+    If scores are equal, wrong candidates come first.
     """
 
     query: int
@@ -53,7 +53,7 @@ class QueryResult:
 
     @property
     def displayed_candidates(self) -> list[Candidate]:
-        """The best candidates, followed by the best right answer unless it is one of them."""
+        """The best candidates and, if no right answer is among them, the best right answer."""
         return [*self.candidates, *([] if self.best_right in self.candidates else [self.best_right])]
 
 
@@ -61,8 +61,8 @@ class QueryResult:
 class AnswerCard:
     """A candidate to display: a caption, or a photo with one of its captions. ``rank`` is 1-based.
 
-    ``words`` are the words of the caption, if the attention is drawn on the photo of the query. ``drawing`` is the attention
-    between query and candidate, if the attention is drawn on the photo of the candidate.
+    For a model with attention, ``words`` are the words of a caption, whose attention is drawn on the photo of the query.
+    ``drawing`` is the attention between the query, a caption, and the photo of the candidate.
     """
 
     rank: int
@@ -87,17 +87,17 @@ class ModelColumn:
 
     @property
     def words(self) -> Sequence[DrawnWord]:
-        """The words of the query, if the attention is drawn on a candidate."""
+        """The words of a query caption, if their attention is drawn on a candidate; else empty."""
         cards = [*self.answers, *([self.right_answer] if self.right_answer else [])]
         return next((card.drawing.words for card in cards if card.drawing), ())
 
 
 @dataclass(frozen=True)
 class QueryCard:
-    """A query, either a photo or a caption, with a column per model.
+    """A query to display, either a photo or a caption, with a column per model.
 
-    ``element_id`` has the kind and the id of the query, for a link to the card. ``drawings`` has the attention of the captions
-    on the photo of the query.
+    ``element_id`` is the identifier of the card for links: the kind and the id of the query. ``drawings`` has the attention of
+    the captions on the photo of the query.
     """
 
     element_id: str
@@ -108,7 +108,7 @@ class QueryCard:
 
     @property
     def rank_range(self) -> int:
-        """The index of the range that contains the rank of the (first) model, for the filters of a gallery."""
+        """The index of the range of ranks that contains the rank of the first model, for the filters of a gallery."""
         return bisect_left(_LAST_RANKS, self.columns[0].rank)
 
 
@@ -122,11 +122,11 @@ class CardGroup:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The queries of one direction.
+    """The displayed queries of one direction.
 
-    ``comparison_counts`` compares two models: on how many queries the first, the second and neither model is better.
-    ``attention_directions`` has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t`` from regions to
-    words. ``has_filters`` is True if the reader can select cards by their ranks.
+    For two models, ``comparison_counts`` has the numbers of queries that the first model, the second model and neither model
+    ranks better. ``attention_directions`` has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t``
+    from regions to words. ``has_filters`` is True if the reader can select cards by their ranks.
     """
 
     direction: DirectionName
@@ -137,13 +137,13 @@ class Gallery:
 
     @property
     def rank_filters(self) -> list[tuple[int, str, int]]:
-        """The index, the name and the number of cards of each range of ranks that has cards; empty without filters."""
+        """The index, the name and the number of cards of each range of ranks with cards; an empty list without filters."""
         counts = Counter(card.rank_range for group in self.groups for card in group.cards)
         return [(index, _RANK_RANGES[index], counts[index]) for index in sorted(counts)] if self.has_filters else []
 
     @property
     def max_words(self) -> int:
-        """The largest number of words that a card draws."""
+        """The largest number of words that are drawn on a card."""
         cards = [card for group in self.groups for card in group.cards]
         on_photos = [sum(len(drawing.words) for drawing in card.drawings) for card in cards]
         return max([0, *on_photos, *(len(column.words) for card in cards for column in card.columns)])
@@ -170,7 +170,7 @@ def build_gallery(
     attention: Sequence[ResultAttention],
     extremes: bool = False,
 ) -> Gallery:
-    """Return the gallery of one direction: ``n`` queries or, with ``extremes``, the ``n`` best and the ``n`` worst queries.
+    """Return the gallery of one direction: ``n`` queries or, with ``extremes``, the ``n`` best and ``n`` worst queries.
 
     ``embeddings``, ``ranks`` and ``attention`` have an entry for each of one or two models. Two models must have the same
     queries in the same order. ``seed`` determines the sample of queries.
@@ -210,9 +210,9 @@ def build_gallery(
 def retrieve_candidates(
     run: Embeddings, direction: DirectionName, queries: Sequence[int], top: int = N_CANDIDATES
 ) -> list[QueryResult]:
-    """Return the ``top`` best candidates of the complete split for each of some queries.
+    """Return for each query its ``top`` best candidates in the complete split.
 
-    ``queries`` has the rows of images (``i2t``) or of captions (``t2i``).
+    ``queries`` has rows of images (``i2t``) or of captions (``t2i``).
     """
     image_of_caption = run.image_of_caption()
     scores_of_queries = _image_query_scores(run, queries) if direction == "i2t" else _caption_query_scores(run, queries)
@@ -241,7 +241,7 @@ def _image_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Ten
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
     elif queries and run.vectors is not None:
         images, captions = map(shared_tensor, run.vectors)
-        image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # a placeholder, which does not change the scores
+        image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # any values: they do not change the scores
         blocks = blocks_from_embeddings(images[list(queries)], captions, image_of_caption, run.similarity)
         for rows in blocks.row_slices:
             yield from blocks.score(rows, None)
@@ -303,10 +303,10 @@ def _build_answer_card(direction: DirectionName, run: Embeddings, photos: Datase
 
 
 def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[int, dict[str, list[HardNegative]]]:
-    """Return the last epoch in ``table`` and the negatives of that epoch.
+    """Return the last epoch in ``table``, and the negatives with the highest loss in this epoch.
 
-    ``table`` is the content of a ``negatives.csv``. The negatives with the highest loss are in a dict by the kind of query,
-    ``image`` or ``caption``.
+    ``table`` is the content of a ``negatives.csv``. The negatives are a dict with the keys ``image`` and ``caption``, the
+    kinds of queries.
     """
     numbers = ["epoch", "cost", "imgid", "negative_imgid"]
     table = table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers}).dropna(subset=numbers)

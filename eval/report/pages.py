@@ -1,4 +1,4 @@
-"""Writer of self-contained HTML pages, thumbnails of photos, and the pages of ``vse-search``."""
+"""Writer of self-contained HTML pages with thumbnails of photos, such as the pages of ``vse-search``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TEMPLATE_ENVIRONMENT = Environment(
 
 
 def page_kind(template: str) -> OutputKind:
-    """Return the output kind of pages from a template, so that a page may replace only an older page from this template."""
+    """Return the output kind of a template's pages: a new page may replace only a page from the same template."""
     generator = _generator_name(template)
     return text_kind(f"a page by {generator}", f'<meta name="generator" content="{generator}">')
 
@@ -56,7 +56,7 @@ def write_page(out: Path, template: str, **values: Any) -> Path:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Render a template of ``eval/report/templates``; all values are escaped."""
+    """Return the HTML of a template in ``eval/report/templates``. All values are escaped."""
     return _TEMPLATE_ENVIRONMENT.get_template(template).render(generator=_generator_name(template), **values)
 
 
@@ -70,7 +70,7 @@ def thumbnail_data_uri(photo: Path, side: int = THUMBNAIL_SIDE) -> str:
 
 
 def thumbnail_uri_and_size(photo: Path, side: int = THUMBNAIL_SIDE) -> tuple[str, tuple[int, int]]:
-    """Return the thumbnail of a photo (see :func:`thumbnail_data_uri`), and the width and height of the original."""
+    """Return the thumbnail of a photo as in :func:`thumbnail_data_uri`, and the width and height of the photo."""
     original = decode_image(photo)
     return jpeg_source(small_jpeg(original, side)), original.size
 
@@ -85,13 +85,13 @@ def small_jpeg(photo: PillowImage.Image, side: int = THUMBNAIL_SIDE) -> bytes:
 
 
 def jpeg_source(content: bytes) -> str:
-    """Return a JPEG as the ``src`` of an ``img``."""
+    """Return the bytes of a JPEG as the ``src`` of an ``img``."""
     return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"
 
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo to display with its first caption; ``source`` is None if the photo cannot be read."""
+    """A photo to display with its first caption. ``source`` is the ``src`` of the photo; None if it cannot be read."""
 
     source: str | None
     file: str
@@ -102,7 +102,7 @@ class Photo:
 class DatasetPhotos:
     """The photos and captions of a data set; each photo is read once.
 
-    ``unreadable_files`` has the names of the photos that could not be read.
+    ``unreadable_files`` has the names of the photo files that could not be read.
     """
 
     dataset: Dataset
@@ -129,7 +129,7 @@ class DatasetPhotos:
         check_recorded_data(self.dataset, run.identity)
 
     def find_photo(self, imgid: int) -> Photo:
-        """Return the photo of an image. Its ``source`` is None if the file cannot be read, or if there is no such image."""
+        """Return the photo of an image. Its ``source`` is None if the file cannot be read, or if the image does not exist."""
         image = self.dataset.find_image(imgid)
         if image is None:
             return Photo(None, f"image {imgid}", "")
@@ -157,10 +157,11 @@ SEARCH_PAGE_KIND = page_kind(_SEARCH_TEMPLATE)
 
 
 def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], corpus_name: str) -> Path:
-    """Write the page of a search: rank, score, thumbnail, captions and path of each hit; return ``out``.
+    """Write the page of a search with the rank, score, thumbnail, captions and path of each hit; return ``out``.
 
-    ``query`` is a text or the path of a photo. ``corpus_name`` is the name of the model and the split. A photo that cannot be
-    read is replaced by the file name. Attention is drawn on the photo of the hit or, if captions were found, of the query.
+    ``query`` is a text or the path of a photo. ``corpus_name`` has the names of the model and the split. If a photo cannot be
+    read, its file name is displayed. Attention is drawn on the photos of the hits or, if the hits are captions, on the photo
+    of the query.
     """
     by_photo = isinstance(query, Path)
     query_photo = _readable_thumbnail(query) if isinstance(query, Path) else None
@@ -189,7 +190,7 @@ def _describe_command() -> str:
 
 
 def _readable_thumbnail(photo: Path | None) -> str | None:
-    """Return the thumbnail of a photo; None, with a warning, if it cannot be read."""
+    """Return the thumbnail of a photo. If the photo cannot be read, log a warning and return None."""
     if photo is None:
         return None
     try:
@@ -206,7 +207,7 @@ _N_LISTED_BOXES = 5  # boxes per phrase whose coordinates are listed
 
 
 def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseCandidates], model: str) -> Path:
-    """Write the page of a photo with the best box of each phrase, and the coordinates of the best boxes; return ``out``.
+    """Write a page with a photo, the best box of each phrase, and the coordinates of the best boxes; return ``out``.
 
     Raises BadImage if the photo cannot be read.
     """

@@ -32,7 +32,7 @@ _PHOTO_SIDE = 420  # pixels of the longer side of a photo
 
 
 class CaptionPiece(NamedTuple):
-    """Consecutive words of a caption, with the number and colour of their phrase; None and blank for words outside phrases."""
+    """Consecutive words of a caption, with the number and colour of their phrase (None and blank outside of phrases)."""
 
     text: str
     number: int | None
@@ -40,9 +40,10 @@ class CaptionPiece(NamedTuple):
 
 
 class PhraseOutcome(NamedTuple):
-    """The best box of a model for a phrase: ``is_right`` marks a right box, ``iou`` is a text with the IoU with the true box.
+    """The outcome of a model for one phrase.
 
-    ``first_right`` is a text with the rank of the first right box; blank if the best box is right.
+    ``is_right`` is True if the highest-scoring box is right. ``iou`` is a text with the IoU of this box and the true box.
+    ``first_right`` is a text with the rank of the first right box; blank if the highest-scoring box is right.
     """
 
     number: int
@@ -55,7 +56,7 @@ class PhraseOutcome(NamedTuple):
 
 
 class PhraseColumn(NamedTuple):
-    """A photo with one model's best box for each phrase of a caption, and the outcome (right or wrong) of each phrase."""
+    """A photo with one model's highest-scoring box for each phrase of a caption, and the outcome of each phrase."""
 
     photo: PhrasePhoto
     phrases: Sequence[PhraseOutcome]
@@ -66,7 +67,7 @@ class PhraseColumn(NamedTuple):
 
 
 class PhraseCard(NamedTuple):
-    """A caption with coloured phrases, and a column per model."""
+    """A caption to display, with coloured phrases and a column per model."""
 
     pieces: Sequence[CaptionPiece]
     columns: Sequence[PhraseColumn]
@@ -83,7 +84,8 @@ class PhraseCardGroup(NamedTuple):
 class PhraseGallery:
     """The captions of a phrase section. ``n_unreadable`` is the number of photos that cannot be read.
 
-    ``comparison_counts`` compares two models: how many phrases only the first, only the second, and both or neither localise.
+    For two models, ``comparison_counts`` has the numbers of phrases that only the first model, only the second model, and both
+    or neither localise.
     """
 
     groups: Sequence[PhraseCardGroup]
@@ -92,11 +94,11 @@ class PhraseGallery:
 
 
 class _CaptionStats(NamedTuple):
-    """The captions that have phrases with a true box; every array is (n_captions,).
+    """Statistics of the captions that have phrases with a true box. Every array is (n_captions,).
 
-    ``n_phrases`` is the number of phrases with a true box. ``n_right`` has an array for each model: the number of phrases
-    whose highest-scoring box is right. ``mean_iou`` has an array for each model: the IoU between the highest-scoring box and
-    the true box, as a mean over the phrases of a caption.
+    ``n_phrases`` is the number of a caption's phrases with a true box. ``n_right`` has an array for each model: the number of
+    phrases whose highest-scoring box is right. ``mean_iou`` has an array for each model: the IoU between the highest-scoring
+    box and the true box, as a mean over the phrases of a caption.
     """
 
     ids: NDArray[np.int64]
@@ -107,7 +109,7 @@ class _CaptionStats(NamedTuple):
 
 
 def match_mentions(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
-    """Return a dict from the id of each phrase in ``run`` to the mention in the data set.
+    """Return a dict from the id of each phrase in ``run`` to the phrase in the data set (a mention).
 
     Raises UserError if the scores belong to other data.
     """
@@ -128,7 +130,8 @@ def match_mentions(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
 def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: float, n: int, seed: int) -> PhraseGallery:
     """Return the gallery of ``n`` captions for one model, or for two models on the same phrases.
 
-    For one model, a third of the captions is sampled with ``seed``. For two models, no caption is sampled.
+    For one model, the captions are the best, the worst and a random sample by ``seed``, a third each. For two models, the
+    captions are those whose outcomes differ most.
     """
     mentions_by_id = match_mentions(runs[0], dataset)
     ranks_by_model = [rank_phrases(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
@@ -165,7 +168,7 @@ def _compute_caption_stats(run: PhraseScores, ranks_by_model: Sequence[PhraseRan
 
 
 def _select_captions(captions: _CaptionStats, n: int, seed: int) -> list[tuple[str, list[int]]]:
-    """Return the titles and caption ids of the best, random and worst captions, a third each; a photo is used once."""
+    """Return titles and caption ids of three groups: the best, random and worst captions. No photo is used twice."""
     share, mean_iou = captions.n_right[0] / captions.n_phrases, captions.mean_iou[0]
     rng = np.random.default_rng(seed)
     orders = {
@@ -177,13 +180,13 @@ def _select_captions(captions: _CaptionStats, n: int, seed: int) -> list[tuple[s
     best, random, worst = orders
     selected: dict[str, list[int]] = {}
     used: set[int] = set()
-    for title in (best, worst, random):  # random cases must not use up the photos of the others
+    for title in (best, worst, random):  # random comes last, because it must not use up the photos of the others
         selected[title] = captions.ids[take_queries_of_new_images(orders[title], captions.images, sizes[title], used)].tolist()
     return [(title, selected[title]) for title in orders]
 
 
 def _select_contrasting_captions(captions: _CaptionStats, n: int) -> list[tuple[str, list[int]]]:
-    """Return title and caption ids of two groups: the first, or the second, model places more phrases right in them."""
+    """Return titles and caption ids of two groups: the first model localises more phrases, or the second model does."""
     more = captions.n_right[0] - captions.n_right[1]
     nearer = captions.mean_iou[0] - captions.mean_iou[1]
     used: set[int] = set()
@@ -251,7 +254,7 @@ def _build_outcome(run: PhraseScores, ranks: PhraseRanks, row: int, number: int,
 
 
 def _split_caption(caption: Caption, phrases: Sequence[Mention]) -> list[CaptionPiece]:
-    """Split a caption where phrases begin and end. A word of several phrases counts for the first of them."""
+    """Split a caption where phrases begin and end. A word in several phrases belongs to the first of these phrases."""
     numbers: list[int | None] = [None] * len(caption.tokens)
     for number, mention in enumerate(phrases, 1):
         for k in range(mention.phrase.start, mention.phrase.stop):
@@ -264,7 +267,7 @@ def _split_caption(caption: Caption, phrases: Sequence[Mention]) -> list[Caption
 
 
 class TypeBar(NamedTuple):
-    """A metric as a bar; lengths are in percent of the full width."""
+    """A metric that is displayed as a bar. Lengths are in percent of the full width."""
 
     metric: ReportMetric
 
@@ -300,7 +303,7 @@ class PhraseSection(NamedTuple):
 
 
 def are_phrase_results(inputs: Sequence[ReportInput]) -> bool:
-    """Return whether results are phrase results. Raises UserError if only one is, or if IoU thresholds differ."""
+    """Return whether all inputs are phrase results. Raises UserError if only some are, or if their IoU thresholds differ."""
     are_phrases = [PHRASE_PROTOCOL in one.result.protocols for one in inputs]
     if any(are_phrases) and not all(are_phrases):
         one, other = inputs[are_phrases.index(True)], inputs[are_phrases.index(False)]
@@ -315,9 +318,10 @@ def are_phrase_results(inputs: Sequence[ReportInput]) -> bool:
 def build_phrase_section(
     inputs: Sequence[ReportInput], dataset: Dataset | None, n_captions: int, seed: int, missing: list[str]
 ) -> PhraseSection:
-    """Return the phrase section, with ``n_captions`` captions if the data set and all phrase scores are available.
+    """Return the phrase section of a report.
 
-    A reason is appended to ``missing`` if photos cannot be displayed.
+    It has ``n_captions`` captions if the data set and all phrase scores are available. If photos cannot be displayed, the
+    reason is appended to ``missing``.
     """
     iou, runs = _get_iou_threshold(inputs[0]), [one.phrase_scores for one in inputs if one.phrase_scores]
     gallery = None
@@ -330,7 +334,7 @@ def build_phrase_section(
 
 
 def compute_phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[ReportDifference]:
-    """Return the differences, first minus second, in each phrase metric; empty unless both results have phrase scores."""
+    """Return the difference of each phrase metric, first minus second result; empty unless both have phrase scores."""
     runs = [one.phrase_scores for one in inputs if one.phrase_scores]
     if len(runs) < 2:
         return []

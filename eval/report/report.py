@@ -68,7 +68,7 @@ class Chart(NamedTuple):
 
 
 class ResultSummary(NamedTuple):
-    """The facts about a result at the head of the report; ``letter`` is A or B if there are two results."""
+    """The facts about a result at the top of the report. ``letter`` is A or B if there are two results."""
 
     letter: str
     experiment: str
@@ -95,19 +95,20 @@ def write_report(
     ----------
     results : one or two result files
     out : the report to write
-    data : ``dataset.json``; None uses the path that the embeddings name
+    data : path of ``dataset.json``; None uses the path in the embeddings
     embeddings : the embeddings of the first seed, one file for each result; if empty, the paths in the results are used
-    queries : number of queries to display for each direction; with ``gallery``, number of best and number of worst queries;
-        None uses the defaults of ``vse-report``
+    queries : number of queries to display for each direction; with ``gallery``, of the best queries and again of the worst
+        queries; None uses the defaults of ``vse-report``
     seed : seed for the sample of queries
-    open_attention : function that opens a run, whose attention is drawn on the photos
-    gallery : select the best and the worst queries instead of a sample, or for two results those that differ most
+    open_attention : function that opens a run, to draw the attention of its model on the photos
+    gallery : for one result, select the best and the worst queries instead of a sample; for two results, select the queries
+        whose ranks differ most
     """
     if queries is None:
         queries = N_GALLERY_QUERIES if gallery else N_REPORT_QUERIES
     kind = page_kind("report.html")
     inputs = _read_inputs(results, out, kind, data, embeddings, queries)
-    # The wrong captions of choices are not part of a retrieval, so results of choices have no ranks and no galleries.
+    # A result of the protocol choices has no galleries, because its wrong captions are not candidates of a retrieval.
     has_choices = any(one.result.choices for one in inputs)
     ranks = [ranks_from_blocks(*one.embeddings.score_blocks()) for one in inputs if one.embeddings and not has_choices]
     letters = ["A", "B"] if len(inputs) == 2 else [""]
@@ -172,7 +173,7 @@ def write_report(
 
 
 class _HardestNegatives(NamedTuple):
-    """The hardest negatives of the last epoch by the kind of query (``image``, ``caption``); empty if none are recorded."""
+    """The hardest negatives of the last recorded epoch for the queries ``image`` and ``caption``; empty without a record."""
 
     epoch: int = 0
     negatives: Mapping[str, Sequence[HardNegative]] = MappingProxyType({})
@@ -181,7 +182,7 @@ class _HardestNegatives(NamedTuple):
 def _read_inputs(
     results: Sequence[Path], out: Path, kind: OutputKind, data: Path | None, embeddings: Sequence[Path], queries: int
 ) -> list[ReportInput]:
-    """Read the inputs of a report. Raises UserError if they do not fit together, or if ``out`` is one of them."""
+    """Read the inputs of a report. Raises UserError if the inputs do not fit together, or if ``out`` is one of them."""
     if not 1 <= len(results) <= 2:
         raise UserError(f"a report displays one result, or two side by side, not {len(results)}")
     if embeddings and len(embeddings) != len(results):
@@ -200,7 +201,7 @@ def _read_inputs(
 
 
 def _load_dataset_photos(inputs: Sequence[ReportInput], data: Path | None, missing: list[str]) -> DatasetPhotos | None:
-    """Return the photos of the data set; None, with the reason in ``missing``, if ``dataset.json`` is not found."""
+    """Return the photos of the data set. If ``dataset.json`` is not found, add the reason to ``missing``, and return None."""
     if not any(one.embeddings or one.phrase_scores for one in inputs):
         return None
     places = [one.dataset_file for one in inputs if one.dataset_file]
@@ -254,7 +255,7 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
     elif any(seed is not None for seed in result.seeds):
         seeds = list(
             dict.fromkeys("unknown" if seed is None else str(seed) for seed in result.seeds)
-        )  # the seed of several folds is listed once
+        )  # list the common seed of several folds once
         yield "Seeds" if len(seeds) > 1 else "Seed", ", ".join(seeds)
     if settings := _list_main_settings(report_input):
         yield "Settings", ", ".join(settings)
@@ -271,7 +272,7 @@ def _list_result_facts(report_input: ReportInput) -> Iterator[tuple[str, str]]:
 
 def _list_main_settings(report_input: ReportInput) -> list[str]:
     settings = flatten_settings(report_input.config)
-    if settings.get("backbone"):  # a run with a backbone does not read the feature
+    if settings.get("backbone"):  # a run with a trainable backbone does not read the feature
         settings.pop("feature", None)
     gradient = settings.get("solver.name", "gradient") == "gradient"
     keys = _SETTING_LABELS if gradient else {"solver.name": "solver", "feature": "feature"}
@@ -307,7 +308,7 @@ def _list_differing_settings(inputs: Sequence[ReportInput]) -> list[tuple[str, s
 
 
 def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings with dotted names, such as ``{"loss.margin": 0.2}``."""
+    """Return nested settings as a flat dict with dotted names, such as ``{"loss.margin": 0.2}``."""
     settings: dict[str, Any] = {}
     for name, value in tree.items():
         settings |= flatten_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
@@ -315,7 +316,7 @@ def flatten_settings(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 def _draw_curve_charts(inputs: Sequence[ReportInput], photos: DatasetPhotos | None) -> list[Chart]:
-    """Return the charts of training loss and validation rsum by epoch, and for CCA the chart of rsum by regularisation."""
+    """Return charts of the training loss and the validation rsum by epoch; for CCA, a chart of rsum by regularisation."""
     warm_ups = [(series, epochs) for series, one in enumerate(inputs) if (epochs := _find_last_warm_up_epoch(one))]
     charts = []
     for column, title in (("loss", "Training loss"), ("rsum", "Validation rsum")):

@@ -1,4 +1,4 @@
-"""The inputs of a report: the result file, the files that it names, and the queries that the report displays."""
+"""The inputs of a report: the result file and the files that it names. This module also selects the queries to display."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReportInput:
-    """A result file with the embeddings and run files that were found at the paths in it.
+    """A result file, with the embeddings and run files at the paths in the result.
 
     ``embeddings``, ``phrase_scores``, ``run_folder``, ``run_record`` (``run.json``) and ``negative_table`` (``negatives.csv``)
     belong to the first seed. ``curve_tables`` has the ``metrics.csv`` of all seeds. ``dataset_file`` is the path of
-    ``dataset.json`` according to the embeddings. ``missing_sentences`` has a sentence for each missing input. The
-    sentences name no folders, because other people read the report. ``readable_files`` are all files that a report may read.
+    ``dataset.json`` in the embeddings. ``missing_sentences`` has a sentence for each input that was not found. The sentences
+    name no folders, because other people read the report. ``readable_files`` are all files that a report may read.
     """
 
     path: Path
@@ -63,15 +63,15 @@ class ReportInput:
 def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput:
     """Read a result file, its embeddings, and files of the runs that computed the embeddings.
 
-    ``embeddings`` replaces the file that the result names for the first seed. Raises UserError if the result was computed from
-    other embeddings.
+    ``embeddings`` replaces the embeddings file that the result names for the first seed. Raises UserError if the result was
+    computed from other embeddings.
     """
     report_input = ReportInput(path, read_result(path))
     references = _file_references(report_input)
     files = [resolve_path(path, entry["file"]) for entry in references]
     if embeddings:
         files[:1] = [embeddings]
-    # A report displays the first seed alone; the scores of an ensemble need all members of that seed.
+    # A report displays the first seed. The scores of an ensemble need the files of all members of this seed.
     is_ensemble = bool(report_input.result.ensemble)
     n_read = max(1, len(files) // len(report_input.result.seeds)) if is_ensemble else 1
     run_files = [file.parent / name for file in files for name in ("run.json", "metrics.csv", "negatives.csv")]
@@ -127,9 +127,9 @@ def _add_phrases(
 
 
 def _find_missing_reason(files: Sequence[Path], given: bool) -> str:
-    """Return why embeddings or phrase scores cannot be read; blank if all files exist.
+    """Return the reason why embeddings or phrase scores cannot be read; blank if all files exist.
 
-    The reason is also blank if the first file is missing and the user named it (``given``): reading it then raises an error.
+    The reason is also blank if the user named the first file (``given``). If this file is missing, its reader raises an error.
     """
     if not files:
         return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
@@ -154,7 +154,7 @@ def _check_against_result(report_input: ReportInput, file: Path, run: Embeddings
     n_images, n_captions = (len(np.unique(ids)) for ids in (run.image_ids, run.caption_ids))
     ours = {"n_images": n_images, "n_captions": n_captions, "dataset": run.dataset, "split": run.split}
     if isinstance(run, Embeddings) and run.fold is not None and result.split != run.split:
-        ours = {"dataset": run.dataset}  # the result counts the images of all folds
+        ours = {"dataset": run.dataset}  # a result of several folds counts the images of all folds
     if run.experiment is not None:
         theirs["experiment"], ours["experiment"] = result.experiment, run.experiment
     for name, value in ours.items():
@@ -187,7 +187,7 @@ def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:
 
 
 def _read_run_record(report_input: ReportInput, folder: Path, seed: int | None) -> Mapping[str, Any] | None:
-    """Return ``run.json`` of a folder; empty if the file is missing, and None if it belongs to another run."""
+    """Return the content of a folder's ``run.json``: empty if the file is missing, and None if it belongs to another run."""
     file = folder / "run.json"
     if not file.is_file():
         return {}
@@ -195,7 +195,7 @@ def _read_run_record(report_input: ReportInput, folder: Path, seed: int | None) 
     trained_on = report_input.result.trained_on or report_input.result.dataset
     ours = {"dataset": trained_on, "experiment": report_input.result.experiment, "seed": seed}
     if isinstance(record, Mapping) and trained_on != record.get("dataset"):
-        # If a model was tested on another data set with the same name, the result calls its training data demo-1a2b3c4d.
+        # If the training data have the same name as the test data, but are others, the result calls them e.g. demo-1a2b3c4d.
         ours["dataset"] = trained_on.rpartition("-")[0] or trained_on
     if not isinstance(record, Mapping) or any(record.get(name, value) != value for name, value in ours.items()):
         log.warning("%s belongs to another run than %s: left out", folder, report_input.path)
@@ -204,15 +204,15 @@ def _read_run_record(report_input: ReportInput, folder: Path, seed: int | None) 
 
 
 def _read_run_table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Read a CSV file with at least these columns; None if the file is missing or empty.
+    """Read a CSV file that has at least the given columns. Return None if the file is missing or empty.
 
-    Raises UserError if the hash of the file is not the hash in ``record``, the content of ``run.json``.
+    Raises UserError if the file does not have the hash in ``record``, the content of ``run.json``.
     """
     if not file.is_file():
         return None
     content, _ = read_run_file(file, record)
     try:
-        table = pd.read_csv(BytesIO(content), encoding="utf-8", keep_default_na=False)  # a caption may be the text NA
+        table = pd.read_csv(BytesIO(content), encoding="utf-8", keep_default_na=False)  # a caption may be the word NA
     except pd.errors.EmptyDataError:
         return None
     except (ValueError, OSError) as error:  # ParserError and UnicodeDecodeError are ValueErrors
@@ -260,16 +260,17 @@ def align_queries(first: ReportInput, second: ReportInput) -> ReportInput:
     return replace(second, embeddings=run)
 
 
-MAX_NEAR_MISS_RANK = 10  # a right answer up to this (1-based) rank is a near miss
+MAX_NEAR_MISS_RANK = 10  # a query is a near miss if its first right answer has at most this rank (1-based)
 
 
 def select_groups(
     ranks: Sequence[Ints], images: Ints, n: int, seed: int, extremes: bool = False
 ) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
-    """Select groups of queries for one or two models: return their titles, the indices of their queries, and counts.
+    """Select groups of queries for one or two models. Return the titles and query indices of the groups, and counts.
 
-    For two models, the counts are the numbers of queries on which the first model, the second model and neither is better; for
-    one model they are None. ``n`` is the largest number of queries in a group with ``extremes``, else in all groups together.
+    For two models, the counts are the numbers of queries that the first model, the second model and neither model ranks
+    better. For one model, the counts are None. ``n`` is the largest number of queries: with ``extremes`` in each group,
+    without it in all groups together.
     """
     if len(ranks) == 1 and extremes:
         worst, best = select_extreme_queries(ranks[0], n, seed)
@@ -290,7 +291,7 @@ def select_groups(
 
 
 def select_extreme_queries(ranks: Ints, n: int, seed: int) -> tuple[list[int], list[int]]:
-    """Return the indices of the ``n`` queries with the largest ranks, and of the ``n`` other queries with the smallest ranks.
+    """Return the indices of the ``n`` queries with the largest ranks, and of ``n`` other queries with the smallest ranks.
 
     The first list starts with the largest rank, and the second list with the smallest. Queries with the same rank are in
     random order, by ``seed``.
@@ -304,8 +305,8 @@ def select_extreme_queries(ranks: Ints, n: int, seed: int) -> tuple[list[int], l
 def select_queries(ranks: Ints, images: Ints, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
     """Return the indices of up to ``n`` queries, a third each of successes, near misses and failures.
 
-    Successes (rank 0) and near misses are sampled with ``seed``; failures have the largest ranks. ``images`` (n_queries,) is
-    the row of each query's image. Each image is selected once.
+    Successes (rank 0) and near misses are sampled with ``seed``. Failures have the largest ranks. ``images`` (n_queries,) has
+    the row of each query's image. No two selected queries have the same image.
     """
     parts = [n // 3 + (part < n % 3) for part in range(3)]
     sample = np.random.default_rng(seed).permutation(len(ranks))
@@ -320,11 +321,11 @@ def select_queries(ranks: Ints, images: Ints, n: int, seed: int) -> tuple[list[i
 
 
 def select_contrasting_queries(first: Ints, second: Ints, images: Ints, n: int) -> tuple[list[int], list[int]]:
-    """Return the indices of up to ``n`` queries: a half that the first model ranks better, and a half for the second model.
+    """Return the indices of up to ``n`` queries: half are ranked better by the first model, half by the second model.
 
-    ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that one model alone ranks at 0 come first
-    (Tables II and III of the TOD-Net paper), then queries are in descending order of the factor between the 1-based ranks.
-    ``images`` (n_queries,) is the row of each query's image. Each image is selected once.
+    ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that only one model ranks at 0 come first
+    (Tables II and III of the TOD-Net paper). Then the order is by the quotient of the two 1-based ranks, the largest first.
+    ``images`` (n_queries,) has the row of each query's image. No two selected queries have the same image.
     """
     gain = np.log1p(second) - np.log1p(first)
     solved = (first == 0) | (second == 0)
@@ -339,7 +340,7 @@ def select_contrasting_queries(first: Ints, second: Ints, images: Ints, n: int) 
 def take_queries_of_new_images(queries: Ints, images: Ints, n: int, used: set[int]) -> list[int]:
     """Return the first ``n`` of ``queries`` whose images are not in ``used``, and add these images to ``used``.
 
-    ``queries`` are indices into ``images``, which has the image of every query.
+    ``queries`` has indices of queries, and ``images`` has the image row of every query.
     """
     selected: list[int] = []
     for query in queries.tolist():

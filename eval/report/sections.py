@@ -1,4 +1,4 @@
-"""Sections of a report: metrics with charts and differences, choices between captions, and errors that people accept."""
+"""Sections of a report: metrics, differences, choices between captions, and wrong answers that people accept."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BAR_METRIC_NAMES = (*_RECALL_NAMES, "bound")  # bars of a chart, if the result 
 
 
 class ReportMetric(NamedTuple):
-    """A metric in a report: its value, standard deviation over seeds and 95% interval, each NaN if it is not known."""
+    """A metric in a report: its value, standard deviation over seeds and 95% interval. Unknown numbers are NaN."""
 
     value: float
     std: float = math.nan
@@ -46,7 +46,7 @@ class ReportMetric(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The value and the standard deviation with one decimal; a dash if the value is not known."""
+        """The value and the standard deviation with one decimal; a dash for an unknown value."""
         if math.isnan(self.value):
             return "–"
         return f"{self.value:.1f}" if math.isnan(self.std) else f"{self.value:.1f} ± {self.std:.1f}"
@@ -56,7 +56,7 @@ class ReportMetric(NamedTuple):
         return "" if math.isnan(self.low) else f"{self.low:.1f} – {self.high:.1f}"
 
     def whisker(self) -> tuple[float, float]:
-        """Return the ends of the whisker: the interval or, without one, a standard deviation on each side."""
+        """Return the ends of the whisker: the interval or, without an interval, a standard deviation on each side."""
         return (self.value - self.std, self.value + self.std) if math.isnan(self.low) else (self.low, self.high)
 
 
@@ -75,8 +75,8 @@ class MetricRow(NamedTuple):
 class ProtocolSection:
     """The section of a protocol in a report.
 
-    ``overall_metrics`` has the metrics over both directions, such as rsum: index of the result, name and value. ``chart``
-    displays the recalls, and is None without recalls. ``notes`` explains the whiskers and the numbers in small print.
+    ``overall_metrics`` has the metrics over both directions, such as rsum: the index of the result, the name and the value.
+    ``chart`` displays the recalls; None without recalls. ``notes`` explains the whiskers and the numbers in small print.
     ``chance_note`` explains the dotted lines.
     """
 
@@ -116,7 +116,7 @@ def compute_retrieval_differences(image_of_caption: NDArray[np.int64], first: Ra
 
 
 def format_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
-    """Return the row of a metric in the report's table, from :func:`vse.eval.ranking.statistics.compute_differences`."""
+    """Return the report's row for ``metric``, a result of :func:`vse.eval.ranking.statistics.compute_differences`."""
     return ReportDifference(
         name,
         f"{metric['difference']:+.1f}",
@@ -135,8 +135,9 @@ def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
 def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
-    They come from ``full``, or else from the first protocol that has rsum. For phrases, the recalls and the upper bound are
-    returned instead; for choices, the rates of right choices with and without the image, and of chance.
+    The metrics are those of the protocol ``full``, or else of the first protocol that has rsum. For phrases, the recalls and
+    the upper bound are returned instead. For choices, the rates of right choices with the image, without the image and by
+    chance are returned.
     """
     protocols = result.protocols
     if PHRASE_PROTOCOL in protocols:
@@ -197,7 +198,7 @@ def exclusion_note(protocol: ProtocolMetrics) -> str:
 
 
 def _compute_chance_recalls(name: str, result: Result, directions: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the recalls of a random order by direction; empty for protocols other than ``1k`` and ``full``."""
+    """Return the recalls of a random order for each direction; an empty dict for protocols other than ``1k`` and ``full``."""
     if name not in ("1k", "full"):
         return {}
     n_images = 1000 if name == "1k" else result.n_images
@@ -284,9 +285,9 @@ def _report_metric(protocol: ProtocolMetrics, metric: Metric, name: str) -> Repo
 
 
 class ChoiceCard(NamedTuple):
-    """A choice to display: the photo, the right and the best wrong caption, and the kind of the choice.
+    """A choice between captions to display: the photo, the right caption and the wrong caption with the highest score.
 
-    ``is_right`` is True if the model chose the right caption.
+    ``is_right`` is True if the model chose the right caption. ``kind`` names how the wrong captions were written.
     """
 
     photo: Photo
@@ -299,9 +300,9 @@ class ChoiceCard(NamedTuple):
 def sample_choices(
     report_input: ReportInput, photos: DatasetPhotos, n: int, seed: int, missing: list[str]
 ) -> list[ChoiceCard]:
-    """Return up to ``n`` wrong and ``n`` right choices, sampled at random, the wrong choices first.
+    """Return up to ``n`` wrong and then up to ``n`` right choices of a model between captions, sampled at random.
 
-    If the file of choices is not where the result names it, or has changed, a sentence about it is added to ``missing``.
+    If the result's file of caption choices cannot be read or has changed, a sentence about it is added to ``missing``.
     """
     facts, run = report_input.result.choices.get(CHOICES_PROTOCOL, {}), report_input.embeddings
     file = resolve_path(report_input.path, str(facts.get("file")))
@@ -329,12 +330,12 @@ def sample_choices(
     return cards
 
 
-N_ACCEPTED = 10  # number of accepted answers displayed for each kind of judgements
+N_ACCEPTED = 10  # number of accepted answers that are displayed for each kind of judgements
 
 
 @dataclass(frozen=True)
 class AcceptedAnswer:
-    """A photo, the first caption that the model found for it, the photo's own caption, and the verdict of the raters."""
+    """A photo, the first caption that the model returned for it, the photo's own caption, and the verdict of the raters."""
 
     photo: Photo
     caption: str
@@ -343,9 +344,9 @@ class AcceptedAnswer:
 
 
 def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, missing: list[str]) -> list[AcceptedAnswer]:
-    """Return wrong first captions that people accept, by the judgements that a result names, highest grades first.
+    """Return images whose first caption belongs to another image but is accepted by people, the highest grades first.
 
-    If a file of judgements is not where the result names it, or has changed, a sentence about it is added to ``missing``.
+    If a file of judgements that the result names cannot be read or has changed, a sentence about it is added to ``missing``.
     """
     answers: list[AcceptedAnswer] = []
     run = report_input.embeddings

@@ -1,4 +1,4 @@
-"""Quality and cost of searches that do not score all pairs, in both directions, compared with exact search."""
+"""Quality and cost of searches that do not score all pairs, compared with exact search in both directions."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from vse.eval.search.top_k import (
 )
 from vse.pipeline.errors import UserError
 
-_MAX_CANDIDATES = 2**24  # largest number of candidates of the queries in a chunk
+_MAX_CANDIDATES = 2**24  # largest number of candidates of all queries in a chunk of queries
 
 
 class _CandidateLists(NamedTuple):
-    """The candidates of m queries of one direction, K for each query.
+    """The candidates of m queries of one direction: the first stage of a search returned K candidates for each query.
 
     Attributes
     ----------
     queries : (m,) rows of the queries
-    candidate_rows : (m, K) rows of the corpus that the first stage returned
-    is_sure : (m, K) whether a candidate scores, in the first stage, higher than all rows outside of the list
+    candidate_rows : (m, K) rows of the candidates in the corpus
+    is_sure : (m, K) whether the first-stage score of a candidate is higher than the scores of all rows that are not candidates
     scores : (m, K) exact scores of the candidates
-    best_scores : (m, n) highest exact scores of the complete corpus
+    best_scores : (m, n) the n highest exact scores in the complete corpus
     seconds : duration of the first stage
     """
 
@@ -56,16 +56,17 @@ class _CandidateLists(NamedTuple):
 def measure_reranked_search(
     i2t: ScoreBlocks, t2i: ScoreBlocks | None, images: Vectors, captions: Vectors, candidates: int
 ) -> dict[str, Any]:
-    """Return the metrics of a two-stage search for a result file: candidates of each query, re-ranked by exact scores.
+    """Return the metrics of a two-stage search for a result file.
 
-    The candidates are the rows with the highest inner products of ``images`` (n_images, dim) and ``captions`` (n_captions,
-    dim). The rank of a query counts the wrong candidates that score at least as high as its best right candidate. A query
-    without a right candidate is ranked behind all wrong answers of the split. A right candidate does not count if its score in
-    the first stage equals the score of a row that is not a candidate.
+    The first stage finds candidates: the rows with the highest inner products of ``images`` (n_images, dim) and ``captions``
+    (n_captions, dim). The second stage ranks the candidates by exact scores. The rank of a query is the number of wrong
+    candidates that score at least as high as its best right candidate. A query without a right candidate is ranked behind all
+    wrong answers of the split. A right candidate does not count if its score in the first stage equals the score of a row that
+    is not a candidate.
 
-    The result has, for each direction, the metrics; ``found``, the percentage of queries with a right answer among the
-    candidates; and ``recall_at_1`` ..., the percentage of the exact top K that the top K of the list contains. ``exact`` has
-    the exact metrics, and ``lost`` has the amounts by which the metrics are worse.
+    For each direction, the result has the metrics; ``found``, the percentage of queries with a right answer among the
+    candidates; and ``recall_at_1`` etc., the percentage of the exact top K in the top K of this search. ``exact`` has the
+    metrics of exact search, and ``lost`` has the amounts by which the metrics of this search are worse.
 
     Parameters
     ----------
@@ -115,9 +116,9 @@ def _list_caption_candidates(
 
 
 def find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
-    """Return the rows of each query's candidates, whether each candidate is ``sure``, and the duration in seconds.
+    """Return the rows (m, K) of each query's candidates, a mask (m, K) of sure candidates, and the duration in seconds.
 
-    A candidate is not sure if it ties with a row outside of the candidates.
+    A candidate is not sure if its score equals the score of a row that is not a candidate.
     """
     started = time.perf_counter()
     scores, rows = exact_search(corpus, queries, min(candidates + 1, len(corpus)))
@@ -129,9 +130,9 @@ def find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple
 def _evaluate_lists(
     chunks: Iterator[_CandidateLists], image_of_row: Tensor, query_images: Tensor
 ) -> tuple[RowIndices, dict[str, float]]:
-    """Return the ranks of all queries of one direction, and the quality and the duration of the search for candidates.
+    """Return the ranks of all queries of one direction, and ``found``, ``recall_at_1`` etc. and the duration in a dict.
 
-    ``image_of_row`` has the image of each row of the corpus. ``query_images[row]`` is the image of the query ``row``.
+    ``image_of_row`` has the image of each row of the corpus. ``query_images`` has the image of each query row.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
     depths = [min(k, len(image_of_row)) for k in DEFAULT_KS]
@@ -150,10 +151,10 @@ def _evaluate_lists(
 
 
 def rank_listed_candidates(right: Tensor, sure: Tensor, scores: Tensor, n_wrong: Tensor) -> Tensor:
-    """Return the rank (m,) of each query: the number of wrong candidates that score at least as high as the best right one.
+    """Return the rank (m,) of each query: how many wrong candidates score at least as high as the best right candidate.
 
-    A query without a right and sure candidate is ranked behind all ``n_wrong`` (m,) wrong answers of the split. ``right``,
-    ``sure`` and ``scores`` are (m, K), see :class:`_CandidateLists`.
+    ``right``, ``sure`` and ``scores`` are (m, K), see :class:`_CandidateLists`. ``n_wrong`` (m,) is the number of wrong
+    answers in the split. If no right candidate of a query is sure, its rank is ``n_wrong``.
     """
     sure_right = right & sure
     goal = scores.masked_fill(~sure_right, -torch.inf).amax(1, keepdim=True)
@@ -172,7 +173,7 @@ def _compute_metric_drops(exact: dict[str, Any], found: dict[str, Any]) -> dict[
 
 
 def _find_highest_scores(scores: Tensor) -> Tensor:
-    """Return the ten highest scores of each column, highest first; all scores of a shorter column."""
+    """Return the highest scores of each column, at most ten, the highest first."""
     return torch.topk(scores, min(max(DEFAULT_KS), len(scores)), dim=0).values
 
 
@@ -191,11 +192,11 @@ def measure_index_recalls(
 ) -> dict[str, Any]:
     """Return the recalls (in percent) and the cost of a FAISS index in both directions, for a result file.
 
-    ``r1`` ... are R@K of the results of the index; a wrong result that scores as high as the right one is ranked before it.
-    ``recall_at_1`` ... are the percentage of the exact top K that the index returned as its top K; a row that ties with the
-    last of the exact top K counts as well. For ``order`` the index finds ``candidates`` rows, and these are sorted by their
-    exact scores. The result records their number as ``reranked``. Durations are wall-clock seconds. If the images or the
-    captions are too few to train the index, a ``Flat`` index is used and its ``factory`` is reported.
+    ``r1`` etc. are R@K by the results of the index; if scores are equal, wrong results are ranked first. ``recall_at_1`` etc.
+    are the percentage of the exact top K in the top K of the index; a row with the same score as the last row of the exact top
+    K counts as well. For ``order`` the index finds ``candidates`` rows, which are sorted by their exact scores; ``reranked``
+    is their number. Durations are wall-clock seconds. If the images or the captions are too few to train the index, a ``Flat``
+    index is used, and ``factory`` in the result is ``Flat``.
 
     Parameters
     ----------
@@ -216,7 +217,7 @@ def measure_index_recalls(
     if similarity != "cosine":
         measured["reranked"] = candidates
     for direction, one in build_both_searches(images, captions, image_of_caption).items():
-        # Request more results than K, by the largest number of right answers. K wrong rows that tie with these are then found.
+        # Request K results plus the largest number of right answers: K wrong rows that tie with right rows are then found.
         depth = max(ks) + int(np.bincount(one.image_of_row).max())
         times = [time.perf_counter()]
         small = len(one.corpus) < needed <= max(len(images), len(captions))
@@ -252,7 +253,7 @@ def measure_index_recalls(
 
 
 def _rank_top_results(top: TopK, direction_search: DirectionSearch) -> RowIndices:
-    """Return for each query the number of wrong results that score at least as high as its best right result.
+    """Return for each query how many wrong results score at least as high as its best right result.
 
     The rank is the largest int64 if no right answer is among the results.
     """
@@ -267,7 +268,7 @@ def _rank_top_results(top: TopK, direction_search: DirectionSearch) -> RowIndice
 def _compute_recalled_share(rows: RowIndices, exact: RowIndices, scores: Scores, exact_scores: Scores, k: int) -> float:
     """Return the share of the exact top ``k`` that the top ``k`` of another search contains.
 
-    A row that ties with the last row of the exact top ``k`` counts as well.
+    A row with the same score as the last row of the exact top ``k`` counts as well.
     """
     rows, exact = rows[:, :k], exact[:, :k]
     same = (rows[:, :, None] == exact[:, None, :]).any(2)

@@ -1,8 +1,8 @@
 """Checks, query by query, that a search by FAISS agrees with the exact ranks.
 
-FAISS returns ties in any order, while exact ranks put wrong answers first. The two may therefore differ only for a query whose
-right answer has the same score as a wrong answer, up to the rounding of float32. Any other difference is an error of the
-program and raises RuntimeError.
+FAISS returns answers with equal scores in any order, while exact ranks count wrong answers first. A rank by FAISS may
+therefore differ from the exact rank only if the right answer and a wrong answer have the same score, up to the rounding of
+float32. Any other difference is an error of the program and raises RuntimeError.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vse.eval.search.top_k import N_RESCORED_CANDIDATES, DirectionSearch, RowInd
 
 log = logging.getLogger(__name__)
 
-# Largest difference of two float32 sums of the same products in another order, relative to the product of the vectors' lengths
-# (cosine) or to the score, a sum of squares (order).
+# Largest difference between two float32 scores of a pair that add up the same numbers in different orders. It is relative to
+# the product of the vectors' lengths (cosine) or to the score (order).
 _MAX_ROUNDING_ERROR = 1e-5
 _MAX_PAIRS_PER_CALL = 512  # pairs that are scored in one call
 EXACT_SEARCH_TEXT, CANDIDATES_TEXT = "an exact search by FAISS", "candidates of FAISS, re-ranked by exact scores"
@@ -32,14 +32,14 @@ EXACT_SEARCH_TEXT, CANDIDATES_TEXT = "an exact search by FAISS", "candidates of 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The recalls of a FAISS search that agrees with the exact ranks. The dicts have a key for each direction.
+    """The agreement of a FAISS search with the exact ranks. The dicts have a key for each direction.
 
     Attributes
     ----------
-    search_description : name of the kind of search, for messages
+    search_description : description of the search for messages
     recalls, exact_recalls : R@K of the compared queries, by FAISS and by exact ranks
     n_compared, n_queries : number of compared queries, and number of all queries
-    n_ties : number of compared queries with a wrong result that ties with the right answer, up to rounding
+    n_ties : number of compared queries with a wrong result that has the same score as the right answer, up to rounding
     """
 
     search_description: str
@@ -55,9 +55,9 @@ def check_against_search(
 ) -> Agreement:
     """Search both directions with FAISS, check every query against its exact rank, and return the agreement.
 
-    An image without captions is a candidate but no query; ``ranks.i2t`` has the images with captions. At most ``max_compared``
-    queries of each direction are compared, a random sample with a fixed seed; 0 compares all. Raises RuntimeError if a rank
-    differs and ties do not explain the difference (see the top of this module).
+    An image without captions is a candidate but not a query; ``ranks.i2t`` has only images with captions. At most
+    ``max_compared`` queries of each direction are compared, a random sample with a fixed seed; 0 compares all. Raises
+    RuntimeError if a rank differs and equal scores do not explain the difference (see the top of this module).
     """
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, "cosine")
@@ -74,10 +74,10 @@ def check_against_search(
 def check_sentences_against_search(
     captions: Vectors, image_of_caption: RowIndices, exact: BestAnswers, ks: tuple[int, ...], max_compared: int = 0
 ) -> Agreement:
-    """Search captions with captions by FAISS, and check the ranks in ``exact`` as :func:`check_against_search` does."""
+    """Search captions by captions with FAISS, and check the ranks in ``exact`` as :func:`check_against_search` does."""
     units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
     queries = exact.queries[sample]
-    # Each query finds itself, so search for one more result. If many captions equal the query, it may not be found.
+    # A query usually finds itself, so search for one more result. It may miss itself if many captions equal the query.
     scores, rows = search(units, units[queries], max(ks) + 2)
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
@@ -101,8 +101,9 @@ def check_against_candidates(
 ) -> Agreement:
     """Search both directions by re-ranked candidates, check every query against its exact rank, and return the agreement.
 
-    The parameters are as in :func:`check_against_search`. Rows that are not candidates have no score, so that FAISS yields
-    only a lower and an upper bound of each rank. Raises RuntimeError if a rank is out of bounds.
+    FAISS finds ``candidates`` rows for each query, and only these are scored. The search therefore gives only a lower and an
+    upper bound of each rank. The other parameters are as in :func:`check_against_search`. Raises RuntimeError if a rank is out
+    of its bounds.
     """
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, similarity)
@@ -122,7 +123,7 @@ class _ComparedQueries(NamedTuple):
     ----------
     query_sample : (n_compared,) indices of the compared queries among all queries
     exact_ranks : (n_queries,) exact ranks of all queries
-    right_scores, max_rounding_errors : (n_compared,) score of each right answer, and the largest rounding error of a score
+    right_scores, max_rounding_errors : (n_compared,) score of the right answer, and largest rounding error of a query's scores
     """
 
     direction: str
@@ -134,12 +135,12 @@ class _ComparedQueries(NamedTuple):
     def check_and_record(
         self, agreement: Agreement, top: TopK, image_of_query: RowIndices, image_of_row: RowIndices, ks: Sequence[int]
     ) -> None:
-        """Check the exact ranks by the search results ``top``, and add the recalls to ``agreement``.
+        """Check the exact ranks against the search results ``top``, and add the recalls to ``agreement``.
 
-        Raises RuntimeError if a rank is out of bounds. The lower bound is the number of wrong results that score higher than
-        the right answer. The upper bound is the number of wrong results that score at least as high, plus the number of wrong
-        rows that were not found. After an exact search, these rows count only if the last result scores at least as high as
-        the right answer. All comparisons allow for rounding.
+        Raises RuntimeError if a rank is out of its bounds. The lower bound is the number of wrong results that score higher
+        than the right answer. The upper bound is the number of wrong results that score at least as high, plus the number of
+        wrong rows that are not among the results. For an exact search, the latter count only if the last result scores at
+        least as high as the right answer. All comparisons allow for rounding.
         """
         hits = image_of_row[top.rows] == image_of_query[:, None]
         right, rounding, exact = (
@@ -174,7 +175,7 @@ def _sample_searches(
 
 
 def _sample_queries(n: int, max_compared: int) -> RowIndices:
-    """Return the indices of at most ``max_compared`` of ``n`` queries, ascending; 0 selects all."""
+    """Return the indices of a random sample of at most ``max_compared`` of ``n`` queries, ascending; 0 selects all."""
     if not 0 < max_compared < n:
         return np.arange(n)
     return np.sort(np.random.default_rng(0).choice(n, max_compared, replace=False))
@@ -183,7 +184,7 @@ def _sample_queries(n: int, max_compared: int) -> RowIndices:
 def _score_right_answers(
     searches: Mapping[str, DirectionSearch], images: Vectors, captions: Vectors, image_of_caption: RowIndices, similarity: str
 ) -> dict[str, Scores]:
-    """Return for each direction the score of each query (n_queries,) with its best right answer, computed pair by pair."""
+    """Return for each direction the scores (n_queries,) of the queries with their best right answers, pair by pair."""
     needed = np.isin(image_of_caption, searches["i2t"].query_rows)
     needed[searches["t2i"].query_rows] = True
     scores = _scores_of_pairs(images, captions, image_of_caption, np.flatnonzero(needed), similarity)
@@ -195,7 +196,7 @@ def _score_right_answers(
 def _scores_of_pairs(
     images: Vectors, captions: Vectors, image_of_caption: RowIndices, needed: RowIndices, similarity: str
 ) -> Scores:
-    """Return the scores (n_captions,) of the ``needed`` captions with their images, pair by pair; -inf for the others."""
+    """Return the scores (n_captions,) of the ``needed`` captions with their images, pair by pair; -inf for other captions."""
     score = find_similarity(similarity).score
     scores = np.full(len(captions), -np.inf, np.float32)
     for start in range(0, len(needed), _MAX_PAIRS_PER_CALL):
@@ -212,7 +213,7 @@ def _scores_of_pairs(
 
 
 def _best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Scores:
-    """Return the highest score of each caption with another caption of its image: (n_captions,). An only caption has -inf."""
+    """Return the highest score (n_captions,) of each caption with another caption of its image; -inf if there is no other."""
     best = np.empty(len(captions), np.float32)
     order = np.argsort(image_of_caption, kind="stable")
     for own in np.split(order, np.flatnonzero(np.diff(image_of_caption[order])) + 1):
@@ -223,7 +224,7 @@ def _best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Sco
 
 
 def log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
-    """Log R@1 of the FAISS search of a protocol, over all folds."""
+    """Log R@1 of the FAISS search for a protocol, over all folds."""
     parts = []
     for direction in agreements[0].recalls:
         found, exact = (

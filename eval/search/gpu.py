@@ -1,4 +1,4 @@
-"""The GPU on which FAISS searches. After a failed search, e.g. because its memory is full, FAISS uses the CPU."""
+"""The GPU on which FAISS searches. If a search on the GPU fails, e.g. for lack of memory, FAISS uses the CPU from then on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import faiss
 
 from vse.pipeline.errors import UserError
 
-GPU_SEARCH_LIMIT = 2048  # largest number of results of a query, and of lists of an IVF index, that a GPU searches
+GPU_SEARCH_LIMIT = 2048  # most results of a query, and most lists of an IVF index, on a GPU
 log = logging.getLogger(__name__)
 
 
 class FaissGpu(NamedTuple):
-    """The FAISS resources of a GPU, and the number of this GPU, as in ``cuda:1``."""
+    """The FAISS resources of a GPU, and the number of this GPU (1 for ``cuda:1``)."""
 
     resources: Any
     number: int
@@ -26,9 +26,9 @@ _chosen_gpu: dict[str, FaissGpu | None] = {}
 
 
 def choose_faiss_device(name: str) -> None:
-    """Let FAISS use ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``. Raises UserError for any other name.
+    """Let FAISS search on ``cpu``, ``cuda``, ``cuda:1`` or ``auto`` (a GPU if there is one). Raises UserError for other names.
 
-    If there is no such GPU, FAISS uses the CPU, and a warning is logged.
+    If the GPU does not exist, FAISS uses the CPU, and a warning is logged.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
         raise UserError(f"--device {name}: FAISS knows auto, cpu, cuda and cuda:N")
@@ -43,7 +43,7 @@ def current_gpu() -> FaissGpu | None:
 
 
 def fall_back_to_cpu(error: Exception) -> None:
-    """Use the CPU from now on, because the GPU failed, and log a warning."""
+    """Let FAISS use the CPU from now on, because the GPU failed with ``error``, and log a warning."""
     log.warning("FAISS uses the CPU from now on because its GPU failed (%s)", strip_faiss_location(error))
     _chosen_gpu["gpu"] = None
 
@@ -67,7 +67,7 @@ def _open_gpu(number: int, requested: bool) -> FaissGpu | None:
 
 
 class GpuIndex:
-    """A copy of an index on a GPU. If a search on the GPU fails, the index on the CPU is searched from then on."""
+    """An index on a GPU. After a failed search, the index on the CPU from which it was copied is used instead."""
 
     def __init__(self, index: Any, copy: Any) -> None:
         self._index, self._copy = index, copy
@@ -84,9 +84,9 @@ class GpuIndex:
 
 
 def copy_to_gpu(index: Any, k: int) -> Any:
-    """Return a copy of an index on the GPU, or the index itself if FAISS cannot search it there.
+    """Return a copy of an index on the GPU, or the index itself if a GPU cannot search it.
 
-    A GPU cannot search HNSW indexes, nor return more than :data:`GPU_SEARCH_LIMIT` results (``k``) of a query. Raises
+    A GPU cannot search HNSW indexes, nor return more than :data:`GPU_SEARCH_LIMIT` results (``k``) for a query. Raises
     UserError if the index is set to search more lists (``nprobe``) than a GPU can search.
     """
     used = current_gpu()

@@ -1,7 +1,7 @@
 """FAISS indexes for approximate search, in memory and in files.
 
-The metadata of the index ``x.faiss`` are in ``x.faiss.json``. They describe the vectors from which the index was built, and
-:func:`read_index` rejects an index that was built from other vectors.
+The metadata of the index ``x.faiss`` are in the file ``x.faiss.json``. The metadata describe the vectors in the index, and
+:func:`read_index` rejects an index of other vectors.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from vse.pipeline.files.writing import open_atomic, read_json, write_json
 from vse.pipeline.progress import progress_bar
 
 FACTORY_EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
-MIN_TRAINING_SAMPLE_ROWS = 65_536  # smallest number of training rows, if the corpus has as many
+MIN_TRAINING_SAMPLE_ROWS = 65_536  # smallest number of training rows, if the corpus is large enough
 SAMPLE_ROWS_PER_CENTROID = 64  # smallest number of training rows for each centroid
 MIN_ROWS_PER_CENTROID = 39  # FAISS warns if a centroid has fewer rows
 
-# Accepted numbers of links of a graph node. With fewer FAISS crashes, and with many more it needs all memory.
+# Accepted numbers of links of a node in an HNSW graph. With fewer links FAISS crashes, with many more it uses up the memory.
 _ACCEPTED_GRAPH_LINKS = range(2, 257)
 
 
 @dataclass(frozen=True)
 class BuiltIndex:
-    """A FAISS index of all rows of a corpus. ``n_training_rows`` is the number of training rows, 0 without training."""
+    """A FAISS index of all rows of a corpus. ``n_training_rows`` is 0 for an index that needs no training."""
 
     index: Any
     factory: str
@@ -58,14 +58,14 @@ class BuiltIndex:
 def build_index(
     corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: int = N_ROWS_PER_BLOCK, name: str = "corpus"
 ) -> BuiltIndex:
-    """Build an index for the highest inner products with the rows of ``corpus`` (n, dim).
+    """Build an index that finds the rows of ``corpus`` (n, dim) with the highest inner products with a query.
 
     ``factory`` is a factory string of FAISS. An index that needs training is trained on a sample of rows that depends on
     ``seed``; then all rows are added, ``block`` at a time. With one thread, the same ``seed`` and ``block`` give the same
     index.
 
-    Raises UserError if the factory string is unknown or does not fit the dimensions, or if there are too few rows for
-    training; the message calls the corpus ``name``.
+    Raises UserError if the factory string is unknown or does not fit the dimensions, or if the corpus has too few rows for
+    training. The message calls the corpus ``name``.
     """
     n_rows, dim = corpus.shape
     index = _create_index(factory, dim)
@@ -97,9 +97,10 @@ def min_training_rows(factory: str, dim: int) -> int:
 
 
 def set_search_parameters(index: Any, parameters: str) -> None:
-    """Set the search parameters of an index: ``nprobe=16`` for IVF or ``efSearch=64`` for HNSW, several separated by commas.
+    """Set the search parameters of an index from a text such as ``nprobe=16`` (IVF) or ``efSearch=64`` (HNSW).
 
-    Raises UserError if a value is not a positive integer, or if the index does not have such a parameter.
+    Commas separate several parameters. Raises UserError if a value is not a positive integer, or if the index does not have
+    the parameter.
     """
     space: Any = faiss.ParameterSpace()
     for parameter in filter(None, parameters.split(",")):
@@ -113,7 +114,7 @@ def set_search_parameters(index: Any, parameters: str) -> None:
 
 
 class IndexVectors:
-    """The vectors (n, dim) in an index. ``vectors[rows]`` reads rows. A compressed index (PQ, SQ) has approximate rows."""
+    """The vectors (n, dim) in a FAISS index, read by ``vectors[rows]``. A compressed index (PQ, SQ) has approximate rows."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -132,7 +133,7 @@ class IndexVectors:
 
 
 def stores_corpus_exactly(index: Any, corpus: Corpus) -> bool:
-    """Return whether an index stores its corpus bit for bit, judged by the first 100 rows."""
+    """Return whether an index stores the first 100 rows of its corpus bit for bit."""
     first_rows = slice(0, 100)
     try:
         return bool(np.array_equal(IndexVectors(index)[first_rows], np.asarray(corpus[first_rows], np.float32)))
@@ -141,7 +142,7 @@ def stores_corpus_exactly(index: Any, corpus: Corpus) -> bool:
 
 
 def _create_index(factory: str, dim: int) -> Any:
-    """Create an empty index. Raises UserError if FAISS cannot build it or would crash on a number in ``factory``."""
+    """Create an empty index. Raises UserError if FAISS cannot create it, or would crash on a number in ``factory``."""
     links = [int(number) for number in re.findall(r"(?:HNSW|NSG)(\d+)", factory)]
     if re.search(r"(?<!\d)0+(?!\d)", factory) or any(number not in _ACCEPTED_GRAPH_LINKS for number in links):
         raise UserError(f"{factory}: a number in it is too small or too large; such as {FACTORY_EXAMPLES} work")
@@ -155,7 +156,7 @@ def _create_index(factory: str, dim: int) -> Any:
 
 
 def _max_centroids(index: Any) -> int:
-    """Return the largest number of centroids in any part of an index: lists of IVF or codes of PQ.
+    """Return the largest number of centroids that a part of an index trains: lists of IVF, or codes of PQ.
 
     The caller must keep a reference to ``index``, which owns its parts.
     """
@@ -184,12 +185,12 @@ def _sample_training_rows(corpus: Corpus, size: int, seed: int) -> Vectors:
 log = logging.getLogger(__name__)
 INDEX_FORMAT = "vse-index"
 INDEX_VERSION = 1
-_HASH_DIGITS = 64  # digits of a SHA-256; an error names a property of this length or more, but does not print its value
+_HASH_DIGITS = 64  # digits of a SHA-256; error messages do not print values of this length or more
 _REBUILD_ADVICE = "delete it to rebuild it, or name another file"
 
 
 class _IndexMetadata(BaseModel):
-    """The fields of an index's metadata file that are read."""
+    """The fields that are read from the metadata file of an index."""
 
     model_config = ConfigDict(strict=True)
     version: int = Field(ge=INDEX_VERSION, le=INDEX_VERSION)
@@ -214,7 +215,7 @@ class _IndexMetadata(BaseModel):
 
 @dataclass(frozen=True)
 class IndexSource:
-    """A description of the vectors of an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
+    """A description of the vectors in an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
 
     ``properties`` maps names such as ``split`` to texts. Two sources with equal properties have equal vectors. Metadata files
     store the properties under the key ``of``.
@@ -245,9 +246,9 @@ def metadata_file(path: Path) -> Path:
 
 
 def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
-    """Write the index and its metadata, each atomically, and return ``path``.
+    """Write an index to ``path`` and its metadata next to it, each atomically, and return ``path``.
 
-    The metadata are written first: metadata without an index are harmless.
+    The metadata are written first, because metadata without an index do no harm.
     """
     digest = hashlib.sha256()
     with open_atomic(path) as stream:
@@ -275,11 +276,11 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 
 
 def index_exists(path: Path, source: IndexSource) -> bool:
-    """Return whether there is an index file to read; if not, the index must be built.
+    """Return whether ``path`` has an index file to read. If not, the caller must build the index.
 
-    An index without metadata was left by an interrupted command if it has the expected number of rows and dimensions. It
-    counts as absent, and is built again. Any other file without metadata may belong to somebody else. It counts as present,
-    and :func:`read_index` rejects it.
+    An interrupted command may leave an index without metadata. If such an index has the expected numbers of rows and
+    dimensions, the result is False, so that it is built again. Any other file without metadata may belong to somebody else.
+    The result is then True, and :func:`read_index` rejects the file.
     """
     if may_replace_other_kinds() and not INDEX_KIND.recognises_file_at(path):
         return False
@@ -297,10 +298,10 @@ def index_exists(path: Path, source: IndexSource) -> bool:
 
 
 def read_index(path: Path, source: IndexSource, factory: str | None = None) -> BuiltIndex:
-    """Read an index from a file; a large index is memory-mapped if FAISS can do that.
+    """Read an index from a file. A large index is memory-mapped if FAISS can map this type of index.
 
-    Raises UserError if the file is missing, was built from another source or by another ``factory``, has changed since it was
-    written, or cannot be read by FAISS.
+    Raises UserError if the file is missing, if the index was built from another source or by another ``factory``, if the file
+    has changed since it was written, or if FAISS cannot read the file.
     """
     metadata = _read_metadata(path)
     if difference := _find_source_difference(source, metadata):
@@ -314,7 +315,7 @@ def read_index(path: Path, source: IndexSource, factory: str | None = None) -> B
         index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > MAX_IN_MEMORY_BYTES else 0)
         if file.has_changed:
             raise changed_file_error(path)
-        search_index(index, np.zeros((1, index.d), np.float32), 1)  # a search fails if a part of the index is damaged
+        search_index(index, np.zeros((1, index.d), np.float32), 1)  # this search fails if a part of the index is damaged
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path}: FAISS cannot read it ({strip_faiss_location(error)}); {_REBUILD_ADVICE}") from None
     if (index.ntotal, index.d) != (source.count, source.dim):

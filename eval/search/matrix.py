@@ -1,9 +1,9 @@
-"""Exact search for several queries by one matrix product, with exactly the results that each query has alone.
+"""Exact search for several queries by one matrix product. Each query has exactly the results of a search for it alone.
 
-The product finds candidates, and its rounding depends on the number of queries. Therefore the scores of the candidates are
-computed again, one query at a time. Two sums of d products of float32 differ by at most 2 d u / (1 - d u) |x| |y|, with
-u = 2^-24 (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 3.1). A margin of twice this bound below
-the K-th highest product keeps all rows that can be among the best K.
+The rounding of the product depends on the number of queries. The product therefore finds only candidates, whose scores are
+computed again for one query at a time. Two sums of d products of float32 differ by at most 2 d u / (1 - d u) |x| |y|, with
+u = 2^-24 (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 3.1). The candidates are the rows whose
+product is at most twice this bound below the K-th highest product. All rows that can be among the best K are candidates.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vse.eval.search.top_k import (
     exact_search_single,
 )
 
-_ROWS_PER_PRODUCT = 1024  # rows that fit into the cache of a core
+_ROWS_PER_PRODUCT = 1024  # this number of rows fits into the cache of a core
 _PRODUCTS_PER_BLOCK = 16  # number of matrix products between two updates of the candidates
-_MAX_CANDIDATE_SHARE = 1 / 8  # share of all rows; with more candidates than this, it is faster to score all rows for the query
+_MAX_CANDIDATE_SHARE = 1 / 8  # if more than this share of all rows are candidates, it is faster to score all rows
 _UNIT_ROUNDOFF = 2.0**-24
 
 
@@ -43,7 +43,7 @@ class VectorMatrix:
         self._max_norm = float(np.sqrt(max(squares)))
 
     def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
-        """Return the ``ks[i]`` best rows for each query (m, dim), or all rows if there are fewer.
+        """Return the ``ks[i]`` best rows for query i of ``queries`` (m, dim), or all rows if there are fewer.
 
         The results do not depend on the other queries: they are, bit for bit, those of
         :func:`vse.eval.search.top_k.exact_search_single`.
@@ -55,11 +55,11 @@ class VectorMatrix:
         return [self._rank(query[None], rows, k) for query, rows, k in zip(queries, candidates, ks, strict=True)]
 
     def _find_candidates(self, queries: Vectors, ks: Sequence[int]) -> list[np.ndarray]:
-        """Return a superset of the best ``ks[i]`` rows of each query, in ascending order."""
+        """Return for each query i, in ascending order, rows that include its best ``ks[i]`` rows."""
         dim = queries.shape[1]
         relative_error = dim * _UNIT_ROUNDOFF / (1 - dim * _UNIT_ROUNDOFF)
         norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-        # Twice the bound is a factor of 4. The factor 5 also covers the rounding of the norms and of the floors.
+        # Twice the bound is a factor of 4. The factor 5 also covers the rounding of the norms and of the differences.
         margins = 5 * relative_error * norms * self._max_norm + np.finfo(np.float32).tiny
         found = [_Candidates(k, float(margin)) for k, margin in zip(ks, margins, strict=True)]
         matrix, columns = shared_tensor(self.vectors), shared_tensor(queries).T
@@ -89,7 +89,7 @@ class _Candidates:
         self._k, self._margin, self._floor = k, margin, -np.inf
 
     def add(self, scores: Scores, start: int) -> None:
-        """Add consecutive rows, given by their products ``scores`` (n,) with the query. The first row is ``start``."""
+        """Add the rows from ``start`` on with their ``scores`` (n,), the products with the query."""
         near = np.flatnonzero(scores >= self._floor)
         if not len(near):
             return

@@ -1,4 +1,4 @@
-"""Top-K search of embeddings, exact or with a FAISS index, and classes for the results that searches display."""
+"""Top-K search of embeddings, exact or with a FAISS index, and classes for displayed search results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RowIndices = NDArray[np.int64]
 
 
 class TopK(NamedTuple):
-    """The best rows for each query, best first: ``scores`` and ``rows`` (m, k), padded with -inf and -1."""
+    """The k best rows for each of m queries, best first. ``scores`` and ``rows`` (m, k) are padded with -inf and -1."""
 
     scores: Scores
     rows: RowIndices
@@ -56,7 +56,7 @@ class DirectionSearch:
 
     @property
     def queries(self) -> Vectors:
-        """The vectors of the queries, without a copy if all rows are queries."""
+        """The vectors of the queries. They are not copied if all rows are queries."""
         return self.vectors if len(self.query_rows) == len(self.vectors) else self.vectors[self.query_rows]
 
     def select(self, indices: RowIndices) -> DirectionSearch:
@@ -67,7 +67,7 @@ class DirectionSearch:
 def build_both_searches(images: Vectors, captions: Vectors, image_of_caption: RowIndices) -> dict[str, DirectionSearch]:
     """Return the searches of both directions as a dict with the keys ``i2t`` and ``t2i``.
 
-    An image without captions is a candidate but no query. ``image_of_caption`` has the row of each caption's image.
+    An image without captions is a candidate but not a query. ``image_of_caption`` has the row of each caption's image.
     """
     vectors = {"image": images, "caption": captions}
     image_of_row = {"image": np.arange(len(images)), "caption": image_of_caption}
@@ -99,14 +99,14 @@ def search(
     """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim).
 
     For ``cosine`` without an index the search is exact. For another similarity FAISS finds the ``candidates`` rows (at least
-    ``k``) with the highest inner products. Only these rows are scored exactly and sorted; other rows are never returned.
+    ``k``) with the highest inner products. Only these rows are scored exactly, and only they can be returned.
 
     Parameters
     ----------
     direction : ``i2t`` if images query captions, ``t2i`` if captions query images; ``cosine`` does not need it
     index : FAISS index of the corpus (see :func:`vse.eval.search.index.build_index`), which replaces the exact search; if the
-        index finds fewer than ``k`` rows, scores end in -inf and rows in -1
-    block : the number of rows that are read at a time
+        index finds fewer than ``k`` rows, scores are padded with -inf and rows with -1
+    block : the number of rows that are read at once
     """
     find_similarity(similarity)
     queries = check_queries(corpus, queries)
@@ -120,12 +120,12 @@ def search(
 def sort_by_exact_scores(
     corpus: Corpus, queries: Vectors, rows: RowIndices, k: int, similarity: str, direction: str | None
 ) -> TopK:
-    """Return the best ``k`` candidates for each query (m, dim) by exact scores; ``rows`` (m, n_candidates) are candidates."""
+    """Return for each query (m, dim) the best ``k`` of its candidates ``rows`` (m, n_candidates) by exact scores."""
     return _merge_results(k, TopK(compute_exact_scores(corpus, queries, rows, similarity, direction), rows))
 
 
 def search_index(index: Any, queries: Vectors, k: int) -> TopK:
-    """Return the ``k`` rows (or all, if there are fewer) that a FAISS index finds for each query (m, dim)."""
+    """Return the ``k`` rows (or all rows, if there are fewer) that a FAISS index finds for each query (m, dim)."""
     k = min(k, index.ntotal)
     if not k or not len(queries):
         return TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
@@ -143,9 +143,9 @@ def exact_search(
 ) -> TopK:
     """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim); all rows are scored.
 
-    The corpus is read ``block`` rows at a time and may be larger than memory. Rows with the same score are in ascending order;
-    if several tie with the last result, FAISS decides which of them are found. ``direction`` is as for :func:`search`. Raises
-    UserError if a row is not finite.
+    The corpus is read ``block`` rows at a time and may be larger than memory. Rows with the same score are in ascending order.
+    If several rows have the same score as the last result, FAISS decides which are returned. ``direction`` is as for
+    :func:`search`. Raises UserError if a row is not finite.
     """
     scorer = find_similarity(similarity)
     queries = check_queries(corpus, queries)
@@ -168,7 +168,7 @@ def exact_search(
 def exact_search_single(corpus: Corpus, query: Vectors, k: int, block: int = N_ROWS_PER_BLOCK) -> TopK:
     """Return the ``k`` rows of ``corpus`` (n, dim) with the highest inner products with one query (1, dim), on the CPU.
 
-    Rows with the same score are in ascending order, and the first of them are found. Raises UserError if a row is not finite.
+    Among rows with the same score, lower rows come first. Raises UserError if a row is not finite.
     """
     best = TopK(np.empty((1, 0), np.float32), np.empty((1, 0), np.int64))
     for start, rows in read_blocks(corpus, block, checked=False):
@@ -181,7 +181,7 @@ def exact_search_single(corpus: Corpus, query: Vectors, k: int, block: int = N_R
 def compute_inner_products(query: Vectors, rows: Vectors) -> Scores:
     """Return the inner products (n,) of one query (1, dim) with ``rows`` (n, dim).
 
-    They are bit for bit those of :func:`faiss.knn` for a single query. With more than ``MAX_DIM_ROUNDED_DIFFERENTLY``
+    The result is bit for bit that of :func:`faiss.knn` for a single query. With more than ``MAX_DIM_ROUNDED_DIFFERENTLY``
     dimensions, the score of a row does not depend on the other rows.
     """
     scores = np.empty(len(rows), np.float32)
@@ -192,7 +192,7 @@ def compute_inner_products(query: Vectors, rows: Vectors) -> Scores:
 
 
 def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, similarity: str, direction: str | None) -> Scores:
-    """Return the scores (m, k) of each query (m, dim) with ``rows`` (m, k) of the corpus, pair by pair; -inf for row -1."""
+    """Return the scores (m, k) of each query (m, dim) with its ``rows`` (m, k), pair by pair; -inf for the row -1."""
     scorer = find_similarity(similarity)
     scores = np.full(rows.shape, -np.inf, np.float32)
     for query, near, out in zip(queries, rows, scores, strict=True):
@@ -212,7 +212,7 @@ def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, sim
 
 
 def check_queries(corpus: Corpus, queries: Vectors) -> Vectors:
-    """Return queries as FAISS needs them. Raises UserError if their shape does not fit, or if a row is not finite."""
+    """Return queries in the form that FAISS needs. Raises UserError if their shape is wrong, or if a row is not finite."""
     if len(corpus.shape) != 2 or queries.ndim != 2 or queries.shape[1] != corpus.shape[1]:
         raise UserError(f"queries of shape {queries.shape} do not fit a corpus of shape {corpus.shape}")
     queries = np.ascontiguousarray(queries, np.float32)
@@ -226,7 +226,7 @@ def _check_direction(similarity: str, direction: str | None) -> None:
 
 
 def _merge_results(k: int, *parts: TopK) -> TopK:
-    """Merge the results of several searches for the same queries into the best ``k``; equal scores keep the order of rows."""
+    """Return the best ``k`` results of several searches for the same queries; equal scores keep the order of rows."""
     scores, rows = (np.concatenate(values, axis=1) for values in zip(*parts, strict=True))
     scores = np.where(rows < 0, np.float32(-np.inf), scores)
     order = np.lexsort((rows, -scores), axis=1)[:, :k]
@@ -234,12 +234,13 @@ def _merge_results(k: int, *parts: TopK) -> TopK:
 
 
 def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
-    """Return the ``k`` highest inner products of one query (1, dim), and further ones that tie; all are ``least`` or more.
+    """Return the rows with the ``k`` highest inner products with one query (1, dim), and all rows that tie with the last.
 
-    ``start`` is the index of ``rows[0]`` in the corpus, for error messages. Raises UserError if a row is not finite.
+    Rows with a product below ``least`` are left out. ``start`` is the index of ``rows[0]`` in the corpus. Raises UserError if
+    a row is not finite.
     """
     scores = compute_inner_products(query, rows)
-    with np.errstate(over="ignore", invalid="ignore"):  # a row that is not finite has a score that is not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # the score of a row with NaN or infinity is not finite
         finite = np.isfinite(scores.sum())
     if not finite:
         check_finite("corpus", shared_tensor(rows), start)
@@ -292,7 +293,7 @@ class Attention:
     ----------
     direction : ``t2i`` if each word divides its attention among the regions (each column of ``weights`` adds up to 1);
         ``i2t`` if each region divides its attention among the words (each row adds up to 1)
-    words : tokens that the model reads; tokens that are not words of the caption are in angle brackets
+    words : tokens that the model reads; special tokens and unknown words are in angle brackets
     size : width and height of the photo in pixels
     boxes : (n_regions, 4) x1, y1, x2, y2 of the regions in pixels of the photo
     weights : (n_regions, n_words) share of the attention between each region and each word
@@ -311,7 +312,7 @@ class Attention:
 class PhraseCandidates:
     """The candidate boxes of a photo for the phrase ``text``, best first.
 
-    ``boxes`` are x1, y1, x2, y2 in pixels of the photo, with x2 and y2 exclusive.
+    A box has x1, y1, x2, y2 in pixels of the photo, with x2 and y2 exclusive.
     """
 
     text: str
@@ -319,7 +320,7 @@ class PhraseCandidates:
     scores: Float[np.ndarray, " n_boxes"]
 
     def select_best(self, k: int) -> PhraseCandidates:
-        """Return the ``k`` best boxes."""
+        """Return the ``k`` best boxes with their scores."""
         return PhraseCandidates(self.text, self.boxes[:k], self.scores[:k])
 
 
@@ -327,9 +328,9 @@ class PhraseCandidates:
 class SearchHit:
     """An image or a caption that a search returned, with its score.
 
-    ``captions`` has the caption with the id ``caption_id`` or, if images were searched, all captions of the image. If
-    ``dataset.json`` does not have the image, ``photo`` is None and ``captions`` is empty. ``attention`` is None if the model
-    computes no attention between the query and this hit.
+    If captions were searched, ``captions`` has only the returned caption, and ``caption_id`` is its id. If images were
+    searched, ``captions`` has all captions of the image. If ``dataset.json`` does not have the image, ``photo`` is None and
+    ``captions`` is empty. ``attention`` is None if the model computes no attention between the query and this hit.
     """
 
     score: float

@@ -1,8 +1,8 @@
 """Tables of results and of comparisons, and published tables next to our results.
 
-A new kind of table is one file with a subclass of :class:`vse.eval.tables.table.TableKind`, and one line in
-:data:`TABLE_CLASS_PATHS`. A new published table is one CSV file in ``config/published``. This module imports no large library,
-because the help of ``vse-table`` lists the names.
+To add a kind of table, write a file with a subclass of :class:`vse.eval.tables.table.TableKind`, and add a line to
+:data:`TABLE_CLASS_PATHS`. To add a published table, write a CSV file in ``config/published``. This module imports no large
+library, because the help of ``vse-table`` reads the names of the tables here.
 """
 
 from __future__ import annotations

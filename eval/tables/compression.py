@@ -1,4 +1,4 @@
-"""The table ``compression``: recall against the bytes of a stored vector, for results of ``vse-eval --compress``."""
+"""The table ``compression``: the recalls and bytes per vector of each codec, for results of ``vse-eval --compress``."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ from vse.pipeline.errors import UserError, to_printable_line
 
 _METRIC_COLUMNS = ("i2t_r1", "i2t_r10", "t2i_r1", "t2i_r10", "rsum")
 _COLOURS = ("#2a6f97", "#d9731a", "#4f772d", "#7b2d8b", "#b5892e", "#5c677d")
-_SHARED_LABEL_DISTANCE = 12.0  # rsum; points of a codec that are closer than this share one label
+_SHARED_LABEL_DISTANCE = 12.0  # two points of one codec with a smaller difference of rsum share a label
 
 
 class CompressionTable(TableKind):
-    """``vse-table compression``: a row for each result and codec, or a chart (``.svg``, ``.png``)."""
+    """``vse-table compression``: a table with a row for each result and codec, or a chart (``.svg``, ``.png``)."""
 
     first_columns = ("method", "codec", "bytes", "fitted_on", "dataset", "split", "n_images", "seeds")
     file_suffixes = (".csv", ".tex", ".svg", ".png")
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return a row per codec and re-ranking of each result, sorted by method and then by bytes, most bytes first."""
+        """Return a row for each codec of each result, and a row if the codec's best candidates were ranked again.
+
+        The rows are sorted by method and then by bytes, most bytes first.
+        """
         rows: list[dict[str, Any]] = []
         results = [(path, read_result(path)) for path in drop_comparisons(request.results)]
         check_consistent_data(results)
@@ -90,9 +93,10 @@ def _read_metrics(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _draw_chart(axes: Axes, frame: pd.DataFrame) -> None:
-    """Draw rsum against bytes: a filled point for each codec, and an open point for its re-ranking.
+    """Draw rsum against the bytes of a vector, with a filled point for each codec.
 
-    The points of several methods for one codec are drawn next to each other. If they are close, they share a label.
+    An open point has the rsum after the best candidates of the codec were ranked again. The points of several methods for one
+    codec are drawn next to each other. Points with nearly the same rsum share a label.
     """
     methods = list(frame.groupby("method", sort=False))
     labels: list[tuple[str, float]] = []

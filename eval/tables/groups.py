@@ -1,4 +1,4 @@
-"""Groups of results that do not differ significantly, marked by letters (:mod:`vse.eval.ranking.statistics`)."""
+"""Groups of results that do not differ significantly. A letter names each group (:mod:`vse.eval.ranking.statistics`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vse.pipeline.errors import UserError
 
 
 class ComparedSystem(NamedTuple):
-    """A system: its result, and the ranked queries of each seed."""
+    """A model to compare: its result file, and its ranked queries for each seed."""
 
     path: Path
     result: Result
@@ -31,11 +31,12 @@ class ComparedSystem(NamedTuple):
 
 
 def group_results(paths: Sequence[Path], method: str) -> Groups:
-    """Compare all pairs of results by rsum, and return the letters of each result.
+    """Compare all pairs of results by rsum, and return the groups of results that do not differ significantly.
 
-    Two results that differ significantly share no letter. Results on different test images are not compared.
-    ``method`` (holm, bonferroni or fdr) corrects the p-values for the number of comparisons on the same images. Raises
-    UserError if no two results have the same test images, or if embeddings are not at the path that their result names.
+    A letter names each group, and a result has the letters of all its groups. Two results that differ significantly share no
+    letter. Results on different test images are not compared. ``method`` (holm, bonferroni or fdr) corrects the p-values for
+    the number of comparisons on the same images. Raises UserError if no two results have the same test images, or if
+    embeddings are not at the path that their result names.
     """
     paths_by_images: dict[tuple[str, str, str | None], list[Path]] = {}
     for path in paths:
@@ -64,7 +65,8 @@ def group_results(paths: Sequence[Path], method: str) -> Groups:
 def read_systems(paths: Sequence[Path], metric: str) -> list[ComparedSystem]:
     """Read results, and rank the queries of their embeddings by the protocol ``full``.
 
-    Raises UserError if a result lacks ``metric`` or the paths of its embeddings, is an ensemble, or has another split.
+    Raises UserError if a result lacks ``metric`` or the paths of its embeddings, if it is an ensemble, or if two results have
+    different splits.
     """
     systems: list[ComparedSystem] = []
     first: tuple[Path, Embeddings] | None = None

@@ -1,4 +1,4 @@
-"""The table ``ladder``, whose rungs are combinations of features and models, with metrics and costs; also as a chart."""
+"""The table and the chart ``ladder``, which compare combinations of features and models by metrics and costs."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from vse.pipeline.presets.schema import WORDS_NAME, parse_composed_name
 log = logging.getLogger(__name__)
 _PROTOCOL = "full"
 _METRIC_COLUMNS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
-_GROUP_COLUMNS = ["dataset", "split", "protocol"]  # rows are compared only within a group
+_GROUP_COLUMNS = ["dataset", "split", "protocol"]  # only rows with equal values in these columns are compared
 BEST_COLUMN = "best"
-CORRECTION_COLUMN = "correction"  # the method that corrected the scores, or blank
+CORRECTION_COLUMN = "correction"  # the method of ``vse-eval --correct``; blank without a correction
 
 
 def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | None = None) -> pd.DataFrame:
     """Return the table ``ladder``: a row per result with features, metrics and costs, the highest rsum first.
 
-    The metrics are from the complete split, with 95% intervals (``_low``, ``_high``) and, with several seeds, the standard
-    deviation (``_std``). ``best`` is ``yes`` for rows on the Pareto front of rsum against ``cost``, one of
-    :data:`vse.eval.options.COST_NAMES`, among the rows of one data set and split. Corrected results
-    (:mod:`vse.eval.protocols.correction`) and uncorrected results have separate fronts. With ``family``, the column
-    ``group`` has letters (:func:`vse.eval.tables.groups.group_results`). Raises UserError if a result lacks metrics
-    of the complete split.
+    The metrics are from the complete split. Columns with ``_low`` and ``_high`` have their 95% intervals. With several seeds,
+    columns with ``_std`` have standard deviations. ``cost`` is one of :data:`vse.eval.options.COST_NAMES`. The column ``best``
+    is ``yes`` for rows on the Pareto front of rsum against this cost, among the rows of one data set and split. Corrected
+    results (:mod:`vse.eval.protocols.correction`) and uncorrected results have separate fronts. ``family`` is the correction
+    of p-values for the column ``group``, which has the letters of :func:`vse.eval.tables.groups.group_results`; None leaves
+    the column out. Raises UserError if a result lacks metrics of the complete split.
     """
     paths = drop_comparisons(results)
     if not paths:
@@ -72,13 +72,13 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | N
 def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return a mask (n,) of the points ``cost`` and ``value`` (n,) on the Pareto front.
 
-    A point is on the front unless another point has no higher cost and no lower value, and is better in one of the two. Points
-    with a NaN are never on the front. Equal points are on the front together.
+    A point is not on the front if another point has at most its cost and at least its value, and is better in one of them.
+    Points with a NaN are never on the front. Two equal points are either both on the front, or both not.
     """
     known = np.isfinite(cost) & np.isfinite(value)
     front = np.zeros(len(cost), bool)
     best, best_cost = -math.inf, math.inf
-    for k in np.lexsort((-value, cost)):  # the cheapest first; at equal cost, the most valuable first
+    for k in np.lexsort((-value, cost)):  # by ascending cost; at equal cost, the highest value first
         if known[k] and (value[k] > best or (value[k] == best and cost[k] == best_cost)):
             front[k] = True
             best, best_cost = value[k], cost[k]
@@ -86,7 +86,7 @@ def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArr
 
 
 class LadderTable(TableKind):
-    """``vse-table ladder``: a row per result with its costs, or a chart (``.svg``, ``.png``)."""
+    """``vse-table ladder``: a table with a row per result and its costs, or a chart (``.svg``, ``.png``)."""
 
     first_columns = ("method", "captions", "images", "experiment", "dataset", "split", "protocol", "total_s", "best")
     file_suffixes = (".csv", ".tex", ".svg", ".png")
@@ -105,7 +105,7 @@ class LadderTable(TableKind):
 
 
 def build_printed_ladder(table: pd.DataFrame, cost: str = "total_s") -> PrintedTable:
-    """Return the printed columns of the table ``ladder`` (see :func:`build_ladder`), with a star for the best trade-offs."""
+    """Return the printed columns of the table ``ladder`` (see :func:`build_ladder`); a star marks rows on the Pareto front."""
     texts = ["method", "captions", "images", *(name for name in _GROUP_COLUMNS if table[name].nunique() > 1)]
     has_groups = GROUP_COLUMN in table
     lines = []
@@ -164,10 +164,11 @@ def _name_features(result: Result) -> tuple[str, str]:
 
 
 def result_costs(result: Result) -> dict[str, float]:
-    """Return the costs of a result by name, in seconds and MB; unknown costs are NaN.
+    """Return the costs of a result in a dict; unknown costs are NaN.
 
-    ``extraction_s`` and ``cache_mb`` are totals over the feature caches. ``train_s``, ``eval_s`` and ``model_mb`` are means
-    over the seeds. ``total_s`` is the sum of the three costs in seconds.
+    Costs with ``_s`` are in seconds, costs with ``_mb`` in MB. ``extraction_s`` and ``cache_mb`` are totals over the feature
+    caches. ``train_s``, ``eval_s`` and ``model_mb`` are means over the seeds. ``total_s`` is the sum of the three costs in
+    seconds.
     """
     costs = result.provenance.get("costs")
     costs = [one if isinstance(one, Mapping) else {} for one in costs] if isinstance(costs, list) and costs else [{}]
@@ -217,10 +218,11 @@ _RIGHT_EDGE = 0.85  # share of the width beyond which a name is written to the l
 
 
 def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
-    """Write the chart of the table ``ladder`` as ``.svg`` or ``.png``; return ``out``. Equal rows give equal bytes.
+    """Write the chart of the table ``ladder`` as ``.svg`` or ``.png``, and return ``out``.
 
-    Whiskers are 95% intervals over images or, without intervals, standard deviations over seeds. Rows with an unknown cost are
-    left out. Raises UserError if no row is left, or if the rows have several data sets, splits or protocols.
+    Equal tables give files with equal bytes. Whiskers are 95% intervals over images or, without intervals, standard deviations
+    over seeds. Rows with an unknown cost are left out. Raises UserError if no row is left, or if the rows have several data
+    sets, splits or protocols.
     """
     several = next((name for name in ("dataset", "split", "protocol") if table[name].nunique() > 1), None)
     if several is not None:
@@ -247,7 +249,7 @@ def _draw_chart(axes: Axes, table: pd.DataFrame, cost: str) -> None:
 
 
 def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: list[str], caption_features: list[str]) -> None:
-    """Draw a point with a whisker for each row, and the line through the best trade-offs.
+    """Draw a point with a whisker for each row, and a line through the points on the Pareto front.
 
     ``image_features`` and ``caption_features`` are the names of the features in the order of their colours and markers.
     """
@@ -271,7 +273,7 @@ def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: lis
 
 
 def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
-    """Write the method next to each point, to the left of points near the right edge."""
+    """Write the name of the method next to each point: to the right, or to the left of a point near the right edge."""
     for row in table.to_dict("records"):
         size, colour = (8, _INK_COLOUR) if row[BEST_COLUMN] else (6, _QUIET_COLOUR)
         point = (row[cost], row["rsum"])

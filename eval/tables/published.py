@@ -32,9 +32,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A published row with the result that reproduces it.
+    """A row of a published table, with our result that reproduces this row.
 
-    ``path`` is the file of the ``result``; ``changed_settings`` lists the settings that differ from the preset of the row.
+    ``path`` is the file of the ``result``. ``changed_settings`` lists the settings in which the result's experiment differs
+    from its preset.
     """
 
     path: Path
@@ -44,19 +45,19 @@ class MeasuredRow:
 
     @property
     def protocol(self) -> str:
-        """Name of the row's protocol in the result file: ``1k`` for ``1k-single`` (only the first fold of ``1k``)."""
+        """Name of the row's protocol in the result file. The protocol ``1k-single`` is the first fold of ``1k``."""
         return "1k" if self.published_row.protocol == "1k-single" else self.published_row.protocol
 
     @property
     def n_images(self) -> int | None:
-        """Number of images among which a query was ranked; None for phrases, whose candidates are boxes of one image."""
+        """Number of images that a query of our result searches; None for phrases, which search the boxes of one image."""
         if self.protocol == PHRASE_PROTOCOL:
             return None
         return N_IMAGES_PER_FOLD if self.protocol in FOLDED_PROTOCOLS else self.result.n_images
 
     @property
     def split(self) -> str:
-        """Name of our result's split or, without one, the first digits of the hash of its image ids; blank if unknown."""
+        """Name of our result's split or, if it has none, the first digits of the hash of its image ids; blank if unknown."""
         identity = self.result.split_identity
         if identity is None:
             return ""
@@ -64,7 +65,7 @@ class MeasuredRow:
 
     @property
     def leaking_feature(self) -> str | None:
-        """Name of a feature of our result whose weights were trained on test images of the row; else None."""
+        """Name of a feature of our result whose weights were trained on the row's test images; None without such a feature."""
         members = [member.experiment for member in self.result.ensemble if is_experiment(member.experiment)]
         features = [load_experiment_outline(name, self.result.dataset).feature for name in members]
         for name in (self.result.config.get("feature"), self.result.config.get("eval_feature"), *features):
@@ -94,7 +95,7 @@ class MeasuredRow:
         return UNKNOWN_INTERVAL if single else protocol.interval(name) or UNKNOWN_INTERVAL
 
     def metric(self, name: str) -> tuple[float, float]:
-        """Return mean and standard deviation of a metric over seeds; the deviation of a single seed is NaN."""
+        """Return the mean and the standard deviation of a metric over seeds; the deviation is NaN for a single seed."""
         protocol = self.result.protocols[self.protocol]
         if self.published_row.protocol == "1k-single":
             protocol = ProtocolMetrics.model_validate(protocol.per_fold[0])
@@ -106,11 +107,12 @@ def compare_published(
 ) -> pd.DataFrame:
     """Return a published table with our results.
 
-    Each metric has the printed value, our value with its standard deviation over seeds and its 95% interval, and the
-    difference. The difference is significant if the printed value lies outside our interval. A result belongs to the rows that
-    the preset of its experiment names. Its data set must be the data set of the row or, if given, ``dataset``. Our values are
-    NaN or blank in rows without a result. Differences are, too, if the test splits or the numbers of images differ. With
-    ``family``, the column ``group`` has the letters of our results (:func:`vse.eval.tables.groups.group_results`).
+    For each metric there are columns with the printed value, our value with its standard deviation over seeds and its 95%
+    interval, and the difference. The difference is significant if the printed value lies outside our interval. A result
+    belongs to the rows that the preset of its experiment names. The data set of a result must be the data set of the row or,
+    if given, ``dataset``. Our values are NaN or blank in rows without a result. Differences are NaN in rows that are not
+    comparable (:attr:`MeasuredRow.is_comparable`). With ``family``, the column ``group`` has the letters of our results
+    (:func:`vse.eval.tables.groups.group_results`).
     """
     rows = published_rows(table)
     measured = _match_results(table, rows, results, dataset)
@@ -126,7 +128,7 @@ def compare_published(
 
 
 class PublishedTable(TableKind):
-    """``vse-table <paper>_<table>``: the printed metrics of a published table, with ours next to them."""
+    """``vse-table <paper>_<table>``: the printed metrics of a published table, next to the metrics of our results."""
 
     first_columns = ("row", "method", "images", "our_images")
     option_names = frozenset({"dataset", "family"})
@@ -172,21 +174,21 @@ def _match_results(
 
 
 def _find_rows_and_changes(result: Result) -> tuple[set[str], list[str]]:
-    """Return the keys of the rows that a result reproduces, and the settings that differ from the preset."""
+    """Return the keys of the rows that a result reproduces, and the settings that differ from its preset."""
     preset = load_experiment_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     if not isinstance(result.config.get("rows"), list):
         return set(preset.rows if preset else ()), []
     recorded = result.provenance.get("changed_settings")
     changed = [] if not preset else list(map(str, recorded)) if isinstance(recorded, list) else ["settings of another version"]
-    # The preset may have gained a row after the run was trained.
+    # The preset may name more rows now than when the run was trained.
     return {*map(str, result.config["rows"]), *(preset.rows if preset and not changed else ())}, changed
 
 
 def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
     """Return the ``rows`` whose published numbers this result may reproduce.
 
-    The result must be measured on a data set of the row or, if ``dataset`` is given, on ``dataset``. Raises
-    UserError if no row is left.
+    A row is returned if the result was measured on one of the row's data sets or, if given, on ``dataset``. Raises UserError
+    if no row is left.
     """
     own = [row for row in rows if result.dataset in ([dataset] if dataset else row.datasets)]
     if rows and not own:
@@ -198,7 +200,7 @@ def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], datas
 
 
 def _warn_of_other_images(rows: Sequence[MeasuredRow]) -> None:
-    """Log a warning for each row whose differences are blank because its paper tested on other images than our result."""
+    """Log a warning for each row without differences because the paper tested on other images than our result."""
     for measured in rows:
         row, ours = measured.published_row, measured.split
         if measured.is_comparable or measured.result.dataset not in row.datasets or measured.n_images != row.n_images:
@@ -260,7 +262,7 @@ def _build_table_line(row: PublishedRow, measured: MeasuredRow | None, groups: G
 
 
 def _describe_significance(published: float, low: float, high: float) -> str:
-    """Return ``yes`` if a printed value lies outside our interval, else ``no``; blank without an interval."""
+    """Return ``yes`` if a printed value lies outside our interval, else ``no``; a blank without an interval."""
     if math.isnan(low) or math.isnan(high):
         return ""
     return "no" if low <= published <= high else "yes"
@@ -269,8 +271,8 @@ def _describe_significance(published: float, low: float, high: float) -> str:
 def build_printed_published_table(table: pd.DataFrame) -> PrintedTable:
     """Return the table of :func:`compare_published` as cells for the terminal and LaTeX.
 
-    Each published row is followed by ours, if it was measured, and by the differences, if they can be compared. A difference
-    is in parentheses if the published value lies within our 95% interval.
+    Below each published row are a row with our values, if there is a result, and a row with the differences, if the two can be
+    compared. A difference is in parentheses if the published value lies within our 95% interval.
     """
     metrics = [name.removesuffix("_published") for name in map(str, table) if name.endswith("_published")]
     tenths = table[[f"{name}_published" for name in metrics]] * 10

@@ -1,4 +1,4 @@
-"""The rows of published tables with their printed metrics, and the experiments that reproduce them.
+"""The rows of published tables with their printed metrics, and the experiments that reproduce these rows.
 
 A table is a CSV file in ``config/published/`` (docs/tables.md). This module imports no large library, because Snakemake reads
 the rows each time it starts.
@@ -20,10 +20,10 @@ _ROW_COLUMNS = ("row", "system", "setting", "dataset", "protocol", "images", "sp
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of a published table. ``row_number`` is the number of table and row, such as 1.6.
+    """A row of a published table. ``row_number`` is 1.6 for row 6 of table 1.
 
-    ``n_images`` is the number of test images that are searched together, None if unknown. ``split`` is the name of the test
-    split (``config/published/splits.yaml``), blank if unknown, and ``random`` if the paper did not publish the split.
+    ``n_images`` is the number of test images that a query searches; None if unknown. ``split`` is the name of the test split
+    (``config/published/splits.yaml``): blank if unknown, and ``random`` if the paper did not publish the split.
     """
 
     paper: str
@@ -44,19 +44,19 @@ class PublishedRow:
 
     @property
     def datasets(self) -> tuple[str, str]:
-        """Data sets whose results may reproduce the row: its data set, and ``<dataset>_<split>``, e.g. ``f30k_entities``."""
+        """Data sets whose results may reproduce the row: ``dataset``, and ``<dataset>_<split>`` such as ``f30k_entities``."""
         return self.dataset, f"{self.dataset}_{self.split}"
 
     @property
     def default_dataset(self) -> str:
-        """Data set that the workflow trains on for the row: the one with the split of the paper, if it has a preset."""
+        """Data set on which the workflow trains for the row: ``<dataset>_<split>`` if it has a preset, else ``dataset``."""
         name, with_split = self.datasets
         return with_split if with_split in list_preset_names("datasets") else name
 
 
 @cache
 def published_rows(table: str) -> tuple[PublishedRow, ...]:
-    """Return the rows of a table in the order of the paper, including rows repeated from another table of the same paper.
+    """Return the rows of a table in the order of the paper, also rows that the paper repeats from another table.
 
     Raises UserError if there is no such table.
     """
@@ -69,9 +69,10 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
 
 
 def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
-    """Return data set and experiment of every row that the preset of an experiment names, each pair once.
+    """Return each pair of a data set and an experiment that reproduces a row of the table.
 
-    ``dataset`` replaces the default data set of the row. Raises UserError if two experiments name the same row.
+    The preset of an experiment names its rows. ``dataset`` replaces the default data set of the rows. Raises UserError if two
+    experiments name the same row.
     """
     rows = {row.key: row for row in published_rows(table)}
     experiments: dict[str, str] = {}
@@ -87,9 +88,9 @@ def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str,
 
 
 def _parse_published_row(paper: str, table_number: str, line: Mapping[str, str]) -> PublishedRow:
-    """Return the row in a line of the CSV file of a table.
+    """Parse a line of a table's CSV file as a row.
 
-    A line that repeats a row of another table of the paper has only the number of that row, such as 1.6.
+    If the paper repeats a row of another table, the line has only the number of that row, such as 1.6.
     """
     if not line["row"].startswith(f"{table_number}."):
         others = published_rows(f"{paper}_{line['row'].partition('.')[0]}")

@@ -1,4 +1,4 @@
-"""Two tables of comparisons: ``significance`` lists comparison files, and ``compare`` lists all pairs of systems."""
+"""Two tables of comparisons: ``significance`` lists the metrics of comparison files, and ``compare`` compares all results."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from vse.pipeline.errors import UserError
 
 
 def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
-    """Return a row per comparison, protocol and metric: both values, their difference, its 95% interval and p-value.
+    """Return a row for each metric of each protocol in comparison files.
 
-    The last columns have the name of the comparison file, the seeds and files of both models, the facts in which the models
-    differ, and the version and commit of the program.
+    The row has the values of both models, their difference, and its 95% interval and p-value. The last columns have the name
+    of the comparison file, the seeds and files of both models, the facts in which the models differ, and the version and
+    commit of the program.
     """
     rows = []
     contents = [(path, read_comparison(path)) for path in comparisons]
@@ -77,7 +78,7 @@ def _describe_differing_facts(comparison: Comparison) -> str:
 
 
 class SignificanceTable(TableKind):
-    """``vse-table significance``: a row per metric of comparison files. A LaTeX table has a single pair of models."""
+    """``vse-table significance``: a row per metric of comparison files. A LaTeX table can have only one pair of models."""
 
     first_columns = ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant")
 
@@ -97,7 +98,7 @@ class SignificanceTable(TableKind):
 
 
 def build_printed_significance(table: pd.DataFrame) -> PrintedTable:
-    """Return the printed columns of :func:`build_significance`; if there are several pairs, each line names its models."""
+    """Return the printed columns of :func:`build_significance`; each line names its two models if there are several pairs."""
     models = table[["dataset", "a", "b"]].drop_duplicates()
     several = len(models) > 1
     a, b = ("a", "b") if several else (f"{side}: {models[side].iloc[0]}" for side in ("a", "b"))
@@ -122,9 +123,9 @@ def build_printed_significance(table: pd.DataFrame) -> PrintedTable:
 
 
 def format_difference_lines(comparison: Comparison) -> list[str]:
-    """Return printable lines: the differences of R@1 and rsum for each protocol, and the facts in which the models differ.
+    """Return the lines that a comparison prints: a line per protocol, and the facts in which the models differ.
 
-    Each difference has its interval and p-value.
+    The line of a protocol has the differences of R@1 and rsum, each with its interval and p-value.
     """
     title = " - ".join(_label_models(comparison))
     lines = []
@@ -142,7 +143,7 @@ def format_difference_lines(comparison: Comparison) -> list[str]:
 
 
 def _label_models(comparison: Comparison) -> tuple[str, str]:
-    """Return a name for each model. Equal names are followed by the seeds or, if these are equal or unknown, by A and B."""
+    """Return a name for each model. If both have one name, the seeds are appended, or A and B if the seeds do not tell."""
     a, b = (model.name or model.experiment for model in (comparison.a, comparison.b))
     seeds = comparison.a.seeds, comparison.b.seeds
     if a != b:
@@ -155,7 +156,7 @@ def _label_models(comparison: Comparison) -> tuple[str, str]:
 def _flatten_metrics(
     metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]],
 ) -> list[tuple[str, str, ComparedMetric]]:
-    """Return direction, name and values of every compared metric; rsum and mean recall have a blank direction."""
+    """Return the direction, name and values of every compared metric; rsum and mean recall have a blank direction."""
     leaves = []
     for key, value in metrics.items():
         if key == "per_type" and not isinstance(value, ComparedMetric):
@@ -171,7 +172,7 @@ _MIN_PRINTED_P = 0.0001
 
 
 class ComparedTable(TableKind):
-    """``vse-table compare``: a row per pair in the CSV file, and a row per system on the terminal and in LaTeX."""
+    """``vse-table compare``: a row per pair of results in the CSV file, and a row per result on the terminal and in LaTeX."""
 
     first_columns = ("dataset", "split", "protocol", "metric", "a", "b")
     option_names = frozenset({"family", "metric"})
@@ -217,15 +218,16 @@ def _build_frame(systems: Sequence[ComparedSystem], family: ComparedFamily, metr
 
 
 def _name_systems(systems: Sequence[ComparedSystem]) -> list[str]:
-    """Return the names of the systems: the methods, or the names of the files if two methods have the same name."""
+    """Return the name of each system's method, or the names of the result files if two systems have the same method."""
     names = [method_name(one.result) for one in systems]
     return [name if names.count(name) == 1 else one.path.stem for name, one in zip(names, systems, strict=True)]
 
 
 def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
-    """Return a row per system, the best first, with its letters, its difference to the best system and the p-value.
+    """Return a row per system, the best first, with its difference to the best system and the p-value.
 
-    The best system and the systems that do not differ significantly from it are bold.
+    Two systems that share a letter do not differ significantly. The best system, and the systems that do not differ
+    significantly from it, are bold.
     """
     facts: dict[str, dict[str, Any]] = {}
     for row in frame.to_dict("records"):
@@ -255,7 +257,7 @@ def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
 
 
 def _describe_difference(frame: pd.DataFrame, name: str, best: str) -> tuple[str, str]:
-    """Return two texts: the difference of a system to the best system with its interval, and the corrected p-value."""
+    """Return the difference of a system to the best system with its interval, and the corrected p-value, as two texts."""
     if name == best:
         return "", ""
     row = frame[((frame["a"] == name) & (frame["b"] == best)) | ((frame["a"] == best) & (frame["b"] == name))].iloc[0]

@@ -1,4 +1,4 @@
-"""The table ``summary``, with a row for each result and protocol, and the table ``cards``, with the facts to compare results.
+"""The table ``summary`` with the metrics of results, and the table ``cards`` with facts about their training.
 
 This module also builds the columns that describe a result in all tables.
 """
@@ -46,9 +46,10 @@ def describe_result(path: Path, result: Result) -> dict[str, str]:
 
 
 def method_name(result: Result) -> str:
-    """Return the method as papers call it, such as ``VSE++ (1C)``: the title of the preset with the changed settings.
+    """Return the name of a result's method: the title of its preset, such as ``VSE++ (1C)``, and the changed settings.
 
-    The label of ``vse-train --name`` replaces both. Without a title the name of the experiment is returned.
+    A name that the user gave (``vse-train --name``) replaces both. If the preset has no title, the name of the experiment
+    replaces the title.
     """
     config, title = result.config, result.config.get("title")
     if not title and is_experiment(result.experiment):
@@ -67,7 +68,7 @@ def _describe_features(result: Result) -> str:
 
 
 def _list_run_folders(path: Path, result: Result) -> str:
-    """Return the folders of the embeddings, relative to the working directory; blank if the result does not name them."""
+    """Return the folders of the embeddings, relative to the working directory; blank if the result names no embeddings."""
     entries = result.provenance.get("embeddings")
     files = [entry.get("file") for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
     folders = [os.path.normpath(path.parent / Path(file).parent) for file in files if isinstance(file, str)]
@@ -88,8 +89,8 @@ _RESULT_COLUMNS = (
 )
 _OPTIONAL_COLUMNS = ("trained_on", "unfinished")  # columns that are left out if they are blank for all results
 _PHRASE_COLUMNS = ("iou", "n_phrases", "n_without_box")  # columns of phrase results
-GROUP_COLUMN = "group"  # letters of results that do not differ significantly
-BEST_GROUP_COLUMN = "in_best_group"  # yes if the result does not differ significantly from the best result
+GROUP_COLUMN = "group"  # results that share a letter do not differ significantly
+BEST_GROUP_COLUMN = "in_best_group"  # ``yes`` if the result does not differ significantly from the best result
 _TYPE_PREFIX = "type_"  # prefix of a column such as type_people_r1
 _UNPRINTED_SUFFIXES = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 UNKNOWN_INTERVAL = (math.nan, math.nan)
@@ -105,14 +106,15 @@ def build_summary(results: Sequence[Path]) -> pd.DataFrame:
 def summarise_results(results: Sequence[tuple[Path, Result]], groups: Groups | None = None) -> pd.DataFrame:
     """Return a row per result and protocol: R@K, Med r, mean r, nDCG@10, MRR and mAP in both directions, and rsum.
 
-    Each metric has its 95% interval (``_low``, ``_high``) if the result has one, and with several seeds its standard deviation
-    (``_std``). The columns ``trained_on`` and ``unfinished`` are present if a result has them. A test set of one fold has no
-    row ``1k``, which would repeat ``full``. The row ``full`` also has the caption-to-caption metrics of the protocol
-    ``sentence``, and the row ``1k`` has those of ``sentence-1k``. Without ``full`` or ``1k`` they have their own row. Phrase
-    results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1`` for each type.
+    Columns with ``_low`` and ``_high`` have the 95% interval of a metric; with several seeds, columns with ``_std`` have its
+    standard deviation. The columns ``trained_on`` and ``unfinished`` are left out if they are blank for all results. A test
+    set of at most 1,000 images has no row ``1k``, which would repeat ``full``. The row ``full`` also has the metrics of the
+    protocol ``sentence``, and the row ``1k`` has the metrics of ``sentence-1k``. Without ``full`` or ``1k``, these protocols
+    have their own row. Phrase results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1``
+    for each type of phrases.
 
-    ``results`` are pairs of a result file and its content. Paths in the content are relative to the folder of the file. With
-    ``groups``, the row ``full`` has the letters of the result in ``group``, and ``yes`` or a blank in ``in_best_group``.
+    ``results`` are pairs of a result file and its content. With ``groups``, the row ``full`` has the letters of the result in
+    the column ``group``, and ``yes`` or a blank in ``in_best_group``.
     """
     rows = []
     check_consistent_data(results)
@@ -213,12 +215,12 @@ def _build_summary_row(path: Path, result: Result, name: str, protocol: Protocol
 
 
 class CardsTable(TableKind):
-    """``vse-table cards``: data, seeds, features, epochs, selection, seconds, processor and precision of each result."""
+    """``vse-table cards``: the data, seeds, features and training of each result, as :func:`build_card` describes them."""
 
     first_columns = ("dataset", "experiment", "split", "n_images", "seeds", "features", "epochs", "selection")
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return a row for each result file; comparison files are left out. Raises UserError if there is no result file."""
+        """Return a row for each result file. Comparison files are left out. Raises UserError if there is no result file."""
         rows = []
         for path in drop_comparisons(request.results):
             result = read_result(path)
@@ -231,6 +233,6 @@ class CardsTable(TableKind):
         return pd.DataFrame(rows)
 
     def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
-        """Return all columns but ``run``."""
+        """Return all columns except ``run``."""
         printed = frame.drop(columns="run")
         return PrintedTable(printed.to_numpy().tolist(), [("", str(name)) for name in printed], len(printed.columns), [])

@@ -1,4 +1,4 @@
-"""The base class of all tables. Its methods and functions write a table as CSV, LaTeX, text for a terminal, or a chart."""
+"""The base class of all tables, and functions that write a table as CSV, LaTeX, text for a terminal, or a chart."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from vse.pipeline.errors import UserError, escape_csv_cell, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
 from vse.pipeline.files.writing import write_bytes, write_text
 
-FILE_MARKER = "made by vse-table"  # a text in LaTeX tables and charts; only files with it may be replaced
+FILE_MARKER = "made by vse-table"  # LaTeX tables and charts have this text; only files with this text may be replaced
 _BOLD_PATTERN = re.compile(r"\*\*(.*?)\*\*")
 _MAX_UNWRAPPED_CHARACTERS = 30  # LaTeX wraps columns with longer texts
-COMPARED_PROTOCOL = "full"  # the protocol whose queries are compared between results
+COMPARED_PROTOCOL = "full"  # two results are compared by their queries of this protocol
 _LATEX_SCALING = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 
 
@@ -40,9 +40,10 @@ class BuiltTable(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The letters of each result by its path, and a note for the table.
+    """The groups of results that do not differ significantly, and a ``note`` for the table.
 
-    ``best`` has the best results, and the results that do not differ significantly from them.
+    ``letters_by_path`` has the letters of each result file: results in one group share a letter. ``best`` has the best result
+    for each set of test images, and the results that do not differ significantly from it.
     """
 
     letters_by_path: dict[Path, str]
@@ -53,14 +54,14 @@ class Groups(NamedTuple):
 class TableKind(ABC):
     """A kind of table, such as ``summary``.
 
-    To add one, write a subclass in a new file, and add a line to :data:`vse.eval.tables.TABLE_CLASS_PATHS`.
+    To add a kind, write a subclass in a new file, and add a line to :data:`vse.eval.tables.TABLE_CLASS_PATHS`.
 
     Attributes
     ----------
-    first_columns : the first columns of the CSV file; a file may be replaced by the table only if it has these columns
+    first_columns : the first columns of the CSV file; the table may replace an existing file only if it has these columns
     file_suffixes : the suffixes of the files that the table can be written to
     option_names : the fields of :class:`TableRequest` that the table accepts besides ``results``
-    needs_results : whether the table needs result files; if not, it can be built without any
+    needs_results : whether the table can be built only from result files
     """
 
     first_columns: ClassVar[tuple[str, ...]]
@@ -80,7 +81,7 @@ class TableKind(ABC):
         """Return the printed part of the table."""
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
-        """Write the complete table as ``.csv`` or its cells as ``.tex``, by the suffix of ``out``; return ``out``."""
+        """Write the complete table (``.csv``) or its printed part (``.tex``), by the suffix of ``out``; return ``out``."""
         if out.suffix == ".tex":
             text = format_latex_table(self.build_cells(frame, request))
             return write_text(out, _BOLD_PATTERN.sub(r"\\textbf{\1}", text) if "family" in self.option_names else text)
@@ -92,7 +93,7 @@ class TableKind(ABC):
         return text_kind("a table or chart of vse-table", FILE_MARKER)
 
     def build(self, request: TableRequest, out: Path | None = None) -> BuiltTable:
-        """Build the table, and write it to ``out`` unless that is None.
+        """Build the table, and write it to ``out`` unless ``out`` is None.
 
         Raises UserError if result files are missing, if an option does not apply to this table, or if ``out`` must not be
         replaced.
@@ -115,7 +116,7 @@ class TableKind(ABC):
 
 
 def write_table(table: pd.DataFrame, out: Path) -> Path:
-    """Write a table to ``out``, a ``.csv`` file, and return ``out``. Raises UserError for another suffix."""
+    """Write a table to the CSV file ``out``, and return ``out``. Raises UserError if the suffix is not ``.csv``."""
     if out.suffix != ".csv":
         raise UserError(f"{out}: a table is written as .csv or .tex")
     texts = {
@@ -130,9 +131,9 @@ class PrintedTable(NamedTuple):
     Attributes
     ----------
     lines : the cells, line by line
-    column_titles : a group, which may be blank, and a name for each column
-    n_text_columns : the number of leading columns that hold texts; the others hold numbers
-    notes : remarks on the complete table
+    column_titles : for each column, the title of its group of columns (may be blank) and its own title
+    n_text_columns : the number of leading columns that hold texts; the other columns hold numbers
+    notes : remarks below the table
     """
 
     lines: Sequence[Sequence[object]]
@@ -160,8 +161,8 @@ def format_text_table(cells: PrintedTable) -> str:
 def format_latex_table(cells: PrintedTable) -> str:
     """Return a LaTeX table for booktabs, with the notes as comments above it.
 
-    A table wider than the lines of the page is scaled to their width. Columns with a cell of more than 30 characters are
-    wrapped. Texts are escaped and their line breaks removed.
+    A table that is wider than the text of the page is scaled down. Columns with a cell of more than 30 characters are wrapped.
+    Texts are escaped, and their line breaks are removed.
     """
     lines, titles, n_texts, notes = cells
     lines = [[to_printable_line(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
@@ -184,13 +185,13 @@ def format_latex_table(cells: PrintedTable) -> str:
 
 
 def column_title(metric: str) -> tuple[str, str]:
-    """Return the printed title of a metric's column, such as ``i2t_r1``: the direction, which may be blank, and the name."""
+    """Return the titles of the column of a metric such as ``i2t_r1``: the direction (may be blank), and the metric."""
     direction, _, name = metric.partition("_")
     return (DIRECTIONS[direction].title, metric_title(name)) if direction in DIRECTIONS else ("", metric_title(metric))
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, signed: bool = False) -> str:
-    """Return a metric with its standard deviation (if known) as a text; blank for NaN. ``signed`` adds a plus sign."""
+    """Return a metric and its standard deviation (if known) as a text; a blank for NaN. ``signed`` adds a plus sign."""
     if math.isnan(value):
         return ""
     text = f"{value:{'+' if signed else '-'}.{digits}f}".replace("-", "−")
@@ -205,7 +206,7 @@ _FILE_METADATA = {
 
 
 def write_chart_file(out: Path, draw: Callable[[Axes], None], name: str) -> Path:
-    """Write the chart that ``draw`` draws as ``.svg`` or ``.png``; return ``out``. ``name`` seeds the ids of SVG elements."""
+    """Call ``draw``, write its chart to the ``.svg`` or ``.png`` file ``out``, and return ``out``. ``name`` seeds SVG ids."""
     suffix = out.suffix.removeprefix(".")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the user's matplotlibrc
