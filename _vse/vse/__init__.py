@@ -3,8 +3,8 @@
 Each public name (``__all__``, docs/python.md) is imported when it is first used: ``import vse`` loads no large library.
 """
 
-# The sub-packages are links to the folders at the root of the repository. An editable install puts the folder above this one
-# on the path, so that Python, editors and type checkers all see an ordinary package. A wheel holds copies.
+# The sub-packages are links to folders at the root of the repository. An editable install puts the parent of this folder on
+# the path, so that Python, editors and type checkers find an ordinary package. A wheel has copies of the sub-packages.
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,8 @@
-"""Check the arguments of the Python interface against annotations, and convert them to plain Python values.
+"""Checks of the arguments of the Python interface, and their conversion to plain Python values.
 
-An annotation combines a type, for type checkers, with an :class:`AllowedValues`. ``PositiveInteger`` allows integers from 1
-on, and ``PositiveIntegers`` a list of such integers. :func:`public_api` decorates the functions and methods of the interface.
+An annotation of an argument combines a type, for type checkers, with an :class:`AllowedValues`. For example,
+``PositiveInteger`` allows integers from 1 on, and ``PositiveIntegers`` allows lists of such integers. :func:`public_api`
+decorates the functions and methods of the interface.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def is_one_or_list_of(is_allowed: Callable[[Any], bool], value: object) -> bool:
 
 
 def are_paths(value: object) -> bool:
-    """Return whether a value is a path, a list of paths, or an iterator. The items of an iterator are not checked."""
+    """Return whether a value is a path, a list of paths, or an iterator, whose items are not checked."""
     return is_one_or_list_of(is_path, value) or isinstance(value, Iterator)
 
 
@@ -93,12 +94,12 @@ def are_settings(value: object) -> bool:
 
 
 def is_column_mapping(value: object) -> bool:
-    """Return whether a value maps each field of a row to the name of one column, or to a list of such names."""
+    """Return whether a value maps each field of a row to the name of a column, or to a list of names of columns."""
     return isinstance(value, Mapping) and all(is_text(key) and is_one_or_list_of(is_text, value[key]) for key in value)
 
 
 def is_array(value: object) -> bool:
-    """Return whether numpy can convert a value, such as a torch tensor or a list of lists, to an array of real numbers."""
+    """Return whether numpy can convert a value to an array of real numbers, e.g. a torch tensor or a list of lists."""
     import numpy as np
 
     if isinstance(value, str | bytes | Mapping | set | frozenset):
@@ -108,7 +109,7 @@ def is_array(value: object) -> bool:
         return "complex" not in str(dtype)
     try:
         return np.asarray(value).dtype.kind in "biuf"
-    except (ValueError, TypeError, RuntimeError):  # rows of different lengths, or an object that only looks like an array
+    except (ValueError, TypeError, RuntimeError):  # rows of different lengths, or an object that only resembles an array
         return False
 
 
@@ -158,8 +159,9 @@ def check_arguments(function: Callable[_Parameters, _Returned]) -> Callable[_Par
 def public_api(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
     """Decorate a function or method of the Python interface.
 
-    The decorator checks the arguments. Written files record the call. A UserError names Python arguments instead of
-    command-line options. With ``force=True`` outputs may replace files of any kind.
+    The decorator checks the arguments of a call, and records the call in the files that it writes. In the messages of
+    UserError, it replaces command-line options by Python arguments. With ``force=True``, it lets outputs replace files of any
+    kind.
     """
 
     @wraps(function)
@@ -184,8 +186,8 @@ def public_api(function: Callable[_Parameters, _Returned]) -> Callable[_Paramete
 def describe_arguments(*models: type[Options]) -> Callable[[_Function], _Function]:
     """Return a decorator that adds the descriptions of arguments to a docstring.
 
-    The description of an argument is the help of the option with the same name in ``models``. An argument that the docstring
-    describes itself keeps its description. Raises TypeError if an argument is described nowhere.
+    The description of an argument is the help of the option with the same name in ``models``. If the docstring already
+    describes an argument, this description stays. Raises TypeError if an argument has no description in either.
     """
     fields = {name: field for model in reversed(models) for name, field in _collect_nested_fields(model).items()}
 
@@ -213,7 +215,7 @@ def describe_arguments(*models: type[Options]) -> Callable[[_Function], _Functio
 
 
 def _collect_nested_fields(model: type[Options]) -> dict[str, Any]:
-    """Return the fields of a model, and of the models within the model, by name."""
+    """Return the fields of a class of options by name, including the fields of nested classes."""
     fields = dict(model.model_fields)
     for field in model.model_fields.values():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Options):
@@ -232,10 +234,10 @@ def replace_option_names(message: str) -> str:
 
 
 def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Return the arguments of a call, converted to plain Python values.
+    """Bind the arguments of a call to the parameters of ``function``, and convert them to plain Python values.
 
-    Raises UserError if an argument is unknown, missing or not allowed. If the argument belongs to an earlier version, the
-    error shows the new call.
+    Raises UserError if an argument is unknown, missing or not allowed. For an argument of an earlier version, the message has
+    the new call.
     """
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
@@ -262,10 +264,11 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
 
 
 def prefix_argument_name(message: str, function: Any, given: Mapping[str, Any]) -> str:
-    """Return an error message with the name of an argument in front, if the message begins with the path in this argument.
+    """Return an error message, preceded by the name of the argument whose path is at the start of the message.
 
-    For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file``. The arguments ``given`` include the fields of
-    :class:`Options` objects. Any other message is returned unchanged.
+    For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file`` if the argument ``out`` is ``a.h5``. ``given`` has
+    the arguments of the call of ``function``; the fields of :class:`Options` objects are arguments, too. A message that does
+    not start with the path of an argument is returned unchanged.
     """
     for argument, (allowed, _) in find_allowed_values(function).items():
         value = given.get(argument)
@@ -282,7 +285,7 @@ def prefix_argument_name(message: str, function: Any, given: Mapping[str, Any]) 
 
 @cache
 def find_allowed_values(function: Any) -> dict[str, tuple[AllowedValues, bool]]:
-    """Return, by name, the allowed values of each argument or option, and whether None is allowed.
+    """Return for each argument or option its allowed values, and whether None is allowed.
 
     ``function`` is a function or a class of options.
     """
@@ -300,7 +303,7 @@ def as_path(value: str | os.PathLike[str]) -> Path: ...
 @overload
 def as_path(value: str | os.PathLike[str] | None) -> Path | None: ...
 def as_path(value: str | os.PathLike[str] | None) -> Path | None:
-    """Return a path as a ``pathlib`` path. Raises UserError if the value is not a path."""
+    """Return ``value`` as a ``pathlib`` path; None stays None. Raises UserError if the value is not a path."""
     if value is None:
         return None
     if not isinstance(value, str | os.PathLike):
@@ -317,16 +320,16 @@ def as_paths(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -
 
 
 def as_paths_or_urls(value: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return paths or URLs as texts, which keep the two slashes of a URL. Raises UserError as :func:`as_paths` does."""
+    """Return paths or URLs as texts, because a path would lose a slash of a URL. Raises UserError if the list is empty."""
     texts = [value] if isinstance(value, str | os.PathLike) else list(value)
     as_paths(texts)
     return [os.fspath(text) for text in texts]
 
 
 def settings_as_texts(settings: Mapping[str, object] | Sequence[str] | None) -> list[str]:
-    """Return settings in the form of the option ``--set``: a list of ``key=value``.
+    """Return settings as a list of texts ``key=value``, the form of the option ``--set``.
 
-    The values of a mapping are Python values and are written as YAML.
+    Values in a mapping are Python objects, and are written as YAML.
     """
     if settings is None:
         return []

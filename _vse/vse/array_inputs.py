@@ -1,4 +1,4 @@
-"""Read the arrays and texts that a user passes to a model, and explain what to pass instead of an unsuitable value."""
+"""Readers of the arrays and texts that a user passes to a model. Errors explain what to pass instead of a wrong value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import AllowedValues, is_text
 from vse.pipeline.options import format_value
 
-# The values are checked in this module, so that the message can name the call to use instead.
+# The functions of this module check these values, so that error messages can explain what to pass instead.
 _ANY_VALUE = AllowedValues("an array", lambda value: True)
 VectorsOrPaths = Annotated[Any, _ANY_VALUE]
 VectorsOrTexts = Annotated[Any, _ANY_VALUE]
@@ -36,7 +36,7 @@ def to_numpy(array: Any) -> NDArray[Any]:
 
 
 def are_texts(given: Any) -> bool:
-    """Return whether a value is a text or path, or a list that starts with a text or path."""
+    """Return whether a value is a text or path, or a list whose first item is a text or path."""
     first = next(iter(given), None) if _is_list(given) else given
     return isinstance(first, str | os.PathLike)
 
@@ -49,7 +49,7 @@ def read_vectors(argument: str, given: Any) -> NDArray[np.float32]:
     """Return vectors as an array of float32, (n, dim), or sets of vectors (n, n_vectors, dim).
 
     ``given`` is an array of numpy or torch, a frame of pandas, a sparse matrix, a list of vectors, or nested lists. Raises
-    UserError, which names the ``argument``, for any other value, and for numbers that are not finite.
+    UserError for any other value, and for numbers that are not finite. ``argument`` is the name of the argument for messages.
     """
     array = _to_array_of_numbers(argument, given)
     if array.ndim not in (2, 3):
@@ -115,7 +115,7 @@ def _explain_texts(given: Any) -> str:
 
 
 def read_texts(argument: str, given: Any) -> list[str]:
-    """Return texts or paths as a list of strings. Raises UserError if one is empty or of another type."""
+    """Return texts or paths as a list of strings. Raises UserError if an item is empty or of another type."""
     if isinstance(given, str | os.PathLike):
         raise UserError(f"{argument}={format_value(given)}: a list is needed; pass [{format_value(given)}]")
     texts = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in given]
@@ -128,9 +128,10 @@ def read_texts(argument: str, given: Any) -> list[str]:
 
 
 def read_image_rows(argument: str, given: Any, n_images: int, n_captions: int) -> NDArray[np.int64]:
-    """Return the row of each caption's image, (n_captions,). None stands for one caption per image.
+    """Return the row of each caption's image, (n_captions,). ``given`` may be None if there is one caption per image.
 
-    Raises UserError, which names the ``argument``, if there is not one row from 0 to ``n_images - 1`` for each caption.
+    Raises UserError if there is not one row from 0 to ``n_images - 1`` for each caption. ``argument`` is the name of the
+    argument for messages.
     """
     if given is None:
         if n_captions == n_images:
@@ -161,7 +162,7 @@ def read_image_rows(argument: str, given: Any, n_images: int, n_captions: int) -
 def read_image_input(
     argument: str, given: Any, photo_features: Callable[[list[str]], Any] | None
 ) -> tuple[NDArray[np.float32], list[str] | None]:
-    """Return the vectors of images, and the paths of the photos; None instead of paths if vectors are given."""
+    """Return the vectors of images, and the paths of the photos. The paths are None if ``given`` has vectors."""
     if photo_features is None or not are_texts(given):
         return read_vectors(argument, given), None
     paths = read_texts(argument, given)
@@ -173,7 +174,7 @@ def read_caption_input(
 ) -> tuple[NDArray[np.float32] | None, list[str] | None]:
     """Return the vectors and the texts of captions.
 
-    The texts are None if vectors are given. The vectors are None if texts are given without ``text_features``.
+    The texts are None if ``given`` has vectors. The vectors are None if ``given`` has texts, and ``text_features`` is None.
     """
     if not are_texts(given):
         if _is_list(given) and len(given) and _is_list(first := next(iter(given))) and are_texts(first):
@@ -200,7 +201,7 @@ def read_array_data(
     photo_features: Callable[[list[str]], Any] | None = None,
     text_features: Callable[[list[str]], Any] | None = None,
 ) -> tuple[ArrayData, list[str] | None]:
-    """Return images and captions as arrays, and the paths of the photos; None instead of paths if ``images`` are vectors."""
+    """Return images and captions as arrays, and the paths of the photos. The paths are None if ``images`` are vectors."""
     image_vectors, paths = read_image_input("images", images, photo_features)
     caption_vectors, texts = read_caption_input("captions", captions, text_features)
     n_captions = len(texts if caption_vectors is None and texts is not None else caption_vectors)  # type: ignore[arg-type]
@@ -209,14 +210,14 @@ def read_array_data(
 
 
 def read_validation(given: Any) -> tuple[Any, Any, Any]:
-    """Return images, captions and image_of_caption of ``validation``. Raises UserError if it is not a tuple of 2 or 3."""
+    """Return the images, captions and image_of_caption in the argument ``validation``, a tuple of 2 or 3 items."""
     if not isinstance(given, tuple | list) or len(given) not in (2, 3):
         raise UserError(f"validation={format_value(given)}: a tuple (images, captions, image_of_caption) is needed")
     return given[0], given[1], given[2] if len(given) == 3 else None
 
 
 def read_query_vectors(query: Any, is_set: bool) -> NDArray[np.float32]:
-    """Return the vector of a query as an array with a single row, or its set of vectors as an array with a single set."""
+    """Return the vector of a query as (1, dim) or, with ``is_set``, its set of vectors as (1, n_vectors, dim)."""
     if query is None or are_texts(query):
         raise UserError(f"query={format_value(query)}: a single text, path or vector is needed")
     vectors = read_vectors("query", [query])

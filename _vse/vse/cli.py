@@ -1,6 +1,7 @@
-"""The command ``vse``, whose sub-commands are all commands of the package, grouped by task; and ``vse doctor``.
+"""The command ``vse`` and its sub-command ``vse doctor``.
 
-``vse train`` is the same as ``vse-train``. A sub-command is imported when it is needed.
+All commands of the package are sub-commands of ``vse``, grouped by task: ``vse train`` is the same as ``vse-train``. A
+sub-command is imported when it is called.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vse.pipeline.options import Options, command
 from vse.pipeline.presets.parts import import_object
 from vse.pipeline.presets.preset_files import list_preset_names
 
-# For each task, the names of sub-commands and the click commands that they run.
+# The names of the sub-commands of each task, and the module and function of each sub-command.
 COMMANDS_BY_TASK = {
     "Start": {
         "quickstart": "vse.quickstart:quickstart_command",
@@ -67,7 +68,7 @@ def load_command(name: str) -> click.Command:
 
 
 class _TaskGroup(click.Group):
-    """A group that imports its commands by their places in ``COMMANDS_BY_TASK``, and lists them by task."""
+    """A click group that imports its commands from the modules in ``COMMANDS_BY_TASK``, and lists them by task."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -99,7 +100,7 @@ main = entry_point(vse_group)
 
 
 DISTRIBUTION = "vse-pipeline"
-# For each extra (optional group of dependencies) of the package, the abilities that it enables.
+# The abilities that each extra (optional group of dependencies) of the package enables.
 ABILITY_BY_EXTRA = {
     "timm": "image features of timm's networks, such as effnet and dino",
     "text": "caption features of transformers, such as minilm",
@@ -229,7 +230,7 @@ def _describe_weights() -> Iterator[tuple[str, str]]:
 
 
 def find_weights(model: str) -> Path | None:
-    """Return a file or folder with the weights of a network: in VSE_WEIGHTS_DIR, or in the cache of a hub."""
+    """Return a file or folder with the weights of a network, in VSE_WEIGHTS_DIR or in a download cache; None if not found."""
     stem = model.rpartition("/")[2]
     torch_hub = Path(os.environ.get("TORCH_HOME", Path.home() / ".cache" / "torch")) / "hub" / "checkpoints"
     hugging_face = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")) / "hub"

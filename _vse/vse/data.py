@@ -1,4 +1,4 @@
-"""The functions of the Python interface that open, generate and import data, and extract features."""
+"""Functions of the Python interface that open, draw and import data sets, and extract features."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def open_features(path: StrPath) -> FeatureFile:
         FeatureFile: the cache; ``features[ids]`` reads the rows of some ids from the disk
 
     Raises:
-        vse.UserError: if the cache or one of its shards is missing or damaged. Reading the row of an unknown id also raises it
+        vse.UserError: if the cache or one of its shards is missing or damaged
 
     Examples:
         ```python
@@ -106,7 +106,7 @@ def import_data(
     """Create a data set from your own photos or vectors (``vse-data import``).
 
     Args:
-        sources: The folder of photos or of vectors, or archives, which may be URLs.
+        sources: A folder of photos, a folder of vectors, or archives. Archives may be URLs.
         columns: A mapping from a field (``file``, ``caption``, ``split`` or an id) to the name of its column in the captions
             table, or to a list of names.
 
@@ -152,7 +152,7 @@ def extract(
 ) -> FeatureFile:
     """Extract a feature of images or captions into a cache for the trainers (``vse-extract``).
 
-    If the extraction was interrupted, the same call continues it. If the cache is finished, the call opens it.
+    If the extraction was interrupted, the same call continues it. If the cache is already complete, the call only opens it.
 
     Args:
         dataset: The data set's ``dataset.json``, or the object that [`vse.open_dataset`][] returned.
@@ -192,8 +192,8 @@ def embeddings_as_features(
 
     Args:
         files: The embeddings files, one for each split of the data set.
-        prefix: The start of the names of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``.
-        captions: The data set's ``dataset.json``; None uses the file that the first embeddings file names.
+        prefix: The start of the paths of the caches: ``<prefix>_images.h5`` and ``<prefix>_captions.h5``.
+        captions: The data set's ``dataset.json``; None uses the path in the first embeddings file.
 
     Raises:
         vse.UserError: if the files belong to different models or data sets, hold scores, or lack images or captions of their

@@ -41,7 +41,7 @@ N_DISPLAYED_ROWS = 5  # rows of a frame that a notebook displays
 
 
 class PathWrapper:
-    """A file or folder that the interface opened or wrote. Functions take this object in place of its path."""
+    """A file or folder that the interface opened or wrote. Functions accept this object in place of its path."""
 
     @check_arguments
     def __init__(self, path: StrPath) -> None:
@@ -58,7 +58,7 @@ class PathWrapper:
 
 
 class SavableObject:
-    """An object that can be saved to a file. Once it is saved, functions take this object in place of the file's path."""
+    """An object that can be saved to a file. After that, functions accept this object in place of the file's path."""
 
     path: Path | None = None
 
@@ -69,13 +69,13 @@ class SavableObject:
 
 
 def html_summary(title: object, facts: str, frame: pd.DataFrame | None = None) -> str:
-    """Return the HTML of an object in a notebook: a title, some facts, and the first rows of a frame."""
+    """Return the HTML by which a notebook displays an object: a title, some facts, and the first rows of a frame."""
     rows = "" if frame is None else frame.head(N_DISPLAYED_ROWS).to_html()
     return f"<p><b>{html.escape(str(title))}</b>: {html.escape(facts)}</p>{rows}"
 
 
 class DatasetFile(PathWrapper):
-    """A data set, which lies in a file ``dataset.json``: images, their captions and their splits.
+    """A data set in a file ``dataset.json``: images, their captions and their splits.
 
     Attributes:
         path (Path): the file
@@ -159,16 +159,17 @@ class DatasetFile(PathWrapper):
 class FeatureFile(PathWrapper):
     """A feature cache, with one row of numbers for each image or caption. Rows are read from the disk by their ids.
 
-    ``features[ids]`` returns the rows of some ids in the order of the ids: an array (n, dim), or (n, n_crops, dim) for a bank
-    of crops and (n, n_positions, dim) for a grid. In a ``ragged`` cache, such as a cache of regions, images differ in the
-    number of vectors, and ``features[ids]`` is a list of n arrays (n_regions, dim). ``features[7]`` is the row of one id.
-    ``features[:]`` returns all rows. An id that is not in the cache raises [`vse.UserError`][].
+    ``features[ids]`` returns the rows of some ids in the order of the ids: an array (n, dim). If a cache has several crops of
+    each image, the array is (n, n_crops, dim). If it has the positions of a CNN, the array is (n, n_positions, dim). In a
+    ``ragged`` cache, such as a cache of regions, rows differ in their number of vectors, and ``features[ids]`` is a list of n
+    arrays (n_regions, dim). ``features[7]`` is the row of the id 7. ``features[:]`` returns all rows. An id that is not in the
+    cache raises [`vse.UserError`][].
 
     Attributes:
         path (Path): the file
         dataset (str): the name of the data set
         feature (str): the name of the feature
-        kind (str): ``image`` if the ids are ids of images, ``text`` if they are ids of captions
+        kind (str): ``image`` for ids of images, ``text`` for ids of captions
         ids (NDArray[int64]): the ids of the rows, (n,), in the order of the rows
         shape (tuple[int | None, ...]): the shape of all rows together: (n, dim), (n, n_crops, dim), or (n, None, dim) for a
             ragged cache
@@ -203,7 +204,7 @@ class FeatureFile(PathWrapper):
 
     @check_arguments
     def tensor(self, ids: IdSelection = slice(None)) -> Tensor:
-        """Return the rows as a float32 tensor of torch; ragged rows are padded with zeros to (n, longest row, dim)."""
+        """Return rows as a float32 tensor of torch. Rows of a ragged cache are padded with zeros to (n, longest row, dim)."""
         import torch
 
         positions = self._find_rows(ids)
@@ -213,7 +214,7 @@ class FeatureFile(PathWrapper):
 
     @check_arguments
     def mask(self, ids: IdSelection = slice(None)) -> Tensor:
-        """Return a mask (n, longest row) of the padded ``tensor``: True for vectors, False for padding.
+        """Return a mask (n, longest row) for the result of ``tensor``: True for vectors, False for padding.
 
         Raises [`vse.UserError`][] if the cache is not ragged.
         """

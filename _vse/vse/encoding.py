@@ -1,6 +1,6 @@
-"""Encode photos, texts and vectors with a trained model in the Python interface.
+"""Encoding of photos, texts and vectors by trained models in the Python interface.
 
-:class:`FittedRun` is a run that was trained on arrays, in memory without a folder.
+:class:`FittedRun` is a run that was trained on arrays and is kept in memory, without a run folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DEFAULT_BATCH_SIZE = 512
 
 
 class EncodingModel:
-    """The methods with which a trained model encodes images and captions."""
+    """A base class with the methods by which a trained model encodes images and captions."""
 
     @property
     def expression(self) -> str:
@@ -63,7 +63,7 @@ class EncodingModel:
         raise NotImplementedError
 
     def permit_own_code(self) -> AbstractContextManager[None]:
-        """Return a context in which Python code that the model names, such as an encoder, may run if the user allowed it."""
+        """Return a context in which the user's own Python code, such as an encoder of the model, may run if it was allowed."""
         raise NotImplementedError
 
     @public_api
@@ -83,8 +83,8 @@ class EncodingModel:
 
         Args:
             images: the path of a photo, a list of paths, or an array (n_images, dim_of_features)
-            batch_size: the number of vectors to encode at once; photos are encoded one by one
-            show_progress_bar: whether to display a bar
+            batch_size: the number of vectors that are encoded at once; photos are encoded one by one
+            show_progress_bar: whether to display a progress bar
             normalize_embeddings: whether to divide embeddings by their length
         """
         with self.permit_own_code():
@@ -99,7 +99,7 @@ class EncodingModel:
         show_progress_bar: bool = False,
         normalize_embeddings: bool = False,
     ) -> EncodedArrays:
-        """Return the embeddings of texts or of vectors of captions, (n_captions, dim), or (dim,) for a single text.
+        """Return the embeddings of captions: (n_captions, dim), or (dim,) for a single text.
 
         A model that compares sets of vectors returns a list of arrays (n_vectors, dim). Raises [`vse.UserError`][] if a text
         has no word that the model can read, or if the model does not read such captions.
@@ -107,7 +107,7 @@ class EncodingModel:
         Args:
             captions: a text, a list of texts, or an array (n_captions, dim_of_features)
             batch_size: the number of captions that are encoded at once
-            show_progress_bar: whether to display a bar
+            show_progress_bar: whether to display a progress bar
             normalize_embeddings: whether to divide embeddings by their length
         """
         with self.permit_own_code():
@@ -117,8 +117,8 @@ class EncodingModel:
 class InputEncoder:
     """A loaded model, which encodes photos, texts, and vectors that another program computed.
 
-    ``photo_features`` and ``text_features`` are functions from a list of paths or texts to their vectors. They are None if the
-    model reads photos or texts itself, or cannot read them.
+    ``photo_features`` and ``text_features`` are functions from a list of paths or texts to their vectors. Such a function is
+    None if the model reads photos or texts without it, or cannot read them.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class InputEncoder:
     def encode(
         self, given: Any, of_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
     ) -> EncodedArrays:
-        """Return the embeddings of captions or images; for a single text or path, return its embedding alone."""
+        """Return the embeddings of captions or images. If ``given`` is a single text or path, return a single embedding."""
         single = isinstance(given, str | os.PathLike)
         packed = self.encode_packed([given] if single else given, of_captions, batch_size, not show_progress_bar)
         vectors = packed.vectors.float().numpy()
@@ -146,7 +146,7 @@ class InputEncoder:
     def encode_packed(
         self, given: Any, of_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
     ) -> PackedEmbeddings:
-        """Return the embeddings of captions or images as tensors. ``hidden`` displays no progress bar."""
+        """Return the embeddings of captions or images as tensors. ``hidden`` hides the progress bar."""
         return self._encode(self._read_input(given, of_captions), of_captions, batch_size, hidden)
 
     def encode_query(self, query: Any, of_captions: bool) -> PackedEmbeddings:
@@ -162,7 +162,7 @@ class InputEncoder:
         return self._encode(vectors, of_captions)
 
     def embed(self, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
-        """Return the embeddings of images and captions, to evaluate them."""
+        """Return the embeddings of images and captions as a split that can be evaluated."""
         inputs = self._read_input(images, of_captions=False), self._read_input(captions, of_captions=True)
         rows = read_image_rows("image_of_caption", image_of_caption, *map(len, inputs))
         encoded_images = self._encode(inputs[0], of_captions=False)
@@ -170,7 +170,7 @@ class InputEncoder:
         return SplitEmbeddings(None, self.arrays.build_embeddings(encoded_images, encoded_captions, rows))
 
     def _read_input(self, given: Any, of_captions: bool) -> NDArray[np.float32] | list[str]:
-        """Return captions or images as vectors, or as texts or paths if the model reads these."""
+        """Return captions or images as vectors. If the model reads texts or photos, return texts or paths instead."""
         name = "captions" if of_captions else "images"
         if isinstance(given, list | tuple) and not given:
             raise UserError(f"{name}={given!r}: at least one {'text' if of_captions else 'path'} or vector is needed")
@@ -235,13 +235,13 @@ DATA_FOLDER = "data"  # subfolder of a run, with its images and captions
 
 @dataclass(frozen=True)
 class FittedRun:
-    """A run in memory.
+    """A run in memory, which was trained on arrays.
 
     ``record``, ``settings`` : the content of ``run.json`` and of ``config.yaml``.
     ``frame`` : the metrics of each epoch.
     ``arrays`` : the loaded model.
-    ``files`` : the content of each file of the run by its path in the folder, without the checkpoint.
-    ``photos`` : the path of the photo of each image; empty if the paths are unknown.
+    ``files`` : maps the path of each file in the run folder, except the checkpoint, to its content.
+    ``photos`` : the path of each image's photo; empty if the paths are unknown.
     ``has_texts`` : whether the captions are texts.
     """
 
@@ -261,7 +261,7 @@ class FittedRun:
         photos: Sequence[str] | None,
         device: str,
     ) -> FittedRun:
-        """Read a run that was trained on ``data``. The folder is not needed afterwards."""
+        """Read a run that was trained on ``data`` from its folder. The folder is not needed afterwards."""
         from vse.training.run.folder import RunFolder
         from vse.training.use.arrays import hold_in_memory
 
@@ -282,7 +282,7 @@ class FittedRun:
         )
 
     def search(self, query: PackedEmbeddings, k: int, by_image: bool) -> list[SearchHit]:
-        """Return the best captions for an image, or the best images for a caption, given its embedding."""
+        """Return the best ``k`` captions for an image (``by_image``) or the best ``k`` images for a caption."""
         from vse.training.use.model import EncodedQuery
 
         hits = self._searcher.answer(by_image, EncodedQuery(query.unpack_all()), k).hits
@@ -298,7 +298,7 @@ class FittedRun:
         return Searcher(self.arrays.trained, None)
 
     def write(self, folder: Path) -> None:
-        """Write the run to ``folder``. A run that is already there is replaced."""
+        """Write the run to ``folder``, and replace a run that is already in the folder."""
         from vse.training.run.folder import RunFolder
 
         out = RunFolder(folder)
@@ -308,6 +308,6 @@ class FittedRun:
             for old in out.output_files:
                 old.unlink(missing_ok=True)
             record = out.record_file.relative_to(folder)
-            # The record is written last, because a folder without it does not count as a run.
+            # run.json is written last, because a folder without run.json does not count as a run.
             for name in sorted(self.files, key=lambda name: name == record):
                 write_bytes(folder / name, self.files[name])

@@ -1,4 +1,4 @@
-"""Evaluate and compare models in the Python interface."""
+"""Evaluation and comparison of models in the Python interface."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MemberEmbeddings = Annotated[
 
 
 class Ensemble(Options):
-    """The members of an ensemble, for [`vse.evaluate`][]: their scores are averaged."""
+    """An ensemble for [`vse.evaluate`][], which averages the scores of the members."""
 
     members: MemberEmbeddings
     """The embeddings of all members; with several seeds, the embeddings of every seed of every member."""
@@ -57,14 +57,14 @@ EvaluationInput = Annotated[Any, AllowedValues(_EVALUATED_DESCRIPTION, lambda va
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """The embeddings to evaluate, each a file or arrays in memory, and the options of the evaluation."""
+    """An evaluation to run: its embeddings, each a file or arrays in memory, its protocols and its options."""
 
     embeddings: tuple[Path | SplitEmbeddings, ...]
     protocol: str | list[str]
     options: AllEvaluateOptions
 
     def evaluate(self, **changes: Any) -> dict[str, Any]:
-        """Evaluate with some options changed, and return the content of the result file."""
+        """Evaluate with changed options, and return the content of the result file."""
         from vse.eval.protocols.evaluate import evaluate_arrays, evaluate_files
         from vse.eval.search.gpu import choose_faiss_device
 
@@ -80,7 +80,7 @@ class EvaluationJob:
         return evaluate_arrays(first.name, first.embeddings, self.protocol, options)
 
     def with_options(self, **changes: Any) -> EvaluationJob:
-        """Return this job with some options changed."""
+        """Return this job with changed options."""
         return replace(self, options=self._change_options(**changes))
 
     def _change_options(self, **changes: Any) -> AllEvaluateOptions:
@@ -90,7 +90,7 @@ class EvaluationJob:
     def provide_model_files(self, folder: Path) -> Iterator[list[Path]]:
         """Yield the embeddings files of the model, one for each seed.
 
-        An ensemble, and embeddings in arrays, are first written to ``folder``.
+        For an ensemble, or for embeddings in arrays, the files are written to ``folder``.
         """
         if self.options.ensemble:
             self.evaluate(save=folder / "ensemble.h5", bootstrap=0, cross_check=False)
@@ -101,7 +101,7 @@ class EvaluationJob:
 
     @contextmanager
     def _provide_embeddings_files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield a file for each of the embeddings. Arrays are written to ``folder``, and errors then name their model."""
+        """Yield a file for each item of ``embeddings``. Arrays are written to ``folder``; errors then name the model."""
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.embeddings) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
             write_embeddings(path, one.embeddings)
@@ -115,13 +115,14 @@ class EvaluationJob:
 
 
 class Evaluation(SavableResult):
-    """The metrics of a model on a split. Printed, it has one line per protocol.
+    """The metrics of a model on a split. ``print`` displays one line per protocol.
 
     Attributes:
         metrics (dict[str, Any]): the metrics by protocol and direction, e.g. ``metrics["1k"]["i2t"]["r1"]`` and
             ``metrics["1k"]["rsum"]``; with several seeds each metric has ``mean`` and ``std``
-        frame (pandas.DataFrame): one row per protocol, as in ``vse-table summary``: e.g. ``i2t_r1``, its 95% interval
-            ``i2t_r1_low`` and ``i2t_r1_high``, with several seeds its standard deviation ``i2t_r1_std``, and ``rsum``
+        frame (pandas.DataFrame): one row per protocol, as in ``vse-table summary``, with ``rsum`` and columns such as
+            ``i2t_r1``; ``i2t_r1_low`` and ``i2t_r1_high`` are its 95% interval, and ``i2t_r1_std`` is its standard deviation
+            over several seeds
         json (dict[str, Any]): the content of the result file (docs/formats.md)
         path (Path | None): the result file; None if the evaluation was not saved
     """
@@ -146,13 +147,13 @@ class Evaluation(SavableResult):
     def per_query(self, path: StrPath | None = None, *, force: bool = False) -> pd.DataFrame:
         """Return one row per query: its rank, and its best right and best wrong result (docs/formats.md).
 
-        ``path`` is a file (.csv or .parquet) to write as well; ``force`` replaces a file of any kind. Raises
-        [`vse.UserError`][] for phrase scores.
+        If ``path`` (.csv or .parquet) is given, the rows are also written to this file; ``force`` replaces a file of any kind.
+        Raises [`vse.UserError`][] for phrase scores.
         """
         with TemporaryDirectory() as folder:
             out = Path(folder, "queries.csv") if path is None else as_path(path)
             self._write_extra_files(per_query=out)
-            # The engine python reads floats exactly.
+            # The engine named python reads floats exactly.
             frame = pd.read_parquet(out) if out.suffix == ".parquet" else pd.read_csv(out, engine="python")
         return frame.astype({"seed": "Int64", "wrong_id": "Int64"})
 
@@ -160,8 +161,8 @@ class Evaluation(SavableResult):
     def to_trec(self, folder: StrPath, depth: NonNegativeInteger | None = None, *, force: bool = False) -> Path:
         """Write run and qrels files of both directions for trec_eval, ranx or ir_measures; return the folder.
 
-        A run file has the best ``depth`` results of each query; None is 1,000, and 0 is all. ``force`` replaces files of
-        another kind. Raises [`vse.UserError`][] for phrase scores.
+        A run file has the best ``depth`` results of each query: None stands for 1,000, and 0 for all results. ``force``
+        replaces files of any kind. Raises [`vse.UserError`][] for phrase scores.
         """
         out = as_path(folder)
         self._write_extra_files(trec=out, trec_depth=depth)
@@ -169,10 +170,10 @@ class Evaluation(SavableResult):
 
     @public_api
     def with_index(self, index: str, parameters: str = "") -> Evaluation:
-        """Return this evaluation together with the results of a FAISS index, e.g. ``IVF1024,Flat`` with ``nprobe=16``.
+        """Return this evaluation together with the recalls of a FAISS index, e.g. ``IVF1024,Flat`` with ``nprobe=16``.
 
-        The index is compared with the exact search. Raises [`vse.UserError`][] if it cannot be built, or if the model has
-        scores of pairs in place of embeddings.
+        The index is compared with the exact search. Raises [`vse.UserError`][] if the index cannot be built, or if the model
+        has scores of pairs in place of embeddings.
         """
         return self._with_options(index=index, index_parameters=parameters)
 
@@ -180,9 +181,9 @@ class Evaluation(SavableResult):
     def with_rerank(self, candidates: PositiveIntegers) -> Evaluation:
         """Return this evaluation together with the metrics of two-stage searches.
 
-        A two-stage search finds candidates by the vectors of images and captions, and scores only the candidates exactly.
-        Each number in ``candidates`` is the number of candidates of one search. Raises [`vse.UserError`][] if the
-        embeddings have no vectors that find candidates.
+        A two-stage search finds candidates by the vectors of images and captions, and only the candidates are scored exactly.
+        Each number in ``candidates`` is the number of candidates in one search. Raises [`vse.UserError`][] if the embeddings
+        have no vectors for the first stage.
         """
         return self._with_options(rerank=candidates)
 
@@ -190,14 +191,14 @@ class Evaluation(SavableResult):
     def with_language(self, language: str) -> Evaluation:
         """Return the evaluation of the captions in one language, e.g. ``de``.
 
-        Only the images that have captions in all languages of the embeddings count. Raises [`vse.UserError`][] if the
+        Only images with captions in all languages of the embeddings are evaluated. Raises [`vse.UserError`][] if the
         embeddings have no captions in this language.
         """
         return self._with_options(language=language)
 
     @public_api
     def save_ensemble(self, path: StrPath, *, force: bool = False) -> Path:
-        """Write the combined embeddings or scores of an ensemble to an HDF5 file, and return the path of the file.
+        """Write the embeddings or scores of an ensemble to an HDF5 file, and return the path of the file.
 
         With several seeds the files are ``<name>-<seed>.h5``. ``force`` replaces files of any kind. Raises
         [`vse.UserError`][] if this is not the evaluation of an ensemble.
@@ -209,8 +210,8 @@ class Evaluation(SavableResult):
     def compare(self, other: Evaluation, *, bootstrap: PositiveInteger | None = None) -> ModelComparison:
         """Test the difference of each metric between this model and another model on the same queries.
 
-        ``bootstrap`` is the number of bootstrap resamples; None is 10,000. Raises [`vse.UserError`][] if the two models were
-        evaluated on different queries or by different protocols.
+        ``bootstrap`` is the number of bootstrap samples; None stands for 10,000. Raises [`vse.UserError`][] if the two models
+        were evaluated on different queries or by different protocols.
         """
         ours, theirs = self._job, other._job
         if (ours.protocol, ours.options.iou) != (theirs.protocol, theirs.options.iou):
@@ -221,7 +222,7 @@ class Evaluation(SavableResult):
                 return ModelComparison([*own, *others], folder, ours.with_options(bootstrap=bootstrap))
 
     def _write_extra_files(self, **changes: Any) -> None:
-        """Evaluate again, only to write the files that ``changes`` names."""
+        """Evaluate again with changed options that write further files."""
         left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
         self._job.evaluate(**left_out, **changes)
 
@@ -236,11 +237,11 @@ class Evaluation(SavableResult):
 
 
 class ModelComparison(SavableResult):
-    """The differences of two models on the same queries, metric by metric. Printed, it has one line per protocol.
+    """The differences of two models on the same queries, metric by metric. ``print`` displays one line per protocol.
 
     Attributes:
-        frame (pandas.DataFrame): one row per protocol and metric: both values, their ``difference``, its 95% interval ``low``
-            and ``high``, and ``p``
+        frame (pandas.DataFrame): one row per protocol and metric: the values of both models, their ``difference``, its 95%
+            interval ``low`` and ``high``, and its p-value ``p``
         json (dict[str, Any]): the content of the comparison file (docs/formats.md)
         path (Path | None): the comparison file; None if the comparison was not saved
     """
@@ -272,9 +273,9 @@ def _list_embeddings_inputs(embeddings: Any) -> tuple[Path | SplitEmbeddings, ..
 
 
 def _read_protocol(second: Any) -> str | Sequence[str]:
-    """Return the second argument of :func:`evaluate` as a protocol. Raises UserError if it is an array.
+    """Return the second argument of :func:`evaluate`, which was the protocol in earlier versions, as a protocol.
 
-    If the first argument has embeddings, the second one cannot be the images.
+    Raises UserError if the argument is an array: if the first argument has embeddings, the second cannot be the images.
     """
     if not are_texts(second):
         raise UserError(f"images={format_value(second)}: the first argument has embeddings already; leave images out")
@@ -283,7 +284,7 @@ def _read_protocol(second: Any) -> str | Sequence[str]:
 
 
 def _embed_inputs(first: Any, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
-    """Return embeddings of the arrays that :func:`evaluate` received; ``first`` may be a model, the images, or None."""
+    """Return the embeddings of arrays passed to :func:`evaluate`; ``first``, its first argument, is a model or the images."""
     model = first if isinstance(first, EncodingModel) else None
     if first is not None and model is None and images is None:
         images = first
@@ -315,16 +316,16 @@ def evaluate(
 ) -> Evaluation:
     """Compute the metrics of a model, such as R@K, median rank and rsum, with 95% intervals (``vse-eval``).
 
-    There are three forms. Let X be the images, Y the captions, and i the row of each caption's image in X.
-    ``vse.evaluate(embeddings)`` evaluates a file or stored embeddings; ``vse.evaluate(model, X, Y, i)`` encodes X and Y with a
-    model; and ``vse.evaluate(X, Y, i)`` compares the arrays themselves by their cosines. The results of all three can be
-    compared with each other, if the queries are the same.
+    There are three forms of a call. Let X be the images, Y the captions, and i the row of each caption's image in X.
+    ``vse.evaluate(embeddings)`` evaluates embeddings in a file or in memory. ``vse.evaluate(model, X, Y, i)`` encodes X and Y
+    with a model. ``vse.evaluate(X, Y, i)`` compares the vectors in X and Y by their cosines. The results of all three forms
+    can be compared with each other if the queries are the same.
 
     Args:
-        embeddings: The embeddings or scores of one model: the object that [`vse.embeddings`][] returned, or a path. A list
-            holds one of these for each seed. A [`vse.Ensemble`][] averages the scores of its members. A fitted
-            [`vse.Model`][] or a [`vse.TrainedModel`][] encodes ``images`` and ``captions``.
-        images: The vectors of the images (or their paths, if the model reads photos), as in [`vse.fit`][].
+        embeddings: The embeddings or scores of one model: an object from [`vse.embeddings`][], or a path. A list has one item
+            for each seed. A [`vse.Ensemble`][] averages the scores of its members. A fitted [`vse.Model`][] or a
+            [`vse.TrainedModel`][] encodes ``images`` and ``captions``.
+        images: The vectors of the images, as in [`vse.fit`][]; or the paths of photos, if the model reads photos.
         captions: The vectors of the captions, or texts if the model reads texts.
         image_of_caption: The row of each caption's image in ``images``; None if there is one caption per image.
         protocol: One or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv``
@@ -346,7 +347,7 @@ def evaluate(
     """
     ensemble = embeddings if isinstance(embeddings, Ensemble) else None
     if ensemble is not None or (are_paths(embeddings) and not isinstance(embeddings, EncodingModel)):
-        if images is not None:  # in earlier versions, the second argument was the protocol
+        if images is not None:  # a call of an earlier version: the second argument is the protocol
             protocol = _read_protocol(images)
         sources = _list_embeddings_inputs(embeddings if ensemble is None else ensemble.members)
     else:

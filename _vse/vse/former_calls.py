@@ -21,7 +21,7 @@ NEW_CALLS_BY_FUNCTION = {
 def _map_arguments_to_options(function: str, options: str, names: str) -> dict[str, str]:
     """Return, for each argument in ``names`` (separated by blanks), the text of a call of ``function``.
 
-    The call passes the argument by ``options``, a format string such as ``options=vse.ExtractOptions({})``.
+    In the call, ``options`` passes the argument. It is a format string such as ``options=vse.ExtractOptions({})``.
     """
     return {name: f"vse.{function}(..., {options.format(f'{name}=...')})" for name in names.split()}
 

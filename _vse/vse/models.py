@@ -1,4 +1,4 @@
-"""Fit a model to arrays in memory, search with it, and save it."""
+"""The model of the Python interface that is fitted to arrays in memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from vse.training.options import TrainInputs, TrainOptions, TrainRequest
 if TYPE_CHECKING:
     from vse.training.experiment import ExperimentConfig
 
-_VALIDATION_SHARE = 0.1  # share of the images for validation, if the user gives no validation data
+_VALIDATION_SHARE = 0.1  # share of the images that are used for validation if the user passes no validation data
 
 
 class Model(EncodingModel):
@@ -48,7 +48,7 @@ class Model(EncodingModel):
     No file is written until you call ``save``.
 
     Attributes:
-        frame (pandas.DataFrame): one row per epoch: learning rate, loss, recalls on the images for validation, seconds
+        frame (pandas.DataFrame): one row per epoch: learning rate, loss, recalls on the validation images, seconds
         json (dict[str, Any]): the record of the training: inputs, versions, best epoch
         settings (dict[str, Any]): all settings of the experiment
     """
@@ -69,11 +69,12 @@ class Model(EncodingModel):
         Args:
             experiment: a preset such as ``cca``, or a YAML file
             sets: settings to change, e.g. ``{"train.epochs": 3}``
-            seed: the seed of the initial weights, the order of pairs, and the sample of images for validation
-            photo_features: a function from a list of paths of photos to their vectors, (n, dim); with it, ``images`` may be
-                paths
+            seed: the seed of the initial weights, the order of pairs, and the sample of validation images
+            photo_features: a function from a list of paths of photos to their vectors, (n, dim); with this function,
+            ``images``
+                may be paths
             text_features: a function from a list of texts to their vectors, (n, dim), such as the method ``encode`` of
-                sentence-transformers; without it, texts are read as the experiment says
+                sentence-transformers; without this function, the settings of the experiment determine how texts are read
             options: rarely used options: see [`vse.TrainOptions`][]
         """
         self.experiment, self.sets, self.seed = experiment, sets, seed
@@ -85,7 +86,7 @@ class Model(EncodingModel):
         return {name: getattr(self, name) for name in list(inspect.signature(type(self)).parameters)}
 
     def set_params(self, **params: Any) -> Self:
-        """Change arguments of the constructor, and return this object. Raises [`vse.UserError`][] if one is wrong."""
+        """Change arguments of the constructor, and return this object. Raises [`vse.UserError`][] if an argument is wrong."""
         vars(self).update(type(self)(**{**self.get_params(), **params}).get_params())
         return self
 
@@ -123,13 +124,13 @@ class Model(EncodingModel):
     def search(self, query: VectorsOrTexts, k: PositiveInteger = 10, *, by: str = "caption") -> SearchResults:
         """Return the best ``k`` images for a caption, or the best ``k`` captions for an image.
 
-        The images and captions of ``fit`` are searched, also those of ``validation``. Ids of results are rows of the arrays;
-        rows of ``validation`` follow those of the training arrays.
+        All images or captions that were passed to ``fit`` are searched, including those of ``validation``. The ids of results
+        are row indices: first the rows of the training arrays, then the rows of ``validation``.
 
         Args:
             query: a text, the path of a photo, or a vector (dim,)
             k: the number of results
-            by: ``caption`` or ``image``: the kind of input that a vector stands for; it is ignored for texts and paths
+            by: whether a query vector is the vector of a ``caption`` or of an ``image``; ignored for texts and paths
 
         Raises:
             vse.UserError: if the model is not fitted, or does not read such a query
@@ -148,8 +149,8 @@ class Model(EncodingModel):
     def save(self, folder: StrPath, *, force: bool = False) -> Path:
         """Write the model to a folder that [`vse.load`][] opens, and return the folder.
 
-        It is the folder of a run, with the images and captions of ``fit`` in the subfolder ``data``. A run that is already
-        in the folder is replaced; ``force`` replaces files of any kind.
+        The folder becomes a run folder, with the images and captions of ``fit`` in the subfolder ``data``. A run that is
+        already in the folder is replaced; ``force`` replaces files of any kind.
         """
         out = as_path(folder)
         self._require_fit().write(out)
@@ -189,7 +190,7 @@ class Model(EncodingModel):
         return read_array_data(images, captions, image_of_caption, self.photo_features, self.text_features)
 
     def _read_validation_data(self, data: ArrayData, images: Any, captions: Any, image_of_caption: Any) -> ArrayData:
-        """Return the data for validation. Raises UserError if they do not have the form of the training data."""
+        """Return the validation data. Raises UserError if they differ from the training data in dimensions or type."""
         try:
             other = self._read_data(images, captions, image_of_caption)[0]
         except UserError as error:
@@ -202,7 +203,7 @@ class Model(EncodingModel):
         return other
 
     def _load_experiment(self) -> ExperimentConfig:
-        """Load the experiment. Raises UserError if it needs other inputs than arrays."""
+        """Load the experiment. Raises UserError if the experiment needs other inputs than arrays."""
         from vse.training.experiment import load_experiment
 
         with self.permit_own_code():
@@ -285,21 +286,22 @@ def fit(
     Args:
         images: the vectors of the images, (n_images, dim), from numpy, torch or pandas; or sets of vectors
             (n_images, n_regions, dim)
-        captions: the vectors of the captions, (n_captions, dim), which may have another length; or a list of texts. Texts are
-            read as words, or as the caption feature that the experiment names; a feature such as TF-IDF is fitted first
+        captions: the vectors of the captions, (n_captions, dim), whose dim may differ from that of the images; or a list of
+            texts. The model reads the words of texts, or computes the caption feature that the experiment names; a feature
+            such as TF-IDF is first fitted to the texts
         image_of_caption: the row of each caption's image in ``images``, (n_captions,); None if there is one caption per image
         experiment: a preset such as ``cca``, or a YAML file
         validation: a tuple (images, captions, image_of_caption) on which the best epoch is chosen; None samples 10% of the
             images with ``seed``
-        files: the paths of the photos, one for each image, to display results of searches
+        files: the paths of the photos, one for each image, for the display of search results
         sets: settings to change, e.g. ``{"train.epochs": 3}``
-        seed: the seed of the initial weights, the order of pairs, and the sample of images for validation
+        seed: the seed of the initial weights, the order of pairs, and the sample of validation images
 
     Returns:
         Model: the fitted model
 
     Raises:
-        vse.UserError: if an array is unsuitable; the message names it and what to pass instead
+        vse.UserError: if an array is unsuitable; the message names the array and explains what to pass instead
         vse.Interrupted: if the training was stopped (Ctrl-C)
 
     Examples:
@@ -318,7 +320,7 @@ def fit(
 
 @contextmanager
 def _replace_paths_in_errors(folder: Path) -> Iterator[None]:
-    """Replace the paths of temporary files in error messages by the names of the arguments that they hold."""
+    """Replace the paths of temporary files in error messages by the names of the arguments in these files."""
     data = folder / "model" / DATA_FOLDER
     names = {
         data / f"{ARRAYS_NAME}_images.h5": "images",

@@ -1,4 +1,4 @@
-"""The command ``vse quickstart``: from photographs with captions, or from the demo, to a report and a search page."""
+"""The command ``vse quickstart``, which trains and evaluates a model for the user's photographs or for the demo."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MIN_PAIRS_FOR_SPLIT = 1000  # with fewer pairs, cross-validation replaces the test split
+MIN_PAIRS_FOR_SPLIT = 1000  # with fewer pairs, the evaluation is a cross-validation
 N_FOLDS = 5
-# Presets of image features, the best first: their order of rsum in the ladder of Flickr8k (docs/ladder.md).
+# Presets of image features, the highest rsum on Flickr8k first (docs/ladder.md).
 IMAGE_FEATURES = ("effnet2", "effnet", "mobilenet")
-# With this correction of hubs, CCA has the highest rsum of the heads on Flickr8k (docs/hubness.md).
+# On Flickr8k, CCA with this correction of hubs has the highest rsum of all compared models (docs/hubness.md).
 CORRECTION = "inverted-softmax"
-REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)  # with few pairs, larger values than the preset's are better (docs/quickstart.md)
-FEW_PAIRS_MIN_COUNT = 1  # with few pairs, TF-IDF reads words that occur at least this often
+REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)  # with few pairs, values above those of the preset are better (docs/quickstart.md)
+FEW_PAIRS_MIN_COUNT = 1  # with few pairs, TF-IDF reads words that occur at least this number of times
 _ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
-_MIN_ENGLISH_SHARE = 0.1  # captions with at least this share of these words count as English
+_MIN_ENGLISH_SHARE = 0.1  # captions count as English if _ENGLISH_WORDS are at least this share of their words
 _N_CAPTIONS_FOR_LANGUAGE = 1000
 
 
@@ -62,7 +62,7 @@ def quickstart_command(request: QuickstartRequest) -> None:
 
 
 def run_quickstart(request: QuickstartRequest) -> str:
-    """Run all steps, and return a text with the path of the report, the command of the search page, and all commands."""
+    """Run all steps, and return a text with the result, the path of the report, and the commands that were run."""
     from vse.pipeline.dataset.dataset import load_dataset_file
 
     steps, name = _Steps(request.threads), _choose_name(request)
@@ -75,7 +75,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
     steps.run("vse-extract", "cnn", "--dataset", dataset_file, "--feature", image_feature, "--out", images)
     is_small = n_pairs < MIN_PAIRS_FOR_SPLIT
     min_count = FEW_PAIRS_MIN_COUNT if is_small else None
-    if load_feature_preset(caption_feature).fits_encoder:  # keep the plain name for a cache with the preset's own settings
+    if load_feature_preset(caption_feature).fits_encoder:  # the settings may differ from the preset, so the name does, too
         captions = captions.with_name(f"{name}_quickstart_{caption_feature}.h5")
     steps.extract_captions(dataset_file, caption_feature, captions, min_count)
     training = ["--features", images, "--experiment", f"cca_effnet+{caption_feature}+{image_feature}"]
@@ -88,9 +88,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
         steps.run("vse-data", "folds", dataset_file, "--out", folds, "--count", N_FOLDS)
         for k in range(N_FOLDS):
             fold = folds / f"fold-{k}.json"
-            if load_feature_preset(
-                caption_feature
-            ).fits_encoder:  # the feature is fitted to the training captions of each fold
+            if load_feature_preset(caption_feature).fits_encoder:  # fit it to the training captions of each fold
                 captions = Path("features", f"{name}_folds-{k}_{caption_feature}.h5")
                 steps.extract_captions(fold, caption_feature, captions, min_count)
             embeddings.append(steps.train(training, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))
@@ -136,14 +134,14 @@ def _prepare_dataset(steps: _Steps, request: QuickstartRequest, dataset_file: Pa
 
 
 class _Steps:
-    """The steps, each a command that runs in this process. ``lines`` holds the commands as a user types them."""
+    """A runner of commands, the steps, in this process. ``lines`` has the commands as a user types them."""
 
     def __init__(self, threads: int | None) -> None:
         self.lines: list[str] = []
         self._threads = threads
 
     def run(self, name: str, *arguments: object) -> None:
-        """Run a command; its output goes to stderr. Raises UserError if the command refuses its input."""
+        """Run the command ``name``, and print its output to stderr. Raises UserError if the command refuses its input."""
         words = [str(argument) for argument in arguments]
         line = shlex.join([name, *words])
         self.lines.append(line)
@@ -154,7 +152,7 @@ class _Steps:
             load_command(name.removeprefix("vse-")).main(args=words, prog_name=name, standalone_mode=False)
 
     def extract_captions(self, dataset_file: Path, feature: str, cache: Path, min_count: int | None) -> None:
-        """Extract a feature of captions into ``cache``. TF-IDF reads words that occur ``min_count`` times, if it is given."""
+        """Extract a caption feature into ``cache``. If ``min_count`` is given, TF-IDF ignores words that occur less often."""
         extractor = load_feature_preset(feature).extractor_name()
         changes = ["--set", f"min_count={min_count}"] if min_count is not None and extractor == "tfidf" else []
         self.run("vse-extract", extractor, "--dataset", dataset_file, "--feature", feature, *changes, "--out", cache)
@@ -178,10 +176,10 @@ def _choose_name(request: QuickstartRequest) -> str:
 
 
 def choose_image_feature(dataset: str) -> str:
-    """Return the first of :data:`IMAGE_FEATURES`, or else ``fc7``, whose weights are on this machine.
+    """Return the first feature whose weights are on this machine, among :data:`IMAGE_FEATURES` and then ``fc7``.
 
-    Random weights need no file; the preset of the demo has features with random weights. If there are no weights, return the
-    last of :data:`IMAGE_FEATURES`. Its weights are then downloaded.
+    Random weights need no file; the preset of the demo has features with random weights. If no weights are found, return the
+    last of :data:`IMAGE_FEATURES`, whose weights are then downloaded.
     """
     for name in (*IMAGE_FEATURES, "fc7"):
         settings = load_feature_preset(name, dataset)
@@ -191,7 +189,7 @@ def choose_image_feature(dataset: str) -> str:
 
 
 def choose_caption_feature(dataset: Dataset) -> str:
-    """Return ``minilm`` for English captions if its weights are on this machine, else ``tfidf``, which reads any language."""
+    """Return ``minilm`` if captions are English and its weights are on this machine, else ``tfidf`` (for any language)."""
     captions = [caption for image in dataset.images[:_N_CAPTIONS_FOR_LANGUAGE] for caption in image.captions]
     words = [word for caption in captions for word in caption.tokens]
     is_english = sum(word in _ENGLISH_WORDS for word in words) >= _MIN_ENGLISH_SHARE * len(words)

@@ -1,4 +1,4 @@
-"""Results in the Python interface: their files, tables, HTML reports, and the results of a search."""
+"""Results in the Python interface: result files, tables, HTML reports, and the results of a search."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PHOTOS_PER_ROW = 5
 
 
 class SavableResult(SavableObject):
-    """The content of a result file or a comparison file, before or after it is saved."""
+    """The content of a result file or of a comparison file, which may not be saved yet."""
 
     _output_kind: OutputKind
 
@@ -41,7 +41,7 @@ class SavableResult(SavableObject):
 
     @public_api
     def save(self, path: StrPath, *, force: bool = False) -> Self:
-        """Write the file (docs/formats.md), and return this object.
+        """Write the result or comparison to a file (docs/formats.md), and return this object.
 
         ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is one of the evaluated files.
         """
@@ -61,7 +61,7 @@ class SavableResult(SavableObject):
 def rebase_file_references(content: dict[str, Any], old: Path, new: Path, excluded: Path | None = None) -> dict[str, Any]:
     """Return the content of a result or comparison with file paths relative to ``new`` instead of ``old``.
 
-    References to files in the folder ``excluded`` are left out. The SHA-256 of the content is computed again.
+    Paths of files in the folder ``excluded`` are left out. The SHA-256 of the content is computed again.
     """
 
     def rebase(references: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -83,9 +83,10 @@ class SearchResults:
 
     Attributes:
         query (str): the text, or the path of the photo
-        frame (pandas.DataFrame): one row per result: ``rank`` (from 1), ``score``, ``image_id``, ``file`` (None if
-            ``dataset.json`` has no such image), ``caption_id`` (if captions were searched), ``caption``; for a phrase in a
-            photo one row per box: ``rank``, ``score``, and ``x1``, ``y1``, ``x2``, ``y2`` in pixels
+        frame (pandas.DataFrame): one row per result: ``rank`` (from 1), ``score``, ``image_id``, ``file`` (None for an image
+        that
+            is not in ``dataset.json``), ``caption_id`` (if captions were searched), ``caption``; for a search of a phrase in a
+            photo, one row per box: ``rank``, ``score``, and ``x1``, ``y1``, ``x2``, ``y2`` in pixels
         json (list[dict[str, Any]]): the rows of the frame as objects
     """
 
@@ -199,7 +200,7 @@ def report(
         embeddings: The embeddings of the first seed, one file for each result. If empty, the paths in the results are used.
 
     Raises:
-        vse.UserError: if a result was edited, or the embeddings differ from those that were evaluated
+        vse.UserError: if a result was edited, or if the embeddings are not those that were evaluated
 
     Examples:
         ```python
@@ -233,12 +234,12 @@ def table(
 
     Args:
         name: ``summary``: one row per result and protocol; ``ladder``: a comparison of experiments by rsum and cost, one row
-            per result; ``significance``: one row per metric of a comparison; or a published table, such as ``vsepp_3``, with
-            our metrics next to the metrics of the paper.
+            per result; ``significance``: one row per metric of a comparison; a published table such as ``vsepp_3``: the
+            metrics of the paper next to our metrics; or another table of ``vse-table``.
         results: Result files, or saved evaluations and comparisons.
 
     Raises:
-        vse.UserError: if no table has this name, or a result was edited
+        vse.UserError: if no table has this name, or if a result was edited
 
     Examples:
         ```python
@@ -267,7 +268,7 @@ def _frame_to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _image_html(photo: str | Path | None) -> str:
-    """Return a thumbnail as HTML; an empty text if the photo is None or unreadable."""
+    """Return the thumbnail of a photo as HTML; an empty text if ``photo`` is None or cannot be read."""
     try:
         return "" if photo is None else f'<img src="{thumbnail_data_uri(Path(photo), _THUMBNAIL_SIDE)}" alt="">'
     except BadImage:

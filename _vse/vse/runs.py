@@ -1,4 +1,4 @@
-"""Train and load models in the Python interface, and encode, embed and search with a model."""
+"""Training and loading of models in the Python interface, and the class of a trained model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class SearchIndex(Options):
-    """The file of a FAISS index for the method ``search`` of [`vse.TrainedModel`][]. A missing file is built by a search."""
+    """A FAISS index file for the method ``search`` of [`vse.TrainedModel`][]. The search builds the index if it is missing."""
 
     path: FileOrFolderPath
     """The file."""
@@ -68,7 +68,7 @@ IndexOrPath = Annotated[
 class TrainedModel(EncodingModel, PathWrapper):
     """A trained model in the folder of a run, or in the folder of a packed model.
 
-    The first method that needs the weights loads them. They stay in memory for further calls.
+    The weights are loaded when a method first needs them, and stay in memory for further calls.
 
     Attributes:
         path (Path): the folder
@@ -121,10 +121,10 @@ class TrainedModel(EncodingModel, PathWrapper):
         Args:
             query: A text, or the path of a JPEG, PNG, WebP, GIF or BMP file.
             corpus: A folder of photos, or an embeddings file.
-            index: A FAISS index file, or a [`vse.SearchIndex`][], to search instead of embedding the split.
+            index: A FAISS index file, or a [`vse.SearchIndex`][]. The search uses this index instead of embedding the split.
 
         Raises:
-            vse.UserError: if the query has no word, the photo cannot be read, or an option does not suit the model
+            vse.UserError: if the query has no word, if the photo cannot be read, or if an option does not apply to the model
         """
         from vse.training.use.search import search_run
 
@@ -146,7 +146,7 @@ class TrainedModel(EncodingModel, PathWrapper):
     ) -> SearchResults:
         """Return the best ``k`` boxes for a phrase in a photo.
 
-        ``html`` is an HTML file to write, with the best box; ``force`` replaces a file of any kind. Raises
+        If ``html`` is given, a page with the best box is written to this file; ``force`` replaces a file of any kind. Raises
         [`vse.UserError`][] if the feature cache has no regions of the photo, or if the model does not localise phrases.
         """
         from vse.training.use.localise import find_phrase
@@ -171,7 +171,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         """Embed the images and captions of a split into a file (``vse-embed``).
 
         Raises:
-            vse.UserError: if the run did not finish, was trained on images of the split, or lacks its feature cache
+            vse.UserError: if the run did not finish, was trained on images of the split, or if its feature cache is missing
         """
         from vse.training.use.embed import embed_runs
 
@@ -218,11 +218,11 @@ class TrainedModel(EncodingModel, PathWrapper):
 
     @staticmethod
     def _find_photo_folder(corpus: Path) -> Path | None:
-        """Return ``corpus`` if it is a folder of photos, or None if it is an embeddings file or a folder of arrays."""
+        """Return ``corpus`` if it is a folder of photos; None if it is an embeddings file or a folder of arrays."""
         return corpus if corpus.is_dir() and not any(corpus.glob("*.npy")) else None
 
     def _choose_files(self, photos: Path | None) -> RunFileOptions:
-        """Return the files that a search reads. A search in a folder of photos reads no data set and no caches."""
+        """Return the input files of a search. A search in the folder ``photos`` reads no data set and no caches."""
         files = self._file_options
         return files if photos is None else RunFileOptions(images=photos, weights_dir=files.weights_dir)
 
@@ -269,7 +269,7 @@ def train(
 ) -> TrainedModel:
     """Train an embedding of images and captions on a feature cache (``vse-train``).
 
-    If the run is finished, it is loaded and not trained again. An interrupted training saves its state.
+    If the run is already finished, it is loaded and not trained again. An interrupted training saves its state.
 
     Args:
         sets: Settings to change, e.g. ``{"loss.margin": 0.1, "train.epochs": 3}``.
@@ -278,7 +278,7 @@ def train(
         TrainedModel: the model with the weights of its best epoch
 
     Raises:
-        vse.UserError: if a setting, cache or run is wrong; the message names it and the most similar valid name
+        vse.UserError: if a setting, cache or run is wrong; for an unknown name, the message has the most similar valid name
         vse.Interrupted: if the training was stopped (Ctrl-C); ``vse.TrainOptions(resume=True)`` continues it
 
     Examples:

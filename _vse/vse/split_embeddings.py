@@ -1,4 +1,4 @@
-"""Embeddings or scores of a split in the Python interface: from a file, from a folder of arrays, or from arrays in memory."""
+"""Embeddings or scores of a split in the Python interface, from a file, a folder of arrays, or arrays in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SIDE_BY_ID_ARRAY = {"image_ids": "images", "caption_ids": "captions", "image_of
 
 
 class SplitName(Options):
-    """The name of the data set and the name of the split that a result reports for arrays of embeddings."""
+    """The names of the data set and of the split for embeddings in arrays, as results display them."""
 
     dataset: Text = "arrays"
     """The name of the data set."""
@@ -43,8 +43,8 @@ class SplitName(Options):
 class SplitEmbeddings(SavableObject):
     """Embeddings of the images and captions of a split, or scores of all pairs, by one model.
 
-    The file of a model that localises phrases has scores of phrases and boxes instead. The attributes for embeddings,
-    from ``images`` to ``caption_image_ids``, then raise [`vse.UserError`][].
+    For a model that localises phrases, the object has scores of phrases and boxes instead. The attributes from ``images`` to
+    ``caption_image_ids`` then raise [`vse.UserError`][].
 
     Attributes:
         path (Path | None): the file or folder; None for arrays that were not saved
@@ -100,7 +100,7 @@ class SplitEmbeddings(SavableObject):
     def scores(self, direction: str = "i2t") -> NDArray[np.floating[Any]]:
         """Return the score of every pair, (n_images, n_captions), in the direction ``i2t`` or ``t2i``.
 
-        The two directions differ for some models that score pairs. The complete matrix is held in memory. Raises
+        For some models that score pairs, the scores depend on the direction. The complete matrix is held in memory. Raises
         [`vse.UserError`][] for another direction.
         """
         if direction not in ("i2t", "t2i"):
@@ -113,7 +113,7 @@ class SplitEmbeddings(SavableObject):
     def save(self, path: StrPath, *, force: bool = False) -> SplitEmbeddings:
         """Write the embeddings or scores to an HDF5 file (docs/formats.md), and return this object.
 
-        ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is the file that was opened.
+        ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is the file from which they were read.
         """
         from vse.eval.files.embeddings import EMBEDDINGS_KIND, write_embeddings
         from vse.pipeline.files.outputs import check_output
@@ -160,20 +160,19 @@ def embeddings(
     name: str = "arrays",
     split: SplitName = SplitName(),
 ) -> SplitEmbeddings:
-    """Open the embeddings of a split: arrays of numpy or torch, or a file that ``vse-embed`` or another program wrote.
+    """Open the embeddings of a split: arrays of numpy or torch, or a file from ``vse-embed`` or another program.
 
     Nothing is written to disk.
 
     Args:
-        images: the embeddings of the images, (n_images, dim); or the path of an embeddings file or of a folder of arrays
-            (docs/formats.md), without any further argument
+        images: the embeddings of the images, (n_images, dim); or, as the only argument, the path of an embeddings file or of a
+            folder of arrays (docs/formats.md)
         captions: the embeddings of the captions, (n_captions, dim)
-        image_of_caption: the id of each caption's image, (n_captions,); without ``image_ids`` this is the row of the image in
-            ``images``
+        image_of_caption: the id of each caption's image, (n_captions,); without ``image_ids``, the row of each caption's image
+            in ``images``
         image_ids: the ids of the images, (n_images,) whole numbers; None numbers the rows from 0
         caption_ids: the ids of the captions, (n_captions,) whole numbers; None numbers the rows from 0
-        similarity: ``cosine`` or ``order``. The score of ``cosine`` is the inner product, without a division by the lengths
-            of the vectors
+        similarity: ``cosine`` or ``order``; the score of ``cosine`` is the inner product, so vectors should have length 1
         name: the name of the model in results
         split: the names of the data set and the split in results
 
@@ -234,7 +233,7 @@ def pair_scores(
 
 
 def _build_split_embeddings(arrays: dict[str, NDArray[Any]], similarity: str, name: str, split: SplitName) -> SplitEmbeddings:
-    """Return checked embeddings or scores. If ids are missing, rows are numbered from 0."""
+    """Build embeddings or scores from arrays, and check them. If ids are missing, rows are numbered from 0."""
     from vse.eval.files.embeddings import build_embeddings
 
     for argument, array in arrays.items():

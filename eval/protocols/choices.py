@@ -1,13 +1,13 @@
 """The protocols ``choices`` and ``choices-<kind>``: for an image, a model chooses one of a few captions.
 
-The kind names how the wrong captions were written. The model is right if the right caption has a higher score with the image
-than each wrong one. For comparison, two rates are measured without the image. ``text_model`` is the rate of a text model.
-``text_alone`` is the rate of the model itself if it scores each caption by the mean over all images of the file. If these
-rates are far above chance, the words alone give the right caption away.
+One caption is right. The kind names how the wrong captions were written. The choice of the model is the caption with the
+highest score. For comparison, two rates of right choices are measured without the image. ``text_model`` is the rate of a text
+model. ``text_alone`` is the rate of the evaluated model if the score of a caption is its mean score with all images of the
+file. If these rates are far above chance, the words alone give the right caption away.
 
-A group of choices has two images and their captions, as in Winoground (Thrush et al., CVPR 2022). Its ``text_score`` is 100 if
-each image chooses its caption, its ``image_score`` is 100 if each caption chooses its image, and its ``group_score`` is 100 if
-both hold; otherwise the scores are 0.
+A group consists of two choices for two images and the same two captions, as in Winoground (Thrush et al., CVPR 2022). Its
+``text_score`` is 100 if the right caption is chosen for each image, else 0. Its ``image_score`` is 100 if the right image has
+the higher score with each caption, else 0. Its ``group_score`` is 100 if both other scores are 100, else 0.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChoiceSet:
-    """The choices of a protocol whose images and captions are all in a file of embeddings.
+    """The caption choices of one protocol. Their images and captions are all in a file of embeddings.
 
     ``choices`` : the image, the captions and the kind of each choice.
-    ``facts`` : the facts about the choices for the result file, such as the SHA-256 of the file of choices.
+    ``facts`` : facts about the choices for the result file, such as the SHA-256 of the file from which they were read.
     """
 
     choices: Sequence[Choice]
@@ -44,11 +44,11 @@ class ChoiceSet:
 
 
 def read_choice_sets(path: Path | None, run: Embeddings, out: Path) -> dict[str, ChoiceSet]:
-    """Return the choices in the file ``path`` by protocol; empty if ``path`` is None.
+    """Read the caption choices in the file ``path``, and return them by protocol; an empty dict if ``path`` is None.
 
-    The protocols ``choices-<kind>`` exist only if the choices have several kinds.
-    Choices with an unknown id are left out, and a warning counts them. Raises UserError if none is left, or if the file is of
-    another data set. ``out`` is the result file.
+    The dict has the protocols ``choices-<kind>`` only if the choices have several kinds. Choices with an id that is not in
+    ``run`` are left out, and a warning counts them. Raises UserError if no choice is left, or if the file belongs to another
+    data set. ``out`` is the result file.
     """
     if path is None:
         return {}
@@ -72,9 +72,10 @@ def read_choice_sets(path: Path | None, run: Embeddings, out: Path) -> dict[str,
 
 
 def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
-    """Return a query for each choice, with R@1 and the rates without the image, in percent. A tie counts as wrong.
+    """Return a query for each choice: R@1 is 100 if the model chooses the right caption, else 0. A tie counts as wrong.
 
-    The answers of the queries are the right caption and the wrong one with the highest score.
+    Further metrics are the rates without the image, chance, and the scores of groups (see the top of this module). The answers
+    of a query are the right caption, and the wrong caption with the highest score.
     """
     choices = choice_set.choices
     row_of_image = {id_: row for row, id_ in enumerate(run.image_ids.tolist())}
@@ -118,20 +119,20 @@ def _score_groups(choices: Sequence[Choice], scores: Sequence[Floats]) -> dict[s
         right = [scores[k][choices[k].right] for k in pair]
         wrong = [scores[k][1 - choices[k].right] for k in pair]
         text = right[0] > wrong[0] and right[1] > wrong[1]
-        image = right[0] > wrong[1] and right[1] > wrong[0]  # the wrong caption of one image is the right caption of the other
+        image = right[0] > wrong[1] and right[1] > wrong[0]  # an image's wrong caption is the other's right one
         for name, is_right in zip(values, (text, image, text and image), strict=True):
             values[name][pair] = 100.0 * is_right
     return values
 
 
 def _score_decisions(choices: Sequence[Choice], scores: Sequence[NDArray[np.floating]]) -> Floats:
-    """Return 100 for each choice whose right caption has a higher score than all wrong ones, else 0."""
+    """Return for each choice 100 if the right caption has a higher score than all wrong captions, else 0."""
     right = [row[one.right] > np.delete(row, one.right).max() for one, row in zip(choices, scores, strict=True)]
     return 100.0 * np.array(right)
 
 
 def _score_captions(run: Embeddings, images: Ints, captions: Sequence[Ints]) -> tuple[list[Floats], Floats]:
-    """Return the scores of the captions of each choice with its image, and the mean score of each caption with all images."""
+    """Return the scores of each choice's captions with its image, and the mean score of each caption with all images."""
     blocks, _ = run.score_blocks()
     found: list[Floats] = [np.empty(0)] * len(images)
     sums = np.zeros(len(run.caption_ids))

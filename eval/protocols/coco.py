@@ -2,15 +2,16 @@
 
 ``cxc`` has the metrics of ``full``, with the right answers of Crisscrossed Captions (Parekh et al., "Crisscrossed Captions:
 Extended Intramodal and Intermodal Semantic Similarity Judgments for MS-COCO", EACL 2021). ``eccv`` has mAP@R, R-Precision and
-R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries that it annotates. The right answers of both protocols come from
-the package eccv-caption, which identifies images by ``cocoid`` and captions by their id in COCO, the ``sentid`` of the
-Karpathy split. All queries rank the 5,000 test images, or the 25,000 captions that the package lists, five for each test
-image.
+R@1 of ECCV Caption (Chun et al., ECCV 2022) for the queries in its annotations. The right answers of both protocols come from
+the package eccv-caption. This package identifies images by ``cocoid`` and captions by their id in COCO, which is the
+``sentid`` of the Karpathy split. Queries search the 5,000 test images, or the 25,000 captions in the package, five for each
+test image.
 
 With the judgement files of Crisscrossed Captions, ``cxc`` also has image-to-image (``i2i``) and text-to-text (``t2t``)
-retrieval. An image queries all other test images; its right answers are the images that people judged to be similar enough. A
-caption queries all other captions; its right answers are the captions judged similar enough, and the other captions of its
-image. A judgement counts in both directions. Embeddings are compared by their cosine (VSE-infinity, Chen et al., CVPR 2021).
+retrieval. An image queries all other test images; its right answers are the images that people judged to be similar. A caption
+queries all other captions; its right answers are the captions that people judged to be similar, and the other captions of its
+image. If b is a right answer to a, then a is a right answer to b. Embeddings are compared by their cosine (VSE-infinity, Chen
+et al., CVPR 2021).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from vse.pipeline.errors import UserError, extra_install_command
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
 IMAGE_JUDGEMENT_FILE, CAPTION_JUDGEMENT_FILE = "sis_test.csv", "sts_test.csv"
-MIN_IMAGE_PAIR_SCORE, MIN_CAPTION_PAIR_SCORE = 2.5, 3.0  # lowest score, on a scale from 0 to 5, of a right pair
+MIN_IMAGE_PAIR_SCORE, MIN_CAPTION_PAIR_SCORE = 2.5, 3.0  # a pair is right from this score on; scores are from 0 to 5
 _COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
 
 
@@ -55,10 +56,10 @@ class JudgedPairs(NamedTuple):
 
 
 def read_judged_pairs(folder: Path) -> JudgedPairs:
-    """Read the right pairs from ``sis_test.csv`` (images) and ``sts_test.csv`` (captions) of Crisscrossed Captions.
+    """Read the pairs of similar images (``sis_test.csv``) and captions (``sts_test.csv``) of Crisscrossed Captions.
 
-    A pair of images is right if its score is at least 2.5, a pair of captions if its score is at least 3. Raises UserError if
-    a file is missing, or if a row is not a judgement.
+    Two images are similar if their score is at least 2.5, two captions if their score is at least 3. Raises UserError if a
+    file is missing, or if a row is not a judgement.
     """
     images, captions = InputFile(folder / IMAGE_JUDGEMENT_FILE), InputFile(folder / CAPTION_JUDGEMENT_FILE)
     return JudgedPairs(
@@ -89,10 +90,11 @@ def _read_right_pairs(file: InputFile, columns: tuple[str, str], threshold: floa
 
 
 def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs, ks: Sequence[int]) -> QueriesByDirection:
-    """Return the queries of image-to-image (``i2i``) and text-to-text (``t2t``) retrieval, with their best answers.
+    """Return the queries of image-to-image (``i2i``) and text-to-text (``t2t``) retrieval with their best answers.
 
-    Queries and answers are rows of ``run``. Ties count against the model. ``coco_ids`` (n_images,) are the COCO ids of the
-    images, ``ks`` the values of K in R@K. Raises UserError if ``run`` has no embeddings, or if no pair has two test images.
+    Queries and answers are row indices in ``run``. Ties count against the model. ``coco_ids`` (n_images,) has the COCO id of
+    each image. ``ks`` are the values of K in R@K. Raises UserError if ``run`` has no embeddings, or if no pair has two test
+    images.
     """
     if run.images is None or run.captions is None:
         raise UserError("the pairs of CxC need embeddings of images and of captions, and the file has none")
@@ -135,7 +137,7 @@ def _collect_right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[i
 
 
 def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
-    """Rank all other rows of ``vectors`` (n, dim) for each query. ``right`` maps the row of a query to its right answers."""
+    """Rank all other rows of ``vectors`` (n, dim) for each query row. ``right`` maps query rows to right answers."""
     check_finite("embeddings", shared_tensor(vectors))
     units = unit_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
@@ -153,7 +155,7 @@ def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -
 
 
 def is_coco_test(coco_ids: Ints, caption_ids: Ints) -> bool:
-    """Return whether the ids include all COCO test images and captions, and the package eccv-caption is installed."""
+    """Return whether the package eccv-caption is installed, and the ids include all COCO test images and captions."""
     if not find_spec("eccv_caption"):
         return False
     return bool(np.isin(coco_test_caption_ids(), caption_ids).all() and np.isin(coco_test_image_ids(), coco_ids).all())
@@ -204,8 +206,8 @@ def right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
     ``scores`` is (n_candidates,). ``right`` (n_right,) has the row of each right answer, or -1 for a right answer that is not
-    a candidate; at least one is a candidate. If scores are equal, wrong candidates come first. The position of row -1 is
-    ``n_candidates``.
+    a candidate. At least one right answer must be a candidate. If scores are equal, wrong candidates come first. The position
+    for -1 is ``n_candidates``.
     """
     present = right[right >= 0]
     right_scores = np.sort(scores[present])[::-1]
@@ -220,7 +222,7 @@ def right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
 def average_precision_at_r(positions: Ints) -> float:
     """Return AP@R from the positions of all R right answers to a query.
 
-    AP@R = 1/R times the sum, over the right answers among the first R candidates, of the precision at their position.
+    AP@R is the sum of the precisions at the positions of the right answers among the first R candidates, divided by R.
     Musgrave et al., "A Metric Learning Reality Check", ECCV 2020, Eq. 1.
     """
     n_right = len(positions)
@@ -242,7 +244,7 @@ class AnsweredQuery(NamedTuple):
 
 
 def rank_answers(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
-    """Return the ranking of one query from its scores (n_candidates,) and the rows of its right answers."""
+    """Rank the candidates of one query by its scores (n_candidates,); ``right`` has the rows of its right answers."""
     present = right[right >= 0]
     wrong = scores.copy()
     wrong[present] = -np.inf
@@ -251,9 +253,9 @@ def rank_answers(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
 
 
 def _collect_best_answers(answered: Sequence[AnsweredQuery], queries: Ints, candidates: Ints) -> BestAnswers:
-    """Return the best answers to ``queries`` (n_queries,), given as rows of the split.
+    """Return the best answers to the rows ``queries`` (n_queries,) of the split.
 
-    ``candidates`` (n_candidates,) has the row in the split of each candidate.
+    ``candidates`` (n_candidates,) has the row of each candidate in the split.
     """
     positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
     ranks, right_rows, wrong_rows = np.array([one[0] for one in positions]), candidates[list(right)], candidates[list(wrong)]
@@ -263,15 +265,15 @@ def _collect_best_answers(answered: Sequence[AnsweredQuery], queries: Ints, cand
 def measure_queries(
     answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints, ks: Sequence[int]
 ) -> MeasuredQueries:
-    """Return queries with R@K, Med r, mean r, nDCG@10, MRR and mAP.
+    """Return the ranked queries with R@K, Med r, mean r, nDCG@10, MRR and mAP.
 
-    The rank of a query is the number of wrong answers before the first right one.
+    The rank of a query is the number of wrong answers before its first right answer.
 
     Parameters
     ----------
     answered : the ranking of each query
     queries : (n_queries,) rows of the queries in the split
-    images : (n_queries,) row of each query's image; if the query is an image, its own row
+    images : (n_queries,) row of each query's image; for an image query, its own row
     candidates : (n_candidates,) rows of the candidates in the split
     ks : the values of K in R@K
     """
@@ -282,7 +284,7 @@ def measure_queries(
 
 
 def _measure_eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints) -> MeasuredQueries:
-    """Return queries with the metrics of ECCV Caption; the parameters are as in :func:`measure_queries`."""
+    """Return the ranked queries with the metrics of ECCV Caption; the parameters are as in :func:`measure_queries`."""
     rankings = [one.positions for one in answered]
     values = {
         "map_at_r": np.array([100 * average_precision_at_r(positions) for positions in rankings]),
@@ -293,10 +295,10 @@ def _measure_eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, imag
 
 
 def _read_annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Ints, list[Ints]]:
-    """Return the rows of the queries in the annotation file ``name``, ascending, and the rows of the right answers to each.
+    """Return the ascending rows of the queries in the file ``name`` of annotations, and the rows of their right answers.
 
-    ``queries`` and ``candidates`` map ids to rows. ``kind`` names a query in errors, e.g. ``image``. A right answer that is
-    not a candidate has row -1; ECCV Caption lists two such captions.
+    ``queries`` and ``candidates`` map ids to rows. ``kind`` is the kind of the queries, ``image`` or ``caption``, for error
+    messages. A right answer that is not a candidate has the row -1; ECCV Caption has two such captions.
     """
     content = {int(query): right for query, right in json.loads(_read_eccv_caption_file(name)).items()}
     rows = find_rows(queries, list(content), kind)
@@ -306,13 +308,13 @@ def _read_annotations(name: str, queries: dict[int, int], kind: str, candidates:
 
 
 def coco_test_caption_ids() -> Ints:
-    """Return the COCO ids (25000,) of the test captions that the package eccv-caption ranks."""
+    """Return the COCO ids (25000,) of the test captions in the package eccv-caption."""
     ids: Ints = np.load(BytesIO(_read_eccv_caption_file("coco_test_ids.npy")), allow_pickle=False)
     return ids
 
 
 def coco_test_image_ids() -> Ints:
-    """Return the COCO ids (5000,) of the test images that the package eccv-caption ranks, ascending."""
+    """Return the COCO ids (5000,) of the test images in the package eccv-caption, ascending."""
     return np.array(sorted(int(image) for image in json.loads(_read_eccv_caption_file("original_image_to_caption.json"))))
 
 
@@ -328,7 +330,7 @@ def rows_by_id(ids: Ints) -> dict[int, int]:
 
 
 def find_rows(rows: dict[int, int], ids: Sequence[int] | Ints, kind: str) -> Ints:
-    """Return the row of each id. Raises UserError if an id of this ``kind`` (e.g. image) is not in the dict ``rows``."""
+    """Return the row of each id in the dict ``rows``. Raises UserError if an id is missing; the message has the ``kind``."""
     try:
         return np.array([rows[int(id_)] for id_ in ids], np.int64)
     except KeyError as missing:

@@ -1,4 +1,4 @@
-"""Compare two models on the same queries, and write the comparison file."""
+"""The comparison of two models on the same queries (``vse-eval --compare``)."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def compare_files(
     protocol: str | Sequence[str] = "auto",
     options: AllEvaluateOptions = AllEvaluateOptions(),
 ) -> Path:
-    """Compare two models, given as files of embeddings, scores or phrase scores; write and return the comparison file.
+    """Compare the files of two models (embeddings, scores or phrase scores), and write and return the comparison file.
 
-    Two files are the two models. More files are the seeds of two models, equally many of each, and are paired in their order.
-    See :func:`vse.eval.ranking.statistics.compute_differences` for the values of each metric. The file is ``out`` or, if that
-    is None, ``results/<dataset>_<a>_vs_<b>.json``.
+    Two files belong to two models. If there are more files, they are the seeds of two models, with equally many seeds each,
+    and are paired in their order. :func:`vse.eval.ranking.statistics.compute_differences` describes the values of each metric.
+    The comparison file is ``out`` or, if ``out`` is None, ``results/<dataset>_<a>_vs_<b>.json``.
     """
     phrases, threshold = (
         are_phrase_score_files(files, protocol, options.iou),
@@ -99,7 +99,7 @@ def compare_files(
 
 
 def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None) -> Path:
-    """Return the file to write, named after the two models if ``out`` is None. Raises UserError if it must not be replaced."""
+    """Return ``out``, or a path named after the models if it is None. Raises UserError if the file must not be replaced."""
     if out is None:
         names = [str(seeds[0].experiment) for seeds in runs]
         if names[0] == names[1]:
@@ -143,7 +143,7 @@ def _write_comparison(
 
 
 def _split_models(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
-    """Return the files of each model. Raises UserError unless they are two models with equally many seeds."""
+    """Return the files of each model. Raises UserError unless there are two models with equally many seeds."""
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")
     if len(files) == 2:

@@ -1,4 +1,4 @@
-"""The option ``--compress`` of ``vse-eval``: ways to store embeddings in fewer bytes, and the recall of each way."""
+"""The option ``--compress`` of ``vse-eval``: codecs that store embeddings in fewer bytes, and their recalls."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ CODEC_EXAMPLES = "dims=256,128 int8 binary pq32"
 
 @dataclass(frozen=True)
 class Codec:
-    """A codec of vectors of ``dim`` numbers. ``kind`` is float32, dims, int8, binary or pq.
+    """A method to store vectors of ``dim`` numbers in few bytes. ``kind`` is float32, dims, int8, binary or pq.
 
-    ``size`` : for ``dims``, the number of leading dimensions that are kept; for ``pq``, the bytes per vector; otherwise 0.
+    ``size`` is, for ``dims``, the number of leading dimensions that are stored; for ``pq``, the bytes per vector; otherwise 0.
     """
 
     kind: str
@@ -55,11 +55,11 @@ class Codec:
 
     @property
     def encodes_queries(self) -> bool:
-        """True if queries are encoded like the stored vectors. Then a pair has the same score in both directions."""
+        """True if queries are encoded like the stored vectors, so that a pair has the same score in both directions."""
         return self.kind in ("float32", "dims", "binary")
 
     def fit(self, vectors: Vectors) -> FittedCodec:
-        """Fit the codec to ``vectors`` (n, dim). Raises UserError if they are too few for a product quantiser."""
+        """Fit the codec to ``vectors`` (n, dim). Raises UserError if n is too small for a product quantiser."""
         if self.kind == "int8":
             scalar = faiss.ScalarQuantizer(self.dim, faiss.ScalarQuantizer.QT_8bit)
             scalar.train(np.ascontiguousarray(vectors))
@@ -79,7 +79,7 @@ class Codec:
 
 @dataclass(frozen=True)
 class FittedCodec:
-    """A codec with its fitted FAISS quantiser; ``quantiser`` is None for codecs without a quantiser."""
+    """A codec with its fitted FAISS quantiser. ``quantiser`` is None for float32, dims and binary, which need no fit."""
 
     codec: Codec
     quantiser: Any
@@ -94,7 +94,7 @@ class FittedCodec:
         return unit_rows(shared_tensor(cut)).numpy() if self.codec.kind == "dims" else cut
 
     def decode(self, codes: Any) -> Vectors:
-        """Return the vectors of codes in float32: for ``binary``, 1 and -1 for each bit."""
+        """Return the float32 vectors that the codes stand for. For ``binary``, a bit stands for 1 or -1."""
         if self.quantiser is not None:
             decoded: Vectors = self.quantiser.decode(codes)
             return decoded
@@ -105,11 +105,11 @@ class FittedCodec:
         return vectors
 
     def encode_and_decode(self, vectors: Vectors) -> Vectors:
-        """Encode ``vectors`` (n, dim), and return the decoded vectors. A search compares these with the queries."""
+        """Return ``vectors`` (n, dim) after encoding and decoding. A search compares the decoded vectors with the queries."""
         return self.decode(self.encode(vectors))
 
     def prepare_queries(self, vectors: Vectors) -> Vectors:
-        """Return query vectors in the form whose inner products with decoded vectors are the scores."""
+        """Return query vectors so that their inner products with decoded vectors are the scores of the codec."""
         return self.encode_and_decode(vectors) if self.codec.encodes_queries else vectors
 
     def build_index(self, vectors: Vectors) -> Any:
@@ -136,7 +136,7 @@ class FittedCodec:
 
 
 def parse_codecs(texts: Sequence[str], dim: int) -> list[Codec]:
-    """Return the codecs that texts such as ``dims=256,128`` and ``int8 binary pq32`` name, for vectors of ``dim`` numbers.
+    """Parse texts such as ``dims=256,128`` and ``int8 binary pq32`` as codecs for vectors of ``dim`` numbers.
 
     Raises UserError if a name is unknown, or if a number does not fit ``dim``.
     """
@@ -177,16 +177,16 @@ class _DirectionVectors(NamedTuple):
 def measure_compression(
     files: Sequence[Path], seeds: Sequence[Embeddings], texts: Sequence[str], rescored: int | None, samples: int
 ) -> list[dict[str, Any]]:
-    """Return the entries ``compression`` of a result: the metrics of uncompressed vectors, and of each codec.
+    """Return the entries under ``compression`` of a result: the metrics of uncompressed vectors, and of each codec.
 
-    Codecs are fitted to the embeddings of the training split, ``train.h5`` next to each file. If there is no such file, they
-    are fitted to the vectors of the file itself. Ranks are exact ranks by the codec's scores, with ties against the model.
+    Codecs are fitted to the embeddings of the training split, ``train.h5`` next to each file. Without ``train.h5``, codecs are
+    fitted to the evaluated vectors. Ranks are exact ranks by the codec's scores, and ties count against the model.
 
     Parameters
     ----------
     texts : names of codecs, see :func:`vse.eval.protocols.compression.parse_codecs`
-    rescored : number of best candidates per query that are also ranked again by the uncompressed vectors; None for no
-        such ranking
+    rescored : if given, the result also has metrics after this number of best candidates per query is ranked again by the
+        uncompressed vectors
     samples : number of bootstrap samples for intervals; 0 computes none
     """
     banks = [_read_bank(file, run) for file, run in zip(files, seeds, strict=True)]
@@ -212,7 +212,7 @@ def measure_compression(
 
 
 def _read_bank(file: Path, run: Embeddings) -> tuple[tuple[Vectors, Vectors], str]:
-    """Return the vectors (images and captions) to which the codecs of a seed are fitted, and the name of their split."""
+    """Return the vectors of images and captions to which codecs are fitted for one seed, and the name of their split."""
     if run.vectors is None or run.similarity != "cosine":
         raise UserError(f"{file}: --compress needs vectors that are compared by inner products; leave it out")
     if run.fold is not None:
@@ -253,7 +253,7 @@ def _rank_queries(run: Embeddings, fitted: FittedCodec) -> QueriesByDirection:
 
 
 def _rerank_queries(run: Embeddings, fitted: FittedCodec, candidates: int) -> QueriesByDirection:
-    """Take the best candidates of each query by the codec's scores, and rank them by the original vectors."""
+    """Rank the best ``candidates`` rows of each query by the codec's scores again by the original vectors."""
     image_of_caption = run.image_of_caption()
     image_of = {"image": np.arange(len(run.image_ids)), "caption": image_of_caption}
     rows_of_queries = {"i2t": np.unique(image_of_caption), "t2i": np.arange(len(image_of_caption))}

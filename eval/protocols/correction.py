@@ -1,11 +1,12 @@
-"""The option ``--correct`` of ``vse-eval``: lower the scores of candidates that are near to many queries of a bank.
+"""The option ``--correct`` of ``vse-eval``: lower scores of candidates that are near many queries of a bank.
 
-A correction subtracts a number from all scores of a candidate: b_x for an image x, and b_y for a caption y. If x is the query
-instead, b_x lowers the scores of all captions by the same amount, and their order stays the same. The same holds for b_y. The
-score x . y - b_x - b_y therefore serves both directions. It is the inner product of vectors with two more dimensions:
+A bank is a set of images and captions that serve as such queries, usually those of the training split. A correction subtracts
+a number from all scores of a candidate: b_x for an image x, and b_y for a caption y. If x is the query instead, b_x lowers the
+scores of all captions by the same amount, and their order stays the same. If y is the query, the same holds for b_y. The score
+x . y - b_x - b_y therefore serves both directions. It is the inner product of vectors with two more dimensions:
 (x, 1, -b_x) . (y, -b_y, 1). QB-Norm corrects only some queries. Its result has two matrices of scores, one for each direction.
 
-A model such as SCAN has scores of pairs instead of vectors. Its file then needs the scores of its images and captions with the
+A model such as SCAN has scores of pairs instead of vectors. Its file must have the scores of its images and captions with the
 bank (``vse-embed --bank-images``).
 """
 
@@ -44,10 +45,10 @@ Parameters = dict[str, float]
 
 @dataclass(frozen=True)
 class Bank:
-    """The scores of all candidates with the queries of a bank.
+    """The scores of the images and captions of a split with the captions and images of a bank.
 
-    ``of_images`` : (n_images, n_bank_captions), ``of_captions`` : (n_captions, n_bank_images).
-    ``path``, ``sha256`` : the file of the bank, or of the scores with the bank, and its SHA-256; None if it is not known.
+    ``of_images`` : (n_images, n_bank_captions) scores of images, ``of_captions`` : (n_captions, n_bank_images) of captions.
+    ``path``, ``sha256`` : the file with the bank, or with these scores, and its SHA-256; None if the hash is not known.
     ``is_transductive`` : True if the bank contains an image of the evaluated split.
     """
 
@@ -60,9 +61,9 @@ class Bank:
 
 @dataclass(frozen=True)
 class CorrectedScores:
-    """The matrix ``scores`` + ``rows`` @ ``columns``.T, computed only for the images that are read.
+    """The matrix ``scores`` + ``rows`` @ ``columns``.T. It is computed only for the images that are read.
 
-    ``rows`` : (n_images, k), ``columns`` : (n_captions, k), with k numbers for each image and caption, 1 or 2.
+    ``rows`` (n_images, k) and ``columns`` (n_captions, k) have k numbers for each image and caption; k is 1 or 2.
     """
 
     scores: ScoreMatrix
@@ -105,15 +106,15 @@ def parse_correction(text: str) -> tuple[str, Parameters]:
 def correct_seeds(
     files: Sequence[Path], seeds: Sequence[Embeddings], text: str, bank: str, out: Path
 ) -> tuple[list[Embeddings], dict[str, Any]]:
-    """Return corrected embeddings of each seed, and the entry ``correction`` of the result.
+    """Return the corrected embeddings of each seed, and the entry ``correction`` of the result.
 
-    If ``text`` lacks parameters, the values with the highest rsum on the validation split, averaged over seeds, are used.
+    If ``text`` has no parameters, the values with the highest rsum on the validation split are used, as a mean over seeds.
 
     Parameters
     ----------
     text : the method, with or without parameters, see :func:`parse_correction`
-    bank : a split, whose embeddings are next to each file (``train``: ``train.h5``), or a file of embeddings
-    out : the result file, to whose folder paths in the entry are relative
+    bank : a file of embeddings, or the name of a split: ``train`` is the file ``train.h5`` next to the file of each seed
+    out : the result file; paths in the entry are relative to its folder
     """
     method, given = parse_correction(text)
     banks = [read_bank(file, run, bank) for file, run in zip(files, seeds, strict=True)]
@@ -123,7 +124,7 @@ def correct_seeds(
     if missing:
         why = "the parameters are selected on it"
         validation = [_read_sibling(file, run, "val", why) for file, run in zip(files, seeds, strict=True)]
-        # If the bank is the evaluated split itself, the validation split is corrected by itself, too.
+        # If the evaluated split is its own bank, the validation split is its own bank, too.
         val_bank = "val" if bank == seeds[0].split else bank
         pairs = [(run, read_bank(path, run, val_bank)) for path, run in validation]
         best = -np.inf
@@ -149,7 +150,7 @@ def correct_seeds(
 
 
 def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: Sequence[Embeddings]) -> list[Embeddings]:
-    """Correct the embeddings of ``result`` in the way that it records; return them unchanged without a correction.
+    """Apply the correction that a result records to its embeddings; without a correction, return them unchanged.
 
     ``path`` is the file of the result. Raises UserError if the bank is not at the recorded path, or has changed.
     """
@@ -171,11 +172,11 @@ def _list_parameter_choices(method: str, names: Sequence[str]) -> Iterator[Param
 
 
 def read_bank(file: Path, run: Embeddings, bank: str) -> Bank:
-    """Return the scores of the images and captions in ``file`` with a bank.
+    """Return the scores of the images and captions in ``run``, the content of ``file``, with a bank.
 
-    ``bank`` is a split, whose embeddings are next to ``file``, or a file of embeddings. ``run`` is the content of ``file``. If
-    it has scores of pairs, the bank must be the split itself, or ``train``; for ``train``, ``run`` must also have scores with
-    images and captions of the training split. Raises UserError otherwise.
+    ``bank`` is a file of embeddings, or the name of a split whose embeddings are next to ``file``. If ``run`` has scores of
+    pairs, ``bank`` must be the evaluated split or ``train``; for ``train``, ``run`` must also have scores with images and
+    captions of the training split. Raises UserError otherwise.
     """
     path, source = file, run
     has_scores = run.direction_scores("t2i") is not None
@@ -216,7 +217,7 @@ def _read_sibling(file: Path, run: Embeddings, split: str, why: str) -> tuple[Pa
 
 
 def _score_pairs(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
-    """Return the scores (n_images, n_captions) of image-to-text and of text-to-image; equal for vectors."""
+    """Return the scores (n_images, n_captions) for image-to-text and for text-to-image; vectors give one matrix for both."""
     if run.vectors is not None:
         scores = LinearScores(*run.vectors)
         return scores, scores
@@ -227,9 +228,9 @@ def _score_pairs(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
 
 
 def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> None:
-    """Raise UserError if the file ``path`` with the ``bank`` does not come from the same run as ``run`` in ``file``.
+    """Raise UserError if ``bank``, the content of ``path``, and ``run``, the content of ``file``, are from different runs.
 
-    UserError is also raised if the vectors of a file are not compared by inner products.
+    UserError is also raised if the vectors of one of the files are not compared by inner products.
     """
     for name, one in ((file, run), (path, bank)):
         if one.vectors is not None and one.similarity != "cosine":
@@ -245,9 +246,9 @@ def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> Non
 
 
 def correct(run: Embeddings, bank: Bank, method: str, parameters: Mapping[str, float]) -> Embeddings:
-    """Return corrected embeddings. Their inner products are the corrected scores.
+    """Return corrected embeddings, whose inner products are the corrected scores.
 
-    If ``run`` has scores of pairs, or if the method is ``qb-norm``, the result has the corrected scores instead.
+    If ``run`` has scores of pairs, or if the method is ``qb-norm``, the result has corrected scores instead of embeddings.
     """
     image_biases, caption_biases = (compute_biases(side, method, parameters) for side in (bank.of_images, bank.of_captions))
     i2t, t2i = _score_pairs(run)

@@ -1,8 +1,8 @@
-"""Ensembles: the mean of the scores of several models, or a weighted sum of an image-sentence model and a phrase model.
+"""Ensembles: the mean score of several models, or the weighted sum of an image-sentence model and a phrase model.
 
 The weighted sum is Eq. 8 of the two-branch paper (Wang et al., TPAMI 2018, section 5.6): D(x, y) = (1 - alpha) d(x, y) + alpha
 d_rp(x, y). Here d is the distance between an image and a sentence, and d_rp is the mean, over the phrases of the sentence, of
-the distance to their best region. Scores are negative distances.
+the distance between a phrase and its best region. Scores are negative distances.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def load_ensemble_outline(name: str) -> ExperimentOutline:
 
 
 def list_members_per_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
-    """Read the files, and return the members of the ensemble of each seed.
+    """Read the files, and return the members of an ensemble for each seed.
 
-    The ensemble of seed s combines seed s of every experiment. ``outline`` names the experiments and their order. Without an
-    outline, all files form a single ensemble if all belong to one experiment, or if no two belong to the same experiment.
-    Raises UserError if a member is missing, given twice or not in the outline.
+    The ensemble of seed s combines seed s of every experiment. ``outline``, the preset of the ensemble, names the experiments
+    and their order. Without an outline, all files form a single ensemble if they all belong to one experiment, or if all
+    belong to different experiments. Raises UserError if a member is missing, given twice or not in the outline.
     """
     if len(files) < 2:
         raise UserError("an ensemble has at least two members: give several files of embeddings")
@@ -100,17 +100,17 @@ def build_ensemble(
 ) -> Embeddings:
     """Return embeddings whose scores are the means of the members' scores.
 
-    The members share split and similarity; their dimensions, experiments and seeds may differ. The vectors of n members are
-    concatenated and divided by the square root of n: inner products and order scores of the result are then the mean scores.
-    Score matrices are averaged row by row when they are read. An image-sentence model and a phrase model are combined by
-    :func:`combine_scores`.
+    All members have the same split and similarity; their dimensions, experiments and seeds may differ. The vectors of n
+    members are concatenated and divided by the square root of n: inner products and order scores of the result are then the
+    mean scores. Score matrices are averaged row by row when they are read. :func:`combine_scores` combines an image-sentence
+    model and a phrase model.
 
     Parameters
     ----------
     members : the file and the embeddings of each member
-    compares_captions : whether captions query captions, as in the protocol ``sentence``. UserError is then raised
-        unless the captions are unit vectors
-    outline : the preset of the ensemble, which gives the name; None names the ensemble by its members
+    compares_captions : whether captions query captions, as in the protocol ``sentence``; if so, raises UserError unless the
+        captions are unit vectors
+    outline : the preset of the ensemble, whose name becomes the experiment; None uses the names of the members
     alpha : the weight of the phrase model's scores, from 0 to 1; required if one member is a phrase model
     """
     first = members[0][1]
@@ -156,10 +156,10 @@ def _check_members(members: list[MemberFile], compares_captions: bool) -> None:
 
 
 def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[Path]) -> list[Path]:
-    """Write the ensemble of a single seed to ``path``, or of several seeds to ``<name>-<seed>.h5``; return the files.
+    """Write the ensemble of a single seed to ``path``, or the ensembles of several seeds to ``<name>-<seed>.h5``.
 
-    ``other_files`` are the other inputs and outputs of the command. Raises UserError if a file to write is one of them, or if
-    it must not be replaced.
+    Return the files. ``other_files`` are the other inputs and outputs of the command. Raises UserError if a file to write is
+    one of ``other_files``, or must not be replaced.
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:
@@ -173,7 +173,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[
 
 
 def _build_provenance(members: list[MemberFile], outline: ExperimentOutline | None) -> dict[str, Any]:
-    """Return the provenance of an ensemble: its preset's settings, and its members' features and changed settings."""
+    """Return the provenance of an ensemble: its preset's settings, and the features and changed settings of its members."""
     features: dict[str, Any] = {}
     changed: dict[str, None] = {}
     names: dict[str, None] = {}
@@ -202,7 +202,7 @@ def _average_scores(members: Sequence[Embeddings]) -> dict[str, Any]:
 
 
 def _concatenate_vectors(parts: Sequence[NDArray[np.float32] | None]) -> NDArray[np.float32] | None:
-    """Return the vectors of n members side by side, divided by the square root of n; None if a member has no vectors."""
+    """Return the concatenated vectors of n members, divided by the square root of n; None if a member has no vectors."""
     vectors = [part for part in parts if part is not None]
     if len(vectors) < len(parts):
         return None
@@ -213,18 +213,18 @@ def _concatenate_vectors(parts: Sequence[NDArray[np.float32] | None]) -> NDArray
 
 @dataclass(frozen=True)
 class PhraseWeight:
-    """The weight ``alpha`` (0 to 1) of the phrase model's scores in an ensemble (Eq. 8).
+    """The weight ``alpha`` (0 to 1) of the phrase model's scores in an ensemble (Eq. 8, see the top of this module).
 
-    ``rsum_by_alpha`` maps each weight that was tried to the mean rsum on the validation split; None if the user gave alpha.
+    ``rsum_by_alpha`` maps each weight that was tried to the mean rsum on the validation split; None if the user set alpha.
     """
 
     alpha: float
     rsum_by_alpha: dict[float, float] | None = None
 
     def build_result_entry(self, phrase_model: Embeddings) -> dict[str, Any]:
-        """Return the entry ``combination`` of a result file: the weight, and two counts.
+        """Return the entry ``combination`` of a result file.
 
-        The counts are the captions without phrases and the images without regions.
+        The entry has the weight, and the numbers of captions without phrases and of images without regions.
         """
         assert phrase_model.n_phrases is not None
         assert phrase_model.n_regions is not None
@@ -238,9 +238,9 @@ class PhraseWeight:
 
 
 def find_combined_members(members: Sequence[MemberFile]) -> tuple[MemberFile, MemberFile] | None:
-    """Return the image-sentence model and the phrase model of an ensemble; None if it has no phrase model.
+    """Return the image-sentence model and the phrase model of an ensemble; None for an ensemble without a phrase model.
 
-    Raises UserError if a phrase model is combined with anything but exactly one image-sentence model.
+    Raises UserError if an ensemble with a phrase model has other members than one image-sentence model and this phrase model.
     """
     phrase_models = [member for member in members if member[1].is_from_phrase_model]
     if not phrase_models:
@@ -260,10 +260,10 @@ def find_phrase_member(members: Sequence[MemberFile]) -> Embeddings:
 
 
 def choose_phrase_weight(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
-    """Return the weight of the phrase model: ``alpha`` or, if it is None, the best weight on the validation split.
+    """Return the weight of the phrase model: ``alpha`` or, if ``alpha`` is None, the best weight on the validation split.
 
-    The best weight is the one of :data:`CANDIDATE_ALPHAS` that has the highest rsum, as a mean over the seeds. Ensembles
-    without a phrase model have no weight (None). The validation files lie next to the members: ``val.h5`` next to ``test.h5``,
+    The best weight in :data:`CANDIDATE_ALPHAS` is the weight with the highest rsum, as a mean over the seeds. For ensembles
+    without a phrase model, return None. The validation files lie next to the members: ``val.h5`` next to ``test.h5``,
     and ``val_sentences.h5`` next to ``test_sentences.h5``. Raises UserError if a validation file is missing.
     """
     pairs = [pair for members in by_seed if (pair := find_combined_members(members)) is not None]
@@ -294,10 +294,10 @@ def combine_scores(
     """Return the embeddings of the image-sentence model with the scores -D(x, y) = -(1 - alpha) d(x, y) - alpha d_rp(x, y).
 
     This is Eq. 8 (see the top of this module): d is the distance of image x and sentence y, and d_rp is the mean distance of
-    the sentence's phrases to their best regions. For embeddings compared by inner products, d is their Euclidean distance; for
-    other models, d is the negative score. If a caption has no phrases, or an image no regions, D = d. ``negative_distances``
-    has -d if the caller computed it before. The scores are (n_images, n_captions). One matrix is held in memory, or two if the
-    scores of the image-sentence model depend on the direction.
+    the sentence's phrases to their best regions. If the image-sentence model compares vectors by inner products, d is their
+    Euclidean distance. For other models, d is the negative score. If a caption has no phrases, or an image has no regions,
+    D = d. ``negative_distances`` has -d if the caller has already computed it. The scores are (n_images, n_captions). One
+    matrix is held in memory, or two if the scores of the image-sentence model depend on the direction.
     """
     check_same_split(*sentence_file, *phrase_file)
     (_, model), (_, phrase_model) = sentence_file, phrase_file

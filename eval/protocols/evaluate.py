@@ -1,4 +1,4 @@
-"""Evaluate a model: :func:`evaluate_files` turns files of embeddings, scores or phrase scores into the result file.
+"""The evaluation of a model: :func:`evaluate_files` turns files of embeddings, scores or phrase scores into a result file.
 
 A call of ``vse-eval FILE.h5`` passes through these files:
 
@@ -76,7 +76,7 @@ from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
 
 log = logging.getLogger(__name__)
-_MIN_DIAGNOSED_IMAGES = 100  # with fewer images, one candidate may be first by chance
+_MIN_DIAGNOSED_IMAGES = 100  # with fewer images, one candidate may often be first by chance
 
 
 def evaluate_files(
@@ -87,12 +87,12 @@ def evaluate_files(
 ) -> dict[str, Any]:
     """Evaluate one model, given as a file per seed, or an ensemble; return the content of the result file.
 
-    With several seeds each metric is its mean and sample standard deviation, ``{"mean": ..., "std": ...}``; the 95% intervals
-    are in ``ci95``. Raises UserError if an option does not apply to such files, e.g. ``iou`` to embeddings.
+    With several seeds each metric is a dict with the mean and the sample standard deviation, ``{"mean": ..., "std": ...}``.
+    The 95% intervals are in ``ci95``. Raises UserError if an option does not apply to the files, e.g. ``iou`` to embeddings.
 
     Parameters
     ----------
-    out : the result file; None writes none, and paths in the result are then relative to the working directory
+    out : the result file; if None, no file is written, and paths in the result are relative to the working directory
     protocol : one name or several (see :func:`vse.eval.protocols.protocols.resolve_protocols`)
     """
     started = time.perf_counter()
@@ -120,7 +120,7 @@ def evaluate_arrays(
     protocol: str | Sequence[str] = "auto",
     options: AllEvaluateOptions = AllEvaluateOptions(),
 ) -> dict[str, Any]:
-    """Evaluate embeddings in memory as :func:`evaluate_files` evaluates a file. Error messages use ``name`` for a file."""
+    """Evaluate embeddings in memory as :func:`evaluate_files` evaluates a file. Error messages have ``name`` for the file."""
     started = time.perf_counter()
     if options.ensemble:
         raise UserError(f"{name}: an ensemble needs several files of embeddings; leave --ensemble out")
@@ -131,7 +131,7 @@ def evaluate_arrays(
 
 
 def _check_query_outputs(options: AllEvaluateOptions, other_files: Sequence[Path]) -> None:
-    """Raise UserError if a file with answers to queries cannot be written, or is one of ``other_files``."""
+    """Raise UserError if a file for the answers to queries cannot be written, or is one of ``other_files``."""
     if options.per_query is not None:
         check_query_table_path(options.per_query, other_files)
     if options.trec is not None:
@@ -139,7 +139,7 @@ def _check_query_outputs(options: AllEvaluateOptions, other_files: Sequence[Path
 
 
 class _EvaluatedModel(NamedTuple):
-    """A model to evaluate: the embeddings to rank for each seed, and the file of each seed for error messages.
+    """A model to evaluate: the embeddings of each seed, and a file name of each seed for error messages.
 
     ``seed_members`` has the input files of each seed: all members of an ensemble, or the single file of the seed.
     """
@@ -176,7 +176,7 @@ def _read_model(
 def _evaluate_model(
     model: _EvaluatedModel, out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions, started: float
 ) -> dict[str, Any]:
-    """Evaluate a model under each protocol and return the result; write the answers to each query if requested."""
+    """Evaluate a model under each protocol and return the result. If requested, write the answers to each query."""
     inputs = [run for _, run in model.input_members]
     seeds = select_languages_of_seeds(model.seed_files, model.seed_embeddings, options.language)
     model = model._replace(seed_embeddings=seeds)
@@ -257,7 +257,7 @@ def _measure_protocols(
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
     """Return the metrics and the comparison with FAISS of each protocol, and the best answers to each query.
 
-    The list of answers is empty unless ``options.per_query`` needs them.
+    The list of answers is empty unless ``options.per_query`` is set.
     """
     with_answers = options.per_query is not None
     ranking = RankingOptions(
@@ -292,7 +292,7 @@ def _measure_protocols(
 
 
 def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the statistics of hubs and the mean cosines, averaged over seeds; log a warning if they show a failed model.
+    """Return the statistics of hubs and the mean cosines, averaged over seeds. Log a warning if they suggest a failed model.
 
     ``inputs`` are the embeddings before a correction. An ensemble has no cosines.
     """
@@ -317,7 +317,7 @@ def _mean(metric: float | Mapping[str, float]) -> float:
 
 
 def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judgements: Judgements) -> None:
-    """Add the correlation of scores and ratings to the metrics of a protocol, as the direction ``pairs``."""
+    """Add the correlation of scores and ratings to ``metrics`` of a protocol, as the direction ``pairs``."""
     correlation, intervals = correlate_with_ratings(seeds, judgements)
     if correlation:
         metrics["pairs"] = correlation
@@ -326,7 +326,7 @@ def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judge
 
 
 def _sum_agreements(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
-    """Return a protocol's entry in ``cross_check`` of a result file: sums over folds and seeds, or why no check was made."""
+    """Return a protocol's entry in ``cross_check`` of a result: sums over folds and seeds, or the reason for no check."""
     agreements = [agreement for one in queries for agreement in one.agreements]
     if not agreements:
         return {"checked": False, "why": queries[0].no_comparison_reason}
@@ -349,7 +349,7 @@ def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
 
 
 def _measure_approximate_searches(path: Path, run: Embeddings, options: AllEvaluateOptions) -> dict[str, Any]:
-    """Measure the approximate index and the two-stage searches that the options request, on one seed."""
+    """Measure the approximate index and the two-stage searches that the options request, for one seed."""
     measured: dict[str, Any] = {}
     if options.index is not None:
         if run.vectors is None:
@@ -368,7 +368,7 @@ def _measure_approximate_searches(path: Path, run: Embeddings, options: AllEvalu
 
 
 def _compute_protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[QueriesByDirection]) -> dict[str, Any]:
-    """Return the metrics of one seed: the mean over folds and, if there are several folds, the metrics of each fold."""
+    """Return the metrics of one seed: their means over folds and, if there are several folds, the metrics of each fold."""
     per_fold = [fold_metrics(fold) for fold in folds]
     n_queries = sum(len(fold["s2s"].image_rows) for fold in folds) if protocol.startswith("sentence") else None
     if protocol in FOLDED_PROTOCOLS or len(folds) > 1:

@@ -1,9 +1,11 @@
-"""The protocols ``judged-expert``, ``judged-crowd`` and ``judged-qrels``: right answers are pairs that people accept.
+"""The protocols ``judged-expert``, ``judged-crowd`` and ``judged-qrels``, whose right answers are pairs that people accept.
+
+The module also has the protocols of language pairs, such as ``en:de``.
 
 The candidates are the *pool*: the images and the captions that were judged at least once. A pair is right if people accepted
-it, or if the caption was written for the image and nobody judged the pair. Such an own pair has the highest grade. Other
-pairs without a judgement count as wrong in R@1, R-Precision, mAP@R and nDCG@10, so these are lower bounds. bpref ignores
-them, and judged@10 is the share of the first ten answers that were judged.
+it. If nobody judged a pair of an image and its own caption, this pair is right and has the highest grade. Other pairs without
+a judgement count as wrong in R@1, R-Precision, mAP@R and nDCG@10, so these metrics are lower bounds. bpref ignores pairs
+without a judgement, and judged@10 is the share of the first ten answers that were judged.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG); Buckley and Voorhees,
 "Retrieval evaluation with incomplete information", SIGIR 2004 (bpref); Musgrave et al., "A Metric Learning Reality Check",
@@ -39,9 +41,9 @@ _UNJUDGED = -1  # the grade of a pair without judgement
 class JudgedQuery(NamedTuple):
     """The grades of a query's candidates, sorted by score, the best candidate first.
 
-    grades : (n_candidates,) grade of each candidate; -1 without a judgement
+    grades : (n_candidates,) grade of each candidate; -1 for a candidate without a judgement
     own : (n_candidates,) whether a candidate is the query's own caption or image
-    best_right, best_wrong : indices, before sorting, of the best right candidate and of the best wrong one
+    best_right, best_wrong : indices in the pool, not in the sorted list, of the best right and of the best wrong candidate
     right_score, wrong_score : scores of these two candidates; ``wrong_score`` is -inf if no candidate is wrong
     """
 
@@ -54,7 +56,7 @@ class JudgedQuery(NamedTuple):
 
 
 def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDirection:
-    """Return the queries of both directions that have a right answer in the pool, with their metrics and best answers.
+    """Return the queries with a right answer in the pool for both directions, with their metrics and best answers.
 
     If scores are equal, candidates with a lower grade come first. Raises UserError if no query has a right answer.
     """
@@ -72,7 +74,7 @@ def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDir
 
 
 class _Pool:
-    """The judged images and captions of a split, given by their rows, and the grades of all pairs of them."""
+    """The pool: the rows of the judged ``images`` and ``captions`` of a split, and the grades of all their pairs."""
 
     def __init__(self, run: Embeddings, judgements: Judgements) -> None:
         self._run, self._right_from = run, judgements.right_from
@@ -88,7 +90,7 @@ class _Pool:
         self._own = own
 
     def rank_captions(self) -> Iterator[tuple[int, JudgedQuery]]:
-        """Yield the index, in ``images``, of each image that has a right caption, and its ranked captions."""
+        """Rank the captions for each image that has a right caption. Yield the index in ``images``, and the ranking."""
         blocks, _ = self._run.score_blocks()
         columns = torch.from_numpy(self.captions)
         for span in blocks.row_slices:
@@ -99,7 +101,7 @@ class _Pool:
                     yield image, self._sort(scores[self.images[image] - span.start], self._grades[image], self._own[image])
 
     def rank_images(self) -> Iterator[tuple[int, JudgedQuery]]:
-        """Yield the index, in ``captions``, of each caption that has a right image, and its ranked images."""
+        """Rank the images for each caption that has a right image. Yield the index in ``captions``, and the ranking."""
         i2t, t2i = self._run.score_blocks()
         for part, scores in iter_caption_scores(t2i or i2t, self.captions):
             for n, caption in enumerate(part.tolist()):
@@ -114,7 +116,7 @@ class _Pool:
         return JudgedQuery(grades[order], own[order], first_right, first_wrong, float(scores[first_right]), wrong_score)
 
     def measure(self, direction: str, rows: Ints, queries: list[JudgedQuery]) -> MeasuredQueries:
-        """Return the queries at ``rows`` of the pool with the metrics of each."""
+        """Return ranked queries with their metrics; ``rows`` has the index of each query in the pool."""
         of_queries, of_answers = (self.images, self.captions) if direction == "i2t" else (self.captions, self.images)
         values = [_compute_metrics(query, self._right_from) for query in queries]
         query_rows = of_queries[rows]
@@ -151,7 +153,7 @@ def _compute_metrics(query: JudgedQuery, right_from: int) -> dict[str, float]:
 
 
 def _ndcg(grades: Ints) -> float:
-    """Return nDCG@10 with the grades as gains: the sum of grade / log2(2 + p) over positions p < 10, over its maximum."""
+    """Return nDCG@10 with grades as gains: the sum of grade / log2(2 + p) over positions p < 10, divided by its maximum."""
     gains = np.maximum(grades, 0)
     best = np.sort(gains)[::-1][:_DEPTH]
     discounts = 1 / np.log2(np.arange(len(best)) + 2)
@@ -161,8 +163,8 @@ def _ndcg(grades: Ints) -> float:
 def _bpref(right: NDArray[np.bool_], wrong: NDArray[np.bool_]) -> float:
     """Return bpref: the mean over right answers of 1 - min(n, R) / min(N, R).
 
-    n is the number of judged wrong answers before the right answer, N the number of all judged wrong answers, and R the number
-    of all right answers. A right answer without a judged wrong answer before it counts 1.
+    n is the number of judged wrong answers before the right answer. N is the number of all judged wrong answers, and R is the
+    number of all right answers. If n is 0, the right answer counts 1.
     """
     n_right, n_wrong = int(right.sum()), int(wrong.sum())
     before = np.minimum(np.cumsum(wrong)[right], n_right)
@@ -176,13 +178,14 @@ CORRELATIONS = ("tau_b", "tau_c")
 def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return Kendall's tau-b and tau-c of image-to-text scores and ratings, in percent, and their 95% intervals.
 
-    tau is (P - Q) / D. P counts the pairs of judged pairs that have the same order by scores and by ratings, Q those with the
-    opposite order. D of tau-b is sqrt((P + Q + T)(P + Q + U)), with the ties T of the scores alone and U of the ratings alone.
-    D of tau-c is n^2 (m - 1) / 2m for n values, where m is the number of different scores or ratings, whichever is smaller.
+    tau is (P - Q) / D. P, Q, T and U are numbers of sets of two judged pairs. In P, scores and ratings have the same order; in
+    Q, they have opposite orders. In T only the scores are equal, and in U only the ratings. D of tau-b is
+    sqrt((P + Q + T)(P + Q + U)). D of tau-c is n^2 (m - 1) / 2m for n values. m is the number of different scores or of
+    different ratings, whichever is smaller.
 
-    As in CLIPScore, each rating counts, and own pairs (an image with its own caption) are left out. With several seeds,
-    tau is a mean and a standard deviation. The bootstrap resamples images. Both dictionaries are empty if all ratings are
-    equal, or if there are none.
+    As in CLIPScore, each rating counts, and own pairs (an image with its own caption) are left out. With several seeds, tau is
+    a mean and a standard deviation. The bootstrap resamples images. Both dictionaries are empty if all ratings are equal, or
+    if there are no ratings.
     """
     rated = [_RatedPairs.from_judgements(run, judgements) for run in seeds]
     first = rated[0]
@@ -204,7 +207,8 @@ def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) 
 class _RatedPairs(NamedTuple):
     """The judged pairs without own pairs (an image with its own caption).
 
-    ``images`` (n,) has the row of each pair's image, ``scores`` (n,) its score and ``ratings`` (n, n_raters) its ratings.
+    For each pair, ``images`` (n,) has the row of the image, ``scores`` (n,) the score and ``ratings`` (n, n_raters) the
+    ratings.
     """
 
     images: Ints
@@ -235,7 +239,7 @@ class _RatedPairs(NamedTuple):
 
 
 def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the rows of the images and captions of the judged pairs in ``run``, and a mask (n_pairs,) of these pairs."""
+    """Return the image rows and caption rows of the judged pairs that are in ``run``, and a mask (n_pairs,) of these pairs."""
     rows = []
     for ids, wanted in ((run.image_ids, judgements.image_ids), (run.caption_ids, judgements.caption_ids)):
         row_of = {int(id_): row for row, id_ in enumerate(ids)}
@@ -245,7 +249,7 @@ def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDA
 
 
 def parse_language_pairs(texts: Sequence[str]) -> list[str]:
-    """Return the protocols of pairs such as ``en:de``, in both directions: ``en:de`` and ``de:en``."""
+    """Return the protocols for pairs of languages. The pair ``en:de`` gives the protocols ``en:de`` and ``de:en``."""
     protocols: list[str] = []
     for text in texts:
         languages = parse_languages(text.replace(":", ","), "--pairs") if text.count(":") == 1 else []
@@ -256,10 +260,10 @@ def parse_language_pairs(texts: Sequence[str]) -> list[str]:
 
 
 def rank_language_pair(embeddings: Embeddings, protocol: str, ks: Sequence[int]) -> QueriesByDirection:
-    """Return the ranked queries of a protocol such as ``en:de``, as the direction ``t2t``.
+    """Return the ranked queries of a protocol such as ``en:de`` (English captions query German captions).
 
-    Only images with captions in all languages of the file count. Raises UserError if the file has no embeddings of captions,
-    or no captions in one of the languages.
+    The queries are under the direction ``t2t``. Only images with captions in all languages of the file count. Raises UserError
+    if the file has no embeddings of captions, or no captions in one of the two languages.
     """
     if embeddings.captions is None:
         raise UserError(f"the protocol {protocol} needs caption embeddings, and the file has none")
@@ -270,7 +274,7 @@ def rank_language_pair(embeddings: Embeddings, protocol: str, ks: Sequence[int])
     candidates = unit_rows(shared_tensor(answers.captions))
     query_rows, image_of_answer = queries.image_of_caption(), torch.from_numpy(answers.image_of_caption())
     units = unit_rows(shared_tensor(queries.captions))
-    # ScoreBlocks allow one query per image, so each pass ranks one caption of every image.
+    # ranks_from_blocks allows one query per image, so each pass ranks one caption of every image.
     order = np.argsort(query_rows, kind="stable")
     counts = np.bincount(query_rows)
     number_in_image = np.empty_like(query_rows)

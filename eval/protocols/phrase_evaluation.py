@@ -24,13 +24,13 @@ from vse.eval.ranking.metrics import QueriesByDirection, fold_metrics
 from vse.eval.ranking.statistics import compute_differences, compute_intervals
 from vse.pipeline.errors import UserError
 
-_TYPE_PREFIX = "type "  # begins the keys of a fold that hold the phrases of one type
+_TYPE_PREFIX = "type "  # prefix of the keys of a fold that hold the phrases of one type
 
 
 def are_phrase_score_files(files: Sequence[Path], protocol: str | Sequence[str], iou: float | None) -> bool:
-    """Return whether files hold phrase scores.
+    """Return whether all files have phrase scores.
 
-    Raises UserError if only some files do, or if ``protocol`` or ``iou`` does not apply to the files.
+    Raises UserError if only some files have phrase scores, or if ``protocol`` or ``iou`` does not apply to the files.
     """
     kinds = [is_phrase_score_file(path) for path in files]
     if any(kinds) and not all(kinds):
@@ -57,7 +57,7 @@ def evaluate_phrases(
     bootstrap: int = N_BOOTSTRAP_SAMPLES,
     allow_unfinished: bool = False,
 ) -> dict[str, Any]:
-    """Return the content of the result file ``out`` for the phrase scores of one model, a file per seed.
+    """Evaluate the phrase scores of one model, a file per seed, and return the content of the result file ``out``.
 
     A candidate box is right if its IoU with the true box is ``iou`` or more. Phrases without a true box are excluded and
     counted; a phrase whose image has no candidate counts as missed. ``allow_unfinished`` accepts runs whose training did not
@@ -85,10 +85,10 @@ def evaluate_phrases(
 def compute_phrase_differences(
     files: Sequence[Sequence[Path]], runs: Sequence[Sequence[PhraseScores]], samples: int, iou: float
 ) -> dict[str, Any]:
-    """Return the differences of two models on the same phrases (see :func:`vse.eval.ranking.statistics.compute_differences`).
+    """Return the differences of two models as :func:`vse.eval.ranking.statistics.compute_differences` computes them.
 
-    ``files`` and ``runs`` have the seeds of each model. The result has all metrics under ``phrase``, and R@1 of each type of
-    phrases under ``per_type``.
+    The models must have the same phrases. ``files`` and ``runs`` have the seeds of each model. The result has all metrics
+    under ``phrase``, and R@1 of each type of phrases under ``per_type``.
     """
     a, b = ([[fold] for fold in build_phrase_folds(paths, seeds, iou)] for paths, seeds in zip(files, runs, strict=True))
     compared = _nest_types(compute_differences(a, b, samples))
@@ -97,15 +97,15 @@ def compute_phrase_differences(
 
 
 def read_seed_phrase_scores(files: Sequence[Path]) -> list[PhraseScores]:
-    """Read the phrase scores of one model, a file per seed. Raises UserError if they differ in split or experiment."""
+    """Read the phrase scores of one model, a file per seed. Raises UserError if the files differ in split or experiment."""
     return unify_seeds(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
 
 
 def build_phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[QueriesByDirection]:
     """Return for each seed the phrases with a true box, as ranked queries.
 
-    Each item has all phrases under the key ``phrase``, and the phrases of a type under ``type <name>``. Raises UserError if no
-    phrase has a true box, or if ``iou`` is not above 0 and at most 1.
+    Each item of the list has all phrases under the key ``phrase``, and the phrases of each type under ``type <name>``. Raises
+    UserError if no phrase has a true box, or if ``iou`` is not above 0 and at most 1.
     """
     if not 0 < iou <= 1:
         raise UserError(f"--iou {iou:g}: a threshold must be above 0 and at most 1")
@@ -121,7 +121,7 @@ def build_phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou:
 
 
 def build_type_masks(run: PhraseScores) -> dict[str, NDArray[np.bool_]]:
-    """Return a mask (n_phrases,) of the phrases of each type, the most frequent first; a phrase may have several types."""
+    """Return for each type a mask (n_phrases,) of its phrases, the most frequent type first. A phrase can have several."""
     texts, which = np.unique(run.types, return_inverse=True)
     names = sorted({name for text in texts.tolist() for name in text.split("/") if name})
     masks = {name: np.isin(which, [k for k, text in enumerate(texts) if name in text.split("/")]) for name in names}
@@ -131,7 +131,7 @@ def build_type_masks(run: PhraseScores) -> dict[str, NDArray[np.bool_]]:
 def count_phrases(runs: Sequence[PhraseScores]) -> dict[str, int]:
     """Return the numbers of phrases with a true box, without a true box, and with a true box but without a candidate.
 
-    A phrase has no candidate if at least one seed has no candidate box for the phrase.
+    A phrase counts as without a candidate if at least one seed has no candidate box for the phrase.
     """
     has_box = runs[0].has_box_mask
     without = np.any([np.diff(run.offsets) == 0 for run in runs], axis=0)

@@ -1,9 +1,8 @@
 """The protocols for embeddings and scores of pairs: the queries of each protocol, and the ranks of their right answers.
 
-``full`` searches the complete split, and ``1k`` searches each fold of 1,000 images. In ``sentence`` and
-``sentence-1k`` captions query captions. For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`, for protocols such as
-``judged-expert`` :mod:`vse.eval.protocols.judged`, and for protocols such as ``en:de``
-:mod:`vse.eval.protocols.judged`.
+``full`` searches the complete split, and ``1k`` searches each fold of 1,000 images. In ``sentence`` and ``sentence-1k``
+captions query captions. Other modules describe ``cxc`` and ``eccv`` (:mod:`vse.eval.protocols.coco`), ``choices``
+(:mod:`vse.eval.protocols.choices`), and protocols such as ``judged-expert`` and ``en:de`` (:mod:`vse.eval.protocols.judged`).
 """
 
 from __future__ import annotations
@@ -45,9 +44,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.hdf5 import check_same_attributes
 
 _EmbeddingsOrScores = TypeVar("_EmbeddingsOrScores", Embeddings, PhraseScores)
-_JUDGED_REASON = (
-    "its right answers are judged, not only the captions of the image"  # why the ranks are not compared with FAISS
-)
+_JUDGED_REASON = "its right answers are judged, not only the captions of the image"  # a reason not to compare ranks with FAISS
 _CHOICES_REASON = "each image has its own captions to choose from"
 _LANGUAGES_REASON = "FAISS does not search captions by captions of another language"
 _SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds of a model share
@@ -58,13 +55,13 @@ class RankingOptions(NamedTuple):
 
     Attributes
     ----------
-    cross_check : compare the ranks with a FAISS search
-    max_compared : total number of queries per direction, summed over the folds, that are compared; 0 for all queries
-    find_answers : find the best answers to each query; this scores all pairs once more
+    cross_check : whether to compare the ranks with a FAISS search
+    max_compared : number of compared queries of each direction in all folds together; 0 for all queries
+    find_answers : whether to find the best answers to each query; this scores all pairs once more
     recall_ks : the values of K in R@K
     judged_pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
     judgements : the judgements of each protocol of :mod:`vse.eval.protocols.judged`, e.g. ``judged-expert``
-    choices : the choices of each protocol of :mod:`vse.eval.protocols.choices`
+    choices : the caption choices of each protocol of :mod:`vse.eval.protocols.choices`
     """
 
     cross_check: bool = True
@@ -82,7 +79,7 @@ DEFAULT_RANKING_OPTIONS = RankingOptions()
 class ProtocolQueries(NamedTuple):
     """The ranked queries of a protocol, fold by fold, and the comparison of each fold's ranks with a FAISS search.
 
-    ``no_comparison_reason`` is the reason why the ranks were not compared; blank if they were.
+    ``no_comparison_reason`` is the reason why ranks were not compared; blank if ranks were compared.
     """
 
     folds: list[QueriesByDirection]
@@ -91,15 +88,14 @@ class ProtocolQueries(NamedTuple):
 
 
 def read_seed_embeddings(files: Sequence[Path]) -> list[Embeddings]:
-    """Read the embeddings of one model, a file per seed. Raises UserError if files differ in split or experiment."""
+    """Read the embeddings of one model, a file per seed. Raises UserError if the files differ in split or experiment."""
     return unify_embeddings(files, [read_embeddings(path) for path in files])
 
 
 def unify_embeddings(files: Sequence[Path], seed_embeddings: Sequence[Embeddings]) -> list[Embeddings]:
-    """Return the embeddings of all seeds, with the same ``experiment`` in each.
+    """Check that embeddings are seeds of one model on one split, and return them with the same ``experiment``.
 
-    If no file names its experiment, the name of the first file is used. Raises UserError if the embeddings are not seeds of
-    one model on one split.
+    If no file names its experiment, the experiment is the name of the first file. Raises UserError if the check fails.
     """
     return unify_seeds(files, seed_embeddings, check_same_split, _SHARED_ATTRIBUTES)
 
@@ -110,10 +106,10 @@ def unify_seeds(
     check_same: Callable[[Path, _EmbeddingsOrScores, Path, _EmbeddingsOrScores, Sequence[str]], None],
     attributes: Sequence[str],
 ) -> list[_EmbeddingsOrScores]:
-    """Return the embeddings or phrase scores of all seeds, with the same ``experiment`` in each.
+    """Check that embeddings or phrase scores are seeds of one model, and return them with the same ``experiment``.
 
-    ``check_same`` raises UserError if two seeds have different queries, or different values of one of ``attributes``. Raises
-    UserError also if training data differ, or if a file or a seed is given twice.
+    ``check_same`` raises UserError if two seeds have different queries, or different values of one of ``attributes``.
+    UserError is also raised if the seeds have different training data, or if a file or a seed is given twice.
     """
     first_path, first = next(
         ((path, data) for path, data in zip(files, seed_data, strict=True) if data.experiment), (files[0], seed_data[0])
@@ -141,7 +137,7 @@ def _fold_of(data: Embeddings | PhraseScores) -> str | None:
 
 
 def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequence[PhraseScores]) -> None:
-    """Raise UserError if files belong to several folds, but not the same number to each fold of one cross-validation."""
+    """Raise UserError if files belong to several folds, but not to all folds of one cross-validation, equally many each."""
     counts = Counter(map(_fold_of, seed_data))
     if len(counts) == 1:
         return
@@ -157,7 +153,7 @@ def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequen
 
 
 def join_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
-    """Group embeddings into complete test sets: one seed each or, in a cross-validation, one seed of every fold."""
+    """Group embeddings into complete test sets. For a cross-validation, a test set has one seed of every fold."""
     by_fold: dict[str | None, list[Embeddings]] = {}
     for embeddings in seed_embeddings:
         by_fold.setdefault(embeddings.fold, []).append(embeddings)
@@ -169,8 +165,8 @@ def join_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
 def describe_test_set(parts: Sequence[Embeddings]) -> Embeddings:
     """Return embeddings with the ids and hashes of a complete test set; ``parts`` is an item of :func:`join_folds`.
 
-    A single part is returned unchanged. Several folds are joined without their vectors and scores, and the split is called
-    ``test of 5 folds``, so that its metrics are not mistaken for those of a split.
+    A single part is returned unchanged. The rows of several folds are joined without vectors and scores. Their split is called
+    e.g. ``test of 5 folds``, so that nobody takes its metrics for the metrics of the split ``test``.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -185,7 +181,7 @@ def describe_test_set(parts: Sequence[Embeddings]) -> Embeddings:
 def select_languages_of_seeds(
     files: Sequence[Path], seed_embeddings: Sequence[Embeddings], language: str | None
 ) -> list[Embeddings]:
-    """Return the embeddings of each seed with the captions in ``language`` only; unchanged if ``language`` is None."""
+    """Return the embeddings of each seed with only the captions in ``language``; unchanged if ``language`` is None."""
     if language is None:
         return list(seed_embeddings)
     return [select_language(path, one, language) for path, one in zip(files, seed_embeddings, strict=True)]
@@ -197,9 +193,10 @@ def select_protocols(
     protocol: str | Sequence[str],
     language_pairs: Sequence[str] = (),
 ) -> list[str]:
-    """Return the protocols that apply to all seeds. Raises UserError if a named protocol does not apply to a file.
+    """Return the names of the protocols to evaluate. Raises UserError if a named protocol does not apply to a file.
 
-    With ``language_pairs``, such as ``en:de``, ``auto`` stands for these pairs alone.
+    ``protocol`` may be ``auto``: the protocols that apply to all seeds or, if there are ``language_pairs`` such as ``en:de``,
+    only these pairs.
     """
     if language_pairs:
         pairs = parse_language_pairs(language_pairs)
@@ -235,7 +232,7 @@ def rank_queries_of_seeds(
 
 
 def _join_queries(parts: Sequence[Embeddings], queries: Sequence[ProtocolQueries]) -> ProtocolQueries:
-    """Return the queries of all parts of a test set. The image rows of a part follow the rows of the parts before it."""
+    """Return the queries of all folds of a test set together. The image rows of a fold follow those of the folds before."""
     folds: list[QueriesByDirection] = []
     n_images = 0
     for part, of_part in zip(parts, queries, strict=True):
@@ -247,7 +244,7 @@ def _join_queries(parts: Sequence[Embeddings], queries: Sequence[ProtocolQueries
 
 
 def list_protocol_names(protocol: str | Sequence[str]) -> list[str]:
-    """Return the names of one or several protocols as a list. Raises UserError for an unknown name or an empty list."""
+    """Return one or several names of protocols as a list. Raises UserError for an unknown name or an empty list."""
     names = [protocol] if isinstance(protocol, str) else list(protocol)
     for name in names or [""]:
         if name not in ("auto", *PROTOCOLS):
@@ -258,8 +255,9 @@ def list_protocol_names(protocol: str | Sequence[str]) -> list[str]:
 def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]:
     """Return the named protocols in their fixed order, with ``auto`` resolved.
 
-    ``auto`` stands for ``full``; ``1k`` if there are at least 1,000 images and each has a caption; and ``cxc`` and ``eccv`` on
-    the test set of COCO, if the package eccv-caption is installed. Raises UserError if a protocol does not apply.
+    ``auto`` stands for several protocols: ``full``; ``1k``, if there are at least 1,000 images and each has a caption; and
+    ``cxc`` and ``eccv``, if this is the test set of COCO and the package eccv-caption is installed. Raises UserError if a
+    protocol does not apply.
     """
     n_images, n_captioned = len(embeddings.image_ids), len(np.unique(embeddings.image_of_caption()))
     for name in FOLDED_PROTOCOLS:
@@ -278,9 +276,9 @@ def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]
 
 
 def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING_OPTIONS) -> ProtocolQueries:
-    """Return the ranked queries of a protocol; ``1k`` and ``sentence-1k`` have a fold per 1,000 images, the others one fold.
+    """Return the ranked queries of a protocol. ``1k`` and ``sentence-1k`` have a fold per 1,000 images, others have one fold.
 
-    With ``options.cross_check``, ranks are compared with FAISS. Ranks by scores of pairs are never compared, nor are those of
+    With ``options.cross_check``, ranks are compared with a FAISS search, except ranks by scores of pairs, and ranks of
     protocols with judged answers, choices or pairs of languages.
     """
     if protocol in options.judgements:
@@ -344,7 +342,7 @@ def _rank_pairs(
     embeddings: Embeddings, max_compared: int | None, ks: Sequence[int], find_answers: bool
 ) -> tuple[QueriesByDirection, Agreement | None]:
     image_of_caption = embeddings.image_of_caption()
-    # A shortlist has only the scores that decide the rank of an image's best caption, so other captions have no rank.
+    # A shortlist has only the scores that determine the rank of each image's best caption. Other captions have no rank.
     is_complete = "shortlist" not in parse_provenance(embeddings)
     ranks = ranks_from_blocks(*embeddings.score_blocks(), caption_ranks=is_complete)
     fold, vectors = build_fold(ranks, image_of_caption, ks), embeddings.vectors
@@ -361,7 +359,7 @@ def _rank_pairs(
 
 
 def _replace_rows_by_ids(embeddings: Embeddings, fold: QueriesByDirection) -> QueriesByDirection:
-    """Return the fold with ids of images and captions in its answers, in place of rows."""
+    """Return the queries of a fold with ids instead of rows in their answers."""
     ids = {"image": embeddings.image_ids, "caption": embeddings.caption_ids}
     replaced = {}
     for name, queries in fold.items():

@@ -1,4 +1,4 @@
-"""The result of a model: metrics over seeds, the content of the result file, and the lines that are printed."""
+"""The result of a model: metrics over seeds, the content of the result file, and the lines that ``vse-eval`` prints."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def mean_and_std_over_seeds(results: Sequence[Any]) -> Any:
 
 
 def list_unfinished_runs(runs: Sequence[FileMetadata], out: Path, allow_unfinished: bool) -> list[dict[str, str]]:
-    """Return the embeddings file and the training state, e.g. ``diverged``, of each run whose training did not finish.
+    """List the runs whose training did not finish, with their embeddings files and states such as ``diverged``.
 
-    Paths are relative to the folder of ``out``. Raises UserError if there is such a run, unless ``allow_unfinished``.
+    Paths are relative to the folder of ``out``. Raises UserError if there is such a run and ``allow_unfinished`` is False.
     """
     unfinished = []
     for run in runs:
@@ -75,8 +75,8 @@ def build_result(
     Parameters
     ----------
     first : the first seed, which names the data set, the experiment and the split
-    inputs : all embeddings files that were read, whose paths and training costs become part of the result
-    out : the result file, to whose folder paths are relative
+    inputs : the content of all embeddings files that were read; their paths and training costs become part of the result
+    out : the result file; paths are relative to its folder
     unfinished : the result of :func:`list_unfinished_runs`
     measured : the metrics and counts
     seconds : the duration of the evaluation; None if it is not known
@@ -109,7 +109,7 @@ def build_result(
 
 
 def format_result_lines(result: Result) -> list[str]:
-    """Return a printable line for each protocol, index and re-ranking of a result, and for the phrase model of an ensemble."""
+    """Return the printed lines of a result: a line for each protocol, index, two-stage search, codec and other part."""
     if PHRASE_PROTOCOL in result.protocols:
         return [phrase_line(result)]
     lines = [summary_line(result, name) for name in result.protocols]
@@ -120,7 +120,7 @@ def format_result_lines(result: Result) -> list[str]:
 
 
 def summary_line(result: Result, protocol: str) -> str:
-    """Return a line with the recalls of each direction of a protocol, or its other metrics, and rsum if there is one."""
+    """Return a line with the metrics of each direction of a protocol (recalls, if it has them), and rsum if it has one."""
     metrics = result.protocols[protocol]
     parts = []
     for direction, direction_metrics in metrics.directions.items():
@@ -184,7 +184,7 @@ def hubs_line(hubs: Mapping[str, Any]) -> str:
 
 
 def compression_line(entry: Mapping[str, Any]) -> str:
-    """Return a line with the bytes and the rsum of a codec, and the rsum of its re-ranking."""
+    """Return a line with the bytes and the rsum of a codec, and the rsum after its best candidates were ranked again."""
     text = f"{entry['codec']}, {entry['bytes']:,} bytes for each vector: {_describe_rsum(entry)}"
     if "rescored" in entry:
         text += f"; best {entry['rescored']['candidates']} rescored: {_describe_rsum(entry['rescored'])}"
@@ -198,7 +198,7 @@ def _describe_rsum(measured: Mapping[str, Any]) -> str:
 
 
 def combination_line(combination: Combination) -> str:
-    """Return a line with the weight of a phrase model, and the numbers of captions and images to which it gives no score."""
+    """Return a line with the weight of a phrase model, and the numbers of captions and images that it cannot score."""
     origin = "by validation" if combination.rsum_val else "as given"
     without = (
         f"{combination.n_captions_without_phrases:,} captions without phrases, "

@@ -64,8 +64,8 @@ def compute_differences(
     """Return the difference of two models in each metric, and whether the choice of test images may explain the difference.
 
     Both models must have the same queries and equally many seeds. Seeds are paired in their order. Each metric of the result
-    is a dict. ``a`` and ``b`` are the means over the seeds of each model, and ``difference`` is a - b. ``ci95`` is the interval
-    of the difference by a paired bootstrap. ``p`` is the two-sided p-value of a randomisation test. In each sample, the test
+    is a dict. ``a`` and ``b`` are the means over each model's seeds, and ``difference`` is a - b. ``ci95`` is the interval of
+    the difference by a paired bootstrap. ``p`` is the two-sided p-value of a randomisation test. In each sample, the test
     swaps the two models' answers to an image and its captions with probability 1/2. The p-value is the share of samples whose
     absolute difference is at least the observed difference. The observed difference counts as one of the samples.
     """

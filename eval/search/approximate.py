@@ -194,7 +194,7 @@ def measure_index_recalls(
 
     ``r1`` etc. are R@K by the results of the index; if scores are equal, wrong results are ranked first. ``recall_at_1`` etc.
     are the percentage of the exact top K in the top K of the index; a row with the same score as the last row of the exact top
-    K counts as well. For ``order`` the index finds ``candidates`` rows, which are sorted by their exact scores; ``reranked``
+    K counts as well. For ``order`` the index finds ``candidates`` rows, sorted by their exact scores; ``reranked``
     is their number. Durations are wall-clock seconds. If the images or the captions are too few to train the index, a ``Flat``
     index is used, and ``factory`` in the result is ``Flat``.
 
