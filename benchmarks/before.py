@@ -61,7 +61,7 @@ captions = torch.nn.functional.normalize(images[image_of_caption] + 0.3 * torch.
 """
 QUERY = """
 import numpy as np
-from vse.eval.search.top_k import exact_search
+from vse.eval.search.top_k import search_exactly
 rng = np.random.default_rng(0)
 corpus, query = rng.standard_normal((1_000_000, 512), np.float32), rng.standard_normal((1, 512), np.float32)
 """
@@ -103,7 +103,7 @@ def _extraction(precision: str) -> Compared:
 COMPARED = {
     "ranks": Compared(RANKS, "ranks_from_embeddings(images, captions, image_of_caption)"),
     "evaluation": Compared("import vse", "vse.evaluate('coco.h5')"),
-    "query": Compared(QUERY, "exact_search(corpus, query, 10)", "ms", 1000),
+    "query": Compared(QUERY, "search_exactly(corpus, query, 10)", "ms", 1000),
     "training, fp32": _training("fp32"),
     "training, bf16": _training("bf16"),
     "extraction": _extraction("fp32"),

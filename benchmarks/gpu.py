@@ -37,7 +37,7 @@ from torch import Tensor, distributed
 from training import make_up
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.eval.search.gpu import choose_faiss_device
-from vse.eval.search.top_k import exact_search
+from vse.eval.search.top_k import search_exactly
 from vse.features.backbones.device import describe_device, pick_device
 from vse.features.backbones.networks import autocast
 from vse.features.cache.rows import ExtractorInput
@@ -125,8 +125,8 @@ def ranking(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work
 
     def search() -> None:
         choose_faiss_device(device.type)
-        exact_search(images.numpy(), captions.numpy(), 10)
-        exact_search(captions.numpy(), images.numpy(), 10)
+        search_exactly(images.numpy(), captions.numpy(), 10)
+        search_exactly(captions.numpy(), images.numpy(), 10)
 
     limit = limits.seconds("fp32", 2 * n * m * sizes.dim, 2 * 4 * n * m)
     yield Work(f"exact ranks of {n} x {m}", "fp32", ranks, limit)

@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from training import make_up
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate_files
-from vse.eval.search.top_k import exact_search
+from vse.eval.search.top_k import search_exactly
 from vse.features.feature_job import extract_feature
 from vse.features.options import ExtractOptions, FeatureRequest
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -116,7 +116,7 @@ def extract(folder: Path) -> None:
 
 def search(folder: Path) -> None:
     query = unit_rows(np.random.default_rng(1), 1, ROW)
-    exact_search(np.load(folder / "corpus.npy", mmap_mode="r"), query, 10)
+    search_exactly(np.load(folder / "corpus.npy", mmap_mode="r"), query, 10)
 
 
 def plan_jobs(folder: Path) -> float:

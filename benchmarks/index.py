@@ -36,7 +36,7 @@ from common import report, seconds
 from numpy.typing import NDArray
 
 from vse.eval.search.index import BuiltIndex, build_index, search_index, set_search_parameters
-from vse.eval.search.top_k import TopK, exact_search
+from vse.eval.search.top_k import TopK, search_exactly
 
 QUERIES, K, LATENT, CLUSTERS = 1000, 10, 64, 2000
 # (share of the rows, factory, parameters); without a factory, exact search, the reference for the next methods.
@@ -100,7 +100,7 @@ def measure(folder: Path, share: float, factory: str, parameters: Sequence[str])
             set_search_parameters(made[0].index, parameter)
             search = timed(lambda found=found: found.append(search_index(made[0].index, queries, K)))
         else:
-            search = timed(lambda found=found: found.append(exact_search(corpus, queries, K)))
+            search = timed(lambda found=found: found.append(search_exactly(corpus, queries, K)))
             np.save(folder / "exact.npy", found[0].rows)
             (folder / "exact.json").write_text(json.dumps(search[1]))
         pairs = list(zip(found[0].rows, np.load(folder / "exact.npy"), strict=True))
@@ -130,7 +130,7 @@ def one_query(n_rows: int, dim: int, rounds: int = 15) -> dict[str, object]:
     rng = np.random.default_rng(0)
     corpus, query = rng.standard_normal((n_rows, dim), np.float32), rng.standard_normal((1, dim), np.float32)
     works: dict[str, Callable[[], object]] = {
-        "ours": lambda: exact_search(corpus, query, K),
+        "ours": lambda: search_exactly(corpus, query, K),
         "faiss": lambda: faiss.knn(query, corpus, K, metric=faiss.METRIC_INNER_PRODUCT),
         "one_read": lambda: corpus.sum(),
     }

@@ -26,7 +26,7 @@ from common import report
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.approximate import measure_reranked_search
-from vse.eval.search.top_k import exact_search
+from vse.eval.search.top_k import search_exactly
 from vse.training.kinds import PackedEmbeddings, pack_embeddings
 from vse.training.options import RunFileOptions
 from vse.training.solvers.encode import (
@@ -73,7 +73,7 @@ def times(
     corpus, queries = pool_embeddings(side), pool_embeddings(asking)
 
     def near(query: int) -> np.ndarray:
-        return np.sort(exact_search(corpus, queries[query : query + 1], k or 1).rows[0])
+        return np.sort(search_exactly(corpus, queries[query : query + 1], k or 1).rows[0])
 
     def one(query: int) -> PackedEmbeddings:
         return pack_embeddings([asking.unpack(torch.tensor([query]))])

@@ -30,7 +30,7 @@ import numpy as np
 from common import report, seconds
 
 from vse.eval.search.index import BuiltIndex, IndexVectors, build_index
-from vse.eval.search.top_k import search
+from vse.eval.search.top_k import search_corpus
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, write_shard
@@ -144,7 +144,7 @@ def of_captions(n_captions: int, n: int) -> dict[str, object]:
     load_s = seconds(lambda: built.append(build_index(vectors, "Flat")))
     index = built[0].index
     rows, queries = IndexVectors(index), rng.standard_normal((n + 1, 1, 1024), np.float32)
-    taken = times(lambda k: search(rows, queries[k], 10, direction="i2t", index=index), n)
+    taken = times(lambda k: search_corpus(rows, queries[k], 10, direction="i2t", index=index), n)
     return {"model": "captions", "searched": n_captions, "dim": 1024, "queries": n, "load_s": round(load_s, 1), **taken}
 
 

@@ -11,7 +11,7 @@ import torch
 from tests.conftest import TINY_FEATURE
 from tests.training.conftest import experiment, table, weights
 from vse.eval.search.gpu import choose_faiss_device
-from vse.eval.search.top_k import exact_search
+from vse.eval.search.top_k import search_exactly
 from vse.features.cache.rows import list_extractor_inputs
 from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.cnn import CnnExtractor
@@ -80,5 +80,5 @@ def test_faiss_finds_what_it_finds_on_the_processor() -> None:
     found = []
     for device in (GPU, "cpu"):
         choose_faiss_device(device)
-        found.append(exact_search(corpus, queries, 10).rows)
+        found.append(search_exactly(corpus, queries, 10).rows)
     np.testing.assert_array_equal(*found)

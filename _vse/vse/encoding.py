@@ -130,11 +130,11 @@ class InputEncoder:
         self.arrays, self.photo_features, self.text_features = arrays, photo_features, text_features
 
     def encode(
-        self, given: Any, of_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
+        self, given: Any, are_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
     ) -> EncodedArrays:
         """Return the embeddings of captions or images. If ``given`` is a single text or path, return a single embedding."""
         single = isinstance(given, str | os.PathLike)
-        packed = self.encode_packed([given] if single else given, of_captions, batch_size, not show_progress_bar)
+        packed = self.encode_packed([given] if single else given, are_captions, batch_size, not show_progress_bar)
         vectors = packed.vectors.float().numpy()
         if normalize_embeddings:
             vectors = _scale_to_unit_length(vectors)
@@ -144,50 +144,50 @@ class InputEncoder:
         return sets[0] if single else sets
 
     def encode_packed(
-        self, given: Any, of_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
+        self, given: Any, are_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
     ) -> PackedEmbeddings:
         """Return the embeddings of captions or images as tensors. ``hidden`` hides the progress bar."""
-        return self._encode(self._read_input(given, of_captions), of_captions, batch_size, hidden)
+        return self._encode(self._read_input(given, are_captions), are_captions, batch_size, hidden)
 
-    def encode_query(self, query: Any, of_captions: bool) -> PackedEmbeddings:
+    def encode_query(self, query: Any, are_captions: bool) -> PackedEmbeddings:
         """Return the embedding of a text, of the photo at a path, or of a vector."""
         if isinstance(query, str | os.PathLike):
-            return self.encode_packed([query], of_captions)
-        vectors = read_query_vectors(query, self.arrays.reads_sets(of_captions))
+            return self.encode_packed([query], are_captions)
+        vectors = read_query_vectors(query, self.arrays.reads_sets(are_captions))
         try:
-            self.arrays.check_vectors("query", vectors, of_captions)
+            self.arrays.check_vectors("query", vectors, are_captions)
         except UserError as error:
-            side = "caption" if of_captions else "image"
+            side = "caption" if are_captions else "image"
             raise UserError(f"{error}; it is read as that of {side}s (by={side!r})") from None
-        return self._encode(vectors, of_captions)
+        return self._encode(vectors, are_captions)
 
     def embed(self, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
         """Return the embeddings of images and captions as a split that can be evaluated."""
-        inputs = self._read_input(images, of_captions=False), self._read_input(captions, of_captions=True)
+        inputs = self._read_input(images, are_captions=False), self._read_input(captions, are_captions=True)
         rows = read_image_rows("image_of_caption", image_of_caption, *map(len, inputs))
-        encoded_images = self._encode(inputs[0], of_captions=False)
-        encoded_captions = self._encode(inputs[1], of_captions=True, allow_unknown=True)
+        encoded_images = self._encode(inputs[0], are_captions=False)
+        encoded_captions = self._encode(inputs[1], are_captions=True, allow_unknown=True)
         return SplitEmbeddings(None, self.arrays.build_embeddings(encoded_images, encoded_captions, rows))
 
-    def _read_input(self, given: Any, of_captions: bool) -> NDArray[np.float32] | list[str]:
+    def _read_input(self, given: Any, are_captions: bool) -> NDArray[np.float32] | list[str]:
         """Return captions or images as vectors. If the model reads texts or photos, return texts or paths instead."""
-        name = "captions" if of_captions else "images"
+        name = "captions" if are_captions else "images"
         if isinstance(given, list | tuple) and not given:
-            raise UserError(f"{name}={given!r}: at least one {'text' if of_captions else 'path'} or vector is needed")
-        compute = self.text_features if of_captions else self.photo_features
+            raise UserError(f"{name}={given!r}: at least one {'text' if are_captions else 'path'} or vector is needed")
+        compute = self.text_features if are_captions else self.photo_features
         vectors: NDArray[np.float32] | None
-        if of_captions:
+        if are_captions:
             vectors, texts = read_caption_input(name, given, compute)
         elif compute is None and are_texts(given):
             vectors, texts = None, read_texts(name, given)
         else:
             vectors, texts = read_image_input(name, given, compute)
         if vectors is not None:
-            self.arrays.check_vectors(name, vectors, of_captions)
+            self.arrays.check_vectors(name, vectors, are_captions)
             return vectors
         assert texts is not None
-        if (dim := self.arrays.imported_dim(of_captions)) is not None:
-            kind, function = ("texts", "text_features") if of_captions else ("paths", "photo_features")
+        if (dim := self.arrays.imported_dim(are_captions)) is not None:
+            kind, function = ("texts", "text_features") if are_captions else ("paths", "photo_features")
             raise UserError(
                 f"{name}={format_value(texts[:1])}: {kind}, but the model was fitted on vectors of {name}; pass the vectors "
                 f"(n, {dim}) that the same program computes, or pass the program to vse.Model as {function}"
@@ -197,14 +197,14 @@ class InputEncoder:
     def _encode(
         self,
         given: NDArray[np.float32] | list[str],
-        of_captions: bool,
+        are_captions: bool,
         batch_size: int = DEFAULT_BATCH_SIZE,
         hidden: bool = True,
         allow_unknown: bool = False,
     ) -> PackedEmbeddings:
         if isinstance(given, np.ndarray):
-            return self.arrays.encode_vectors(given, of_captions, batch_size, hidden)
-        if of_captions:
+            return self.arrays.encode_vectors(given, are_captions, batch_size, hidden)
+        if are_captions:
             return self.arrays.encode_texts(given, batch_size, hidden, allow_unknown)
         return self.arrays.encode_photos([Path(path) for path in given], hidden)
 

@@ -141,7 +141,7 @@ class Model(EncodingModel):
         if is_text:
             by = "image" if os.fspath(query).lower().endswith(QUERY_PHOTO_SUFFIXES) else "caption"
         with self.permit_own_code():
-            encoded = self.encoder.encode_query(query, of_captions=by == "caption")
+            encoded = self.encoder.encode_query(query, are_captions=by == "caption")
             hits = self._require_fit().search(encoded, k, by == "image")
         return SearchResults(os.fspath(query) if is_text else f"vector of {by}", hits)
 

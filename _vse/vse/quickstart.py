@@ -65,7 +65,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
     """Run all steps, and return a text with the result, the path of the report, and the commands that were run."""
     from vse.pipeline.dataset.dataset import load_dataset_file
 
-    steps, name = _Steps(request.threads), _choose_name(request)
+    steps, name = _CommandRunner(request.threads), _choose_name(request)
     dataset_file = Path("data", name, "dataset.json")
     _prepare_dataset(steps, request, dataset_file)
     dataset = load_dataset_file(dataset_file)
@@ -125,7 +125,7 @@ def _describe_result(file: Path) -> Iterator[str]:
         yield f"{r10:.1f}% of the {queries} of the test find {answer} among the first 10 of {among} [{low:.1f}, {high:.1f}]"
 
 
-def _prepare_dataset(steps: _Steps, request: QuickstartRequest, dataset_file: Path) -> None:
+def _prepare_dataset(steps: _CommandRunner, request: QuickstartRequest, dataset_file: Path) -> None:
     if request.photos is not None:
         captions = [] if request.captions is None else ["--captions", request.captions]
         steps.run("vse-data", "import", request.photos, *captions, "--out", dataset_file.parent)
@@ -133,7 +133,7 @@ def _prepare_dataset(steps: _Steps, request: QuickstartRequest, dataset_file: Pa
         steps.run("vse-data", "demo", "--out", dataset_file.parent)
 
 
-class _Steps:
+class _CommandRunner:
     """A runner of commands, the steps, in this process. ``lines`` has the commands as a user types them."""
 
     def __init__(self, threads: int | None) -> None:

@@ -70,30 +70,30 @@ class _FileKind:
     right_from: int
 
 
-def _read_scores(fields: Sequence[str]) -> list[float]:
+def _parse_expert_scores(fields: Sequence[str]) -> list[float]:
     scores = [float(field) for field in fields[2:]]
     if not all(1 <= score <= 4 for score in scores):
         raise ValueError
     return scores
 
 
-def _read_share(fields: Sequence[str]) -> list[float]:
+def _parse_yes_share(fields: Sequence[str]) -> list[float]:
     yes, no = int(fields[3]), int(fields[4])
     return [yes / (yes + no)]
 
 
-def _read_grade(fields: Sequence[str]) -> list[float]:
+def _parse_grade(fields: Sequence[str]) -> list[float]:
     return [float(max(0, int(fields[3])))]
 
 
 FILE_KINDS = {
     "expert": _FileKind(
-        5, "image, caption and three scores from 1 to 4", lambda f: (f[0], f[1]), _read_scores, lambda r: sum(r) - 3, 6
+        5, "image, caption and three scores from 1 to 4", lambda f: (f[0], f[1]), _parse_expert_scores, lambda r: sum(r) - 3, 6
     ),
     "crowd": _FileKind(
-        5, "image, caption, share, yes and no", lambda f: (f[0], f[1]), _read_share, lambda r: round(100 * r[0]), 50
+        5, "image, caption, share, yes and no", lambda f: (f[0], f[1]), _parse_yes_share, lambda r: round(100 * r[0]), 50
     ),
-    "qrels": _FileKind(4, "query, 0, answer and grade", lambda f: (f[0], f[2]), _read_grade, lambda r: r[0], 1),
+    "qrels": _FileKind(4, "query, 0, answer and grade", lambda f: (f[0], f[2]), _parse_grade, lambda r: r[0], 1),
 }
 
 

@@ -93,7 +93,7 @@ class PhraseScores:
         )
 
     @property
-    def has_box_mask(self) -> NDArray[np.bool_]:
+    def true_box_mask(self) -> NDArray[np.bool_]:
         """A mask (n_phrases,) of the phrases with a ground-truth box."""
         return np.asarray(~np.isnan(self.truth).any(1))
 

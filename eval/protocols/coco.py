@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from vse.eval import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import unit_rows
-from vse.eval.ranking.metrics import BestAnswers, Ints, MeasuredQueries, QueriesByDirection, position_metrics
+from vse.eval.ranking.metrics import BestAnswers, Ints, MeasuredQueries, QueriesByDirection, compute_position_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, check_finite, iter_caption_scores, shared_tensor
 from vse.pipeline.errors import UserError, extra_install_command
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
@@ -280,7 +280,9 @@ def measure_queries(
     wrong_before = np.concatenate([one.positions - np.arange(len(one.positions)) for one in answered])
     query_of = np.repeat(np.arange(len(answered)), [len(one.positions) for one in answered])
     best = _collect_best_answers(answered, queries, candidates)
-    return replace(MeasuredQueries.from_ranks(best.ranks, images, ks, position_metrics(query_of, wrong_before)), answers=best)
+    return replace(
+        MeasuredQueries.from_ranks(best.ranks, images, ks, compute_position_metrics(query_of, wrong_before)), answers=best
+    )
 
 
 def _measure_eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints) -> MeasuredQueries:

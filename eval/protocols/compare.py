@@ -31,8 +31,8 @@ from vse.eval.protocols.choices import read_choice_sets
 from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, compute_phrase_differences, read_seed_phrase_scores
 from vse.eval.protocols.protocols import (
     RankingOptions,
-    describe_test_set,
-    join_folds,
+    group_folds,
+    join_test_folds,
     rank_queries_of_seeds,
     read_seed_embeddings,
     select_languages_of_seeds,
@@ -68,7 +68,7 @@ def compare_files(
     samples = N_COMPARISON_SAMPLES if options.bootstrap is None else options.bootstrap
     if not samples:
         raise UserError("a comparison needs samples: leave --bootstrap out, or give a number such as 1,000")
-    models = _split_models(files, read_phrase_scores if phrases else read_embeddings)
+    models = _group_files_by_model(files, read_phrase_scores if phrases else read_embeddings)
     if phrases:
         scores = [read_seed_phrase_scores(paths) for paths in models]
         check_same_phrases(models[0][0], scores[0][0], models[1][0], scores[1][0])
@@ -77,15 +77,15 @@ def compare_files(
         compared = {PHRASE_PROTOCOL: compute_phrase_differences(models, scores, samples, threshold)}
         return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
     runs = [select_languages_of_seeds(paths, read_seed_embeddings(paths), options.language) for paths in models]
-    (a_parts, *_), (b_parts, *_) = map(join_folds, runs)
-    check_same_split(models[0][0], describe_test_set(a_parts), models[1][0], describe_test_set(b_parts))
+    (a_parts, *_), (b_parts, *_) = map(group_folds, runs)
+    check_same_split(models[0][0], join_test_folds(a_parts), models[1][0], join_test_folds(b_parts))
     names, others = (
         select_protocols(paths, seeds, protocol, options.pairs) for paths, seeds in zip(models, runs, strict=True)
     )
     out = _prepare_output(files, runs, out)
     not_finished = list_unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
-    judgements = read_judgement_files(options, models[0][0], describe_test_set(a_parts))
-    choices = read_choice_sets(options.choices, describe_test_set(a_parts), out)
+    judgements = read_judgement_files(options, models[0][0], join_test_folds(a_parts))
+    choices = read_choice_sets(options.choices, join_test_folds(a_parts), out)
     ranking = RankingOptions(options.cross_check, options.cross_checked, judgements=judgements, choices=choices)
     compared = {}
     for name in choices or (*names, *judgements):
@@ -122,7 +122,7 @@ def _write_comparison(
 ) -> Path:
     first = runs[0][0]
     if isinstance(first, Embeddings):
-        first = describe_test_set(join_folds([run for run in runs[0] if isinstance(run, Embeddings)])[0])
+        first = join_test_folds(group_folds([run for run in runs[0] if isinstance(run, Embeddings)])[0])
     comparison = {
         "version": COMPARISON_VERSION,
         "dataset": first.dataset,
@@ -142,7 +142,7 @@ def _write_comparison(
     return write_json(out, {**comparison, "sha256": hash_file_content(comparison)})
 
 
-def _split_models(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
+def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
     """Return the files of each model. Raises UserError unless there are two models with equally many seeds."""
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")

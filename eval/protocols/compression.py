@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.files.split import Embeddings
-from vse.eval.protocols.correction import check_bank
+from vse.eval.protocols.correction import check_bank_file
 from vse.eval.protocols.result_content import mean_and_std_over_seeds
 from vse.eval.ranking.answers import Vectors, unit_rows
-from vse.eval.ranking.metrics import QueriesByDirection, Ranks, build_fold, fold_metrics
+from vse.eval.ranking.metrics import QueriesByDirection, Ranks, build_fold, compute_fold_metrics
 from vse.eval.ranking.ranks import blocks_from_embeddings, ranks_from_blocks, shared_tensor
 from vse.eval.ranking.statistics import compute_intervals
 from vse.eval.search.approximate import find_candidates, rank_listed_candidates
@@ -161,7 +161,7 @@ def parse_codecs(texts: Sequence[str], dim: int) -> list[Codec]:
     return list(dict.fromkeys(codecs))
 
 
-_BANK_SPLIT = "train"
+_FITTING_SPLIT = "train"
 _N_TIMED_ANSWERS = 10  # results per query in a timed search
 
 
@@ -189,7 +189,7 @@ def measure_compression(
         uncompressed vectors
     samples : number of bootstrap samples for intervals; 0 computes none
     """
-    banks = [_read_bank(file, run) for file, run in zip(files, seeds, strict=True)]
+    banks = [_read_fitting_vectors(file, run) for file, run in zip(files, seeds, strict=True)]
     first_vectors = seeds[0].vectors
     assert first_vectors is not None
     dim = first_vectors[0].shape[1]
@@ -211,23 +211,23 @@ def measure_compression(
     return entries
 
 
-def _read_bank(file: Path, run: Embeddings) -> tuple[tuple[Vectors, Vectors], str]:
+def _read_fitting_vectors(file: Path, run: Embeddings) -> tuple[tuple[Vectors, Vectors], str]:
     """Return the vectors of images and captions to which codecs are fitted for one seed, and the name of their split."""
     if run.vectors is None or run.similarity != "cosine":
         raise UserError(f"{file}: --compress needs vectors that are compared by inner products; leave it out")
     if run.fold is not None:
         raise UserError(f"{file}: is one fold of a cross-validation, and --compress is for one test set; leave it out")
-    path = file.with_name(f"{_BANK_SPLIT}.h5")
-    if run.split == _BANK_SPLIT or not path.is_file():
+    path = file.with_name(f"{_FITTING_SPLIT}.h5")
+    if run.split == _FITTING_SPLIT or not path.is_file():
         return run.vectors, run.split
     bank = read_embeddings(path)
-    check_bank(path, bank, file, run)
+    check_bank_file(path, bank, file, run)
     assert bank.vectors is not None
-    return bank.vectors, _BANK_SPLIT
+    return bank.vectors, _FITTING_SPLIT
 
 
 def _measure_metrics(folds: Sequence[QueriesByDirection], samples: int) -> dict[str, Any]:
-    measured: dict[str, Any] = mean_and_std_over_seeds([fold_metrics(fold) for fold in folds])
+    measured: dict[str, Any] = mean_and_std_over_seeds([compute_fold_metrics(fold) for fold in folds])
     if samples:
         measured["ci95"] = compute_intervals([[fold] for fold in folds], samples)
     return measured

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import parse_provenance, read_embeddings, resolve_path
 from vse.eval.files.results import Result
 from vse.eval.files.split import SCORE_NAMES, Embeddings
-from vse.eval.ranking.hubness import LinearScores, compute_biases, mark_corrected_queries
+from vse.eval.ranking.hubness import InnerProducts, compute_biases, mark_corrected_queries
 from vse.eval.ranking.metrics import compute_metrics
 from vse.eval.ranking.ranks import ScoreMatrix, ranks_from_blocks
 from vse.pipeline.dataset.dataset import SPLITS
@@ -44,16 +44,16 @@ Parameters = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Bank:
+class BankScores:
     """The scores of the images and captions of a split with the captions and images of a bank.
 
-    ``of_images`` : (n_images, n_bank_captions) scores of images, ``of_captions`` : (n_captions, n_bank_images) of captions.
+    ``image_scores`` : (n_images, n_bank_captions). ``caption_scores`` : (n_captions, n_bank_images).
     ``path``, ``sha256`` : the file with the bank, or with these scores, and its SHA-256; None if the hash is not known.
     ``is_transductive`` : True if the bank contains an image of the evaluated split.
     """
 
-    of_images: ScoreMatrix
-    of_captions: ScoreMatrix
+    image_scores: ScoreMatrix
+    caption_scores: ScoreMatrix
     path: Path
     sha256: str | None
     is_transductive: bool
@@ -117,7 +117,7 @@ def correct_seeds(
     out : the result file; paths in the entry are relative to its folder
     """
     method, given = parse_correction(text)
-    banks = [read_bank(file, run, bank) for file, run in zip(files, seeds, strict=True)]
+    banks = [read_bank_scores(file, run, bank) for file, run in zip(files, seeds, strict=True)]
     missing = [name for name in METHODS[method] if name not in given]
     tried: dict[str, float] = {}
     parameters = dict(given)
@@ -126,11 +126,11 @@ def correct_seeds(
         validation = [_read_sibling(file, run, "val", why) for file, run in zip(files, seeds, strict=True)]
         # If the evaluated split is its own bank, the validation split is its own bank, too.
         val_bank = "val" if bank == seeds[0].split else bank
-        pairs = [(run, read_bank(path, run, val_bank)) for path, run in validation]
+        pairs = [(run, read_bank_scores(path, run, val_bank)) for path, run in validation]
         best = -np.inf
         for choice in _list_parameter_choices(method, missing):
             rsum = float(
-                np.mean([_compute_rsum(correct(run, one_bank, method, {**given, **choice})) for run, one_bank in pairs])
+                np.mean([_compute_rsum(correct_scores(run, one_bank, method, {**given, **choice})) for run, one_bank in pairs])
             )
             tried[", ".join(f"{name}={value:g}" for name, value in choice.items())] = rsum
             if rsum > best:
@@ -140,13 +140,13 @@ def correct_seeds(
         "method": method,
         "bank": bank if bank in SPLITS else os.path.relpath(first.path, out.parent),
         "bank_sha256": [one.sha256 for one in banks if one.sha256 is not None],
-        "bank_images": first.of_captions.shape[1],
-        "bank_captions": first.of_images.shape[1],
+        "bank_images": first.caption_scores.shape[1],
+        "bank_captions": first.image_scores.shape[1],
         "parameters": parameters,
         "transductive": first.is_transductive,
         **({"rsum_val": tried} if tried else {}),
     }
-    return [correct(run, one_bank, method, parameters) for run, one_bank in zip(seeds, banks, strict=True)], entry
+    return [correct_scores(run, one_bank, method, parameters) for run, one_bank in zip(seeds, banks, strict=True)], entry
 
 
 def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: Sequence[Embeddings]) -> list[Embeddings]:
@@ -171,7 +171,7 @@ def _list_parameter_choices(method: str, names: Sequence[str]) -> Iterator[Param
         yield dict(zip(names, values, strict=True))
 
 
-def read_bank(file: Path, run: Embeddings, bank: str) -> Bank:
+def read_bank_scores(file: Path, run: Embeddings, bank: str) -> BankScores:
     """Return the scores of the images and captions in ``run``, the content of ``file``, with a bank.
 
     ``bank`` is a file of embeddings, or the name of a split whose embeddings are next to ``file``. If ``run`` has scores of
@@ -186,24 +186,24 @@ def read_bank(file: Path, run: Embeddings, bank: str) -> Bank:
         if run.bank_scores_images is None or run.bank_scores_captions is None:
             command = f"vse-embed {file.parent} --split {run.split} --bank-images 1000"
             raise UserError(f"{file}: has scores of pairs, but none with a bank; write it again with {command}")
-        return Bank(run.bank_scores_images, run.bank_scores_captions, file, _sha256(run), is_transductive=False)
+        return BankScores(run.bank_scores_images, run.bank_scores_captions, file, _get_sha256(run), is_transductive=False)
     if bank in SPLITS and bank != run.split:
         path, source = _read_sibling(file, run, bank, "it is the bank")
     elif bank != run.split:
         path = Path(bank)
         source = read_embeddings(path)
-    check_bank(path, source, file, run)
+    check_bank_file(path, source, file, run)
     if run.vectors is not None and source.vectors is not None:
-        of_images: ScoreMatrix = LinearScores(run.vectors[0], source.vectors[1])
-        of_captions: ScoreMatrix = LinearScores(run.vectors[1], source.vectors[0])
+        image_scores: ScoreMatrix = InnerProducts(run.vectors[0], source.vectors[1])
+        caption_scores: ScoreMatrix = InnerProducts(run.vectors[1], source.vectors[0])
     else:
-        i2t, of_images = _score_pairs(run)
-        of_captions = np.asarray(i2t[:]).T
+        i2t, image_scores = _get_score_matrices(run)
+        caption_scores = np.asarray(i2t[:]).T
     is_transductive = source.dataset == run.dataset and bool(np.isin(source.image_ids, run.image_ids).any())
-    return Bank(of_images, of_captions, path, _sha256(source), is_transductive)
+    return BankScores(image_scores, caption_scores, path, _get_sha256(source), is_transductive)
 
 
-def _sha256(run: Embeddings) -> str | None:
+def _get_sha256(run: Embeddings) -> str | None:
     return None if run.source is None else run.source.sha256
 
 
@@ -212,14 +212,14 @@ def _read_sibling(file: Path, run: Embeddings, split: str, why: str) -> tuple[Pa
     if not path.is_file():
         raise UserError(f"{path}: no such file, but {why}; write it with vse-embed {file.parent} --split {split}")
     sibling = read_embeddings(path)
-    check_bank(path, sibling, file, run)
+    check_bank_file(path, sibling, file, run)
     return path, sibling
 
 
-def _score_pairs(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
+def _get_score_matrices(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
     """Return the scores (n_images, n_captions) for image-to-text and for text-to-image; vectors give one matrix for both."""
     if run.vectors is not None:
-        scores = LinearScores(*run.vectors)
+        scores = InnerProducts(*run.vectors)
         return scores, scores
     i2t, t2i = run.direction_scores("i2t"), run.direction_scores("t2i")
     assert i2t is not None
@@ -227,7 +227,7 @@ def _score_pairs(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
     return i2t, t2i
 
 
-def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> None:
+def check_bank_file(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> None:
     """Raise UserError if ``bank``, the content of ``path``, and ``run``, the content of ``file``, are from different runs.
 
     UserError is also raised if the vectors of one of the files are not compared by inner products.
@@ -245,17 +245,19 @@ def check_bank(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> Non
         raise UserError(f"{path}: the run was trained again between this file and {file}; write both again with vse-embed")
 
 
-def correct(run: Embeddings, bank: Bank, method: str, parameters: Mapping[str, float]) -> Embeddings:
+def correct_scores(run: Embeddings, bank: BankScores, method: str, parameters: Mapping[str, float]) -> Embeddings:
     """Return corrected embeddings, whose inner products are the corrected scores.
 
     If ``run`` has scores of pairs, or if the method is ``qb-norm``, the result has corrected scores instead of embeddings.
     """
-    image_biases, caption_biases = (compute_biases(side, method, parameters) for side in (bank.of_images, bank.of_captions))
-    i2t, t2i = _score_pairs(run)
+    image_biases, caption_biases = (
+        compute_biases(side, method, parameters) for side in (bank.image_scores, bank.caption_scores)
+    )
+    i2t, t2i = _get_score_matrices(run)
     if method == "qb-norm":
-        query_scores = np.asarray(i2t[:]).T if run.vectors is None else LinearScores(run.vectors[1], run.vectors[0])
-        image_gate = mark_corrected_queries(bank.of_captions, query_scores)
-        caption_gate = mark_corrected_queries(bank.of_images, t2i)
+        query_scores = np.asarray(i2t[:]).T if run.vectors is None else InnerProducts(run.vectors[1], run.vectors[0])
+        image_gate = mark_corrected_queries(bank.caption_scores, query_scores)
+        caption_gate = mark_corrected_queries(bank.image_scores, t2i)
         return replace(
             run,
             images=None,

@@ -57,8 +57,8 @@ from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, evaluat
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
     RankingOptions,
-    describe_test_set,
-    join_folds,
+    group_folds,
+    join_test_folds,
     list_protocol_names,
     rank_queries_of_seeds,
     read_seed_embeddings,
@@ -68,7 +68,7 @@ from vse.eval.protocols.protocols import (
 )
 from vse.eval.protocols.result_content import build_result, list_unfinished_runs, mean_and_std_over_seeds
 from vse.eval.ranking.hubness import diagnose_hubs, mean_cosine, measure_hubs
-from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, fold_metrics
+from vse.eval.ranking.metrics import QueriesByDirection, average_metrics, compute_fold_metrics
 from vse.eval.ranking.statistics import chance_recall, compute_intervals
 from vse.eval.search.approximate import measure_index_recalls, measure_reranked_search
 from vse.pipeline.errors import UserError
@@ -192,7 +192,7 @@ def _evaluate_model(
         bank = options.bank or "train"
         seeds, correction = correct_seeds(model.seed_files, model.seed_embeddings, options.correct, bank, out)
         model = model._replace(seed_embeddings=seeds)
-    whole = describe_test_set(join_folds(model.seed_embeddings)[0])
+    whole = join_test_folds(group_folds(model.seed_embeddings)[0])
     unfinished = list_unfinished_runs(inputs, out, options.allow_unfinished)
     if correction is None:
         for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
@@ -266,13 +266,13 @@ def _measure_protocols(
     metrics: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
-    test_sets = join_folds(model.seed_embeddings)
+    test_sets = group_folds(model.seed_embeddings)
     for name in protocols:
         queries = rank_queries_of_seeds(model.seed_files, model.seed_embeddings, name, ranking)
         folds = [of_seed.folds for of_seed in queries]
         checks[name] = _sum_agreements(queries)
         per_seed = [
-            _compute_protocol_metrics(describe_test_set(parts), name, of_seed)
+            _compute_protocol_metrics(join_test_folds(parts), name, of_seed)
             for parts, of_seed in zip(test_sets, folds, strict=True)
         ]
         metrics[name] = mean_and_std_over_seeds(per_seed)
@@ -296,7 +296,7 @@ def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metri
 
     ``inputs`` are the embeddings before a correction. An ensemble has no cosines.
     """
-    recalls = {name: _mean(metrics[name]["r10"]) for name in ("i2t", "t2i")}
+    recalls = {name: _get_mean(metrics[name]["r10"]) for name in ("i2t", "t2i")}
     of_seeds = []
     for k, (path, run) in enumerate(zip(model.seed_files, model.seed_embeddings, strict=True)):
         hubs = measure_hubs(*run.score_blocks())
@@ -312,7 +312,7 @@ def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metri
     return hubness
 
 
-def _mean(metric: float | Mapping[str, float]) -> float:
+def _get_mean(metric: float | Mapping[str, float]) -> float:
     return metric["mean"] if isinstance(metric, Mapping) else metric
 
 
@@ -369,7 +369,7 @@ def _measure_approximate_searches(path: Path, run: Embeddings, options: AllEvalu
 
 def _compute_protocol_metrics(run: Embeddings, protocol: str, folds: Sequence[QueriesByDirection]) -> dict[str, Any]:
     """Return the metrics of one seed: their means over folds and, if there are several folds, the metrics of each fold."""
-    per_fold = [fold_metrics(fold) for fold in folds]
+    per_fold = [compute_fold_metrics(fold) for fold in folds]
     n_queries = sum(len(fold["s2s"].image_rows) for fold in folds) if protocol.startswith("sentence") else None
     if protocol in FOLDED_PROTOCOLS or len(folds) > 1:
         counted = {} if n_queries is None else {"n_queries": n_queries}

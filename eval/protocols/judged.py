@@ -30,7 +30,7 @@ from vse.eval.protocols.result_content import mean_and_std_over_seeds
 from vse.eval.ranking.answers import unit_rows
 from vse.eval.ranking.metrics import BestAnswers, Floats, Ints, MeasuredQueries, QueriesByDirection
 from vse.eval.ranking.ranks import blocks_from_embeddings, iter_caption_scores, ranks_from_blocks, shared_tensor
-from vse.eval.ranking.statistics import compute_interval
+from vse.eval.ranking.statistics import compute_percentile_interval
 from vse.pipeline.dataset.languages import parse_languages
 from vse.pipeline.errors import UserError
 
@@ -201,7 +201,9 @@ def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) 
         drawn = [one.correlate(pairs) for one in rated]
         for name, values in samples.items():
             values.append(float(np.mean([one[name] for one in drawn])))
-    return mean_and_std_over_seeds(whole), {name: compute_interval(np.array(values)) for name, values in samples.items()}
+    return mean_and_std_over_seeds(whole), {
+        name: compute_percentile_interval(np.array(values)) for name, values in samples.items()
+    }
 
 
 class _RatedPairs(NamedTuple):

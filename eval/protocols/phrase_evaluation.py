@@ -20,7 +20,7 @@ from vse.eval.files.results import Metric, split_identity_from_ids
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
 from vse.eval.protocols.protocols import unify_seeds
 from vse.eval.protocols.result_content import build_result, list_unfinished_runs, mean_and_std_over_seeds
-from vse.eval.ranking.metrics import QueriesByDirection, fold_metrics
+from vse.eval.ranking.metrics import QueriesByDirection, compute_fold_metrics
 from vse.eval.ranking.statistics import compute_differences, compute_intervals
 from vse.pipeline.errors import UserError
 
@@ -66,7 +66,7 @@ def evaluate_phrases(
     runs = read_seed_phrase_scores(files)
     not_finished = list_unfinished_runs(runs, out, allow_unfinished)
     first, folds = runs[0], build_phrase_folds(files, runs, iou)
-    protocol = _combine_seed_metrics([fold_metrics(fold) for fold in folds], folds[0])
+    protocol = _combine_seed_metrics([compute_fold_metrics(fold) for fold in folds], folds[0])
     protocol |= {"iou": iou, **count_phrases(runs)}
     if bootstrap:
         protocol["ci95"] = _nest_types(compute_intervals([[fold] for fold in folds], bootstrap))
@@ -111,10 +111,10 @@ def build_phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou:
         raise UserError(f"--iou {iou:g}: a threshold must be above 0 and at most 1")
     folds: list[QueriesByDirection] = []
     for path, run in zip(files, runs, strict=True):
-        if not run.has_box_mask.any():
+        if not run.true_box_mask.any():
             raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")
         ranks = rank_phrases(run.scores, run.boxes, run.offsets, run.truth, iou)
-        queries, has_box = ranks.build_queries(np.unique(run.image_ids, return_inverse=True)[1]), run.has_box_mask
+        queries, has_box = ranks.build_queries(np.unique(run.image_ids, return_inverse=True)[1]), run.true_box_mask
         masks = {"phrase": has_box} | {f"{_TYPE_PREFIX}{name}": mask & has_box for name, mask in build_type_masks(run).items()}
         folds.append({name: queries.select(mask) for name, mask in masks.items() if mask.any()})
     return folds
@@ -133,7 +133,7 @@ def count_phrases(runs: Sequence[PhraseScores]) -> dict[str, int]:
 
     A phrase counts as without a candidate if at least one seed has no candidate box for the phrase.
     """
-    has_box = runs[0].has_box_mask
+    has_box = runs[0].true_box_mask
     without = np.any([np.diff(run.offsets) == 0 for run in runs], axis=0)
     return {
         "n_phrases": int(np.count_nonzero(has_box)),

@@ -115,10 +115,10 @@ def unify_seeds(
         ((path, data) for path, data in zip(files, seed_data, strict=True) if data.experiment), (files[0], seed_data[0])
     )
     experiment = experiment_name(first_path, first)
-    first_of_fold: dict[str | None, tuple[Path, _EmbeddingsOrScores]] = {_fold_of(first): (first_path, first)}
+    first_of_fold: dict[str | None, tuple[Path, _EmbeddingsOrScores]] = {_get_fold(first): (first_path, first)}
     path_of_seed: dict[tuple[str | None, int], Path] = {}
     for path, data in zip(files, seed_data, strict=True):
-        fold = _fold_of(data)
+        fold = _get_fold(data)
         check_same(*first_of_fold.setdefault(fold, (path, data)), path, data, attributes)
         check_same_attributes(first_path, first, path, data, ("dataset", "split", *attributes))
         if data.trained_on != first.trained_on:
@@ -132,16 +132,16 @@ def unify_seeds(
     return [replace(data, experiment=experiment) for data in seed_data]
 
 
-def _fold_of(data: Embeddings | PhraseScores) -> str | None:
+def _get_fold(data: Embeddings | PhraseScores) -> str | None:
     return data.fold if isinstance(data, Embeddings) else None
 
 
 def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequence[PhraseScores]) -> None:
     """Raise UserError if files belong to several folds, but not to all folds of one cross-validation, equally many each."""
-    counts = Counter(map(_fold_of, seed_data))
+    counts = Counter(map(_get_fold, seed_data))
     if len(counts) == 1:
         return
-    path, fold = files[0], parse_fold(_fold_of(seed_data[0]) or "")
+    path, fold = files[0], parse_fold(_get_fold(seed_data[0]) or "")
     names = [f"{number} of {fold.n_folds}" for number in range(fold.n_folds)] if fold else []
     if set(counts) - set(names):
         raise UserError(
@@ -152,7 +152,7 @@ def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequen
         raise UserError(f"{path}: a cross-validation needs equally many files of each fold, and these are {there}")
 
 
-def join_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
+def group_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
     """Group embeddings into complete test sets. For a cross-validation, a test set has one seed of every fold."""
     by_fold: dict[str | None, list[Embeddings]] = {}
     for embeddings in seed_embeddings:
@@ -162,8 +162,8 @@ def join_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
     return [list(parts) for parts in zip(*(by_fold[fold] for fold in ordered), strict=True)]
 
 
-def describe_test_set(parts: Sequence[Embeddings]) -> Embeddings:
-    """Return embeddings with the ids and hashes of a complete test set; ``parts`` is an item of :func:`join_folds`.
+def join_test_folds(parts: Sequence[Embeddings]) -> Embeddings:
+    """Return embeddings with the ids and hashes of a complete test set; ``parts`` is an item of :func:`group_folds`.
 
     A single part is returned unchanged. The rows of several folds are joined without vectors and scores. Their split is called
     e.g. ``test of 5 folds``, so that nobody takes its metrics for the metrics of the split ``test``.
@@ -217,7 +217,7 @@ def rank_queries_of_seeds(
     protocol: str,
     options: RankingOptions = DEFAULT_RANKING_OPTIONS,
 ) -> list[ProtocolQueries]:
-    """Return the ranked queries of a protocol for each complete test set (see :func:`join_folds`).
+    """Return the ranked queries of a protocol for each complete test set (see :func:`group_folds`).
 
     Each query searches the images or captions of its own fold. Raises UserError, with the name of the file, if a file cannot
     be ranked.
@@ -228,7 +228,7 @@ def rank_queries_of_seeds(
             queries[id(embeddings)] = rank_queries(embeddings, protocol, options)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    return [_join_queries(parts, [queries[id(part)] for part in parts]) for parts in join_folds(seed_embeddings)]
+    return [_join_queries(parts, [queries[id(part)] for part in parts]) for parts in group_folds(seed_embeddings)]
 
 
 def _join_queries(parts: Sequence[Embeddings], queries: Sequence[ProtocolQueries]) -> ProtocolQueries:

@@ -17,7 +17,7 @@ from vse.eval.ranking.ranks import (
     blocks_from_embeddings,
     check_finite,
     iter_caption_scores,
-    rows_with_captions,
+    list_rows_and_captions,
     shared_tensor,
 )
 from vse.pipeline.errors import UserError
@@ -32,7 +32,7 @@ def find_best_answers(i2t_scores: ScoreBlocks, t2i_scores: ScoreBlocks | None, r
     image_of_caption = i2t_scores.image_of_caption
     for_images = _BestAnswersSoFar(i2t_scores.n_images, image_of_caption.device)
     for_captions = _BestAnswersSoFar(len(image_of_caption), image_of_caption.device)
-    for rows, own in rows_with_captions(i2t_scores):
+    for rows, own in list_rows_and_captions(i2t_scores):
         scores = i2t_scores.score(rows, None)
         right = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
         right[image_of_caption[own] - rows.start, own] = True
@@ -141,7 +141,7 @@ def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
     At most ``depth`` captions are listed; 0 lists all. If scores are equal, wrong captions come before right captions, and
     lower rows before higher rows.
     """
-    for rows, own in rows_with_captions(blocks):
+    for rows, own in list_rows_and_captions(blocks):
         image_of_own = blocks.image_of_caption[own]
         scores = blocks.score(rows, None).cpu().numpy()
         for image in torch.unique(image_of_own).tolist():

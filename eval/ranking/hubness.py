@@ -118,7 +118,7 @@ def mean_cosine(vectors: Float[np.ndarray, "n dim"]) -> float:
 
 
 @dataclass(frozen=True)
-class LinearScores:
+class InnerProducts:
     """The inner products of ``rows`` (n, dim) and ``columns`` (m, dim), computed when rows are read."""
 
     rows: NDArray[np.float32]
@@ -147,7 +147,7 @@ def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, floa
     - ``nnn``: ``alpha`` times the mean of the ``k`` largest scores in S.
     - ``inverted-softmax``, ``qb-norm``: log(sum of exp(``beta`` S)) / ``beta``.
     """
-    if method == "mean" and isinstance(bank, LinearScores):  # the mean of inner products is the inner product with the mean
+    if method == "mean" and isinstance(bank, InnerProducts):  # the mean of inner products is the inner product with the mean
         return (shared_tensor(bank.rows) @ shared_tensor(bank.columns).mean(0)).numpy()
     found = np.empty(len(bank), np.float32)
     for rows in _split_candidates(bank):

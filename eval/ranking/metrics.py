@@ -1,8 +1,8 @@
 """Ranks and best answers as arrays, and metrics of retrieval over the complete split or over folds of 1,000 images.
 
-:class:`MeasuredQueries` holds the value of each metric for each query of one direction. :func:`fold_metrics` averages these
-values, and result files have the averages. To add a metric of the positions in a ranked list, write a function that takes
-:class:`RightAnswers`, and add a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
+:class:`MeasuredQueries` holds the value of each metric for each query of one direction. :func:`compute_fold_metrics` averages
+these values, and result files have the averages. To add a metric of the positions in a ranked list, write a function that
+takes :class:`RightAnswers`, and add a line to :data:`POSITION_METRICS`. nDCG@10, MRR and mAP are defined as in trec_eval.
 
 Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
 Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, chapter 8 (mAP).
@@ -218,7 +218,7 @@ def metric_title(metric: str) -> str:
     return METRIC_TITLES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
-def position_metrics(query_of: Ints, wrong_before: Ints) -> dict[str, Floats]:
+def compute_position_metrics(query_of: Ints, wrong_before: Ints) -> dict[str, Floats]:
     """Return each metric of :data:`POSITION_METRICS` for each query, (n_queries,) in percent.
 
     Parameters
@@ -283,15 +283,15 @@ def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT
     query_images = {"i2t": images, "t2i": image_of_caption}
     more_values: dict[str, dict[str, Floats]] = {"i2t": {}, "t2i": {}}
     if ranks.by_caption is not None:
-        more_values["i2t"] = position_metrics(query_of_caption, ranks.by_caption)
-        more_values["t2i"] = position_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
+        more_values["i2t"] = compute_position_metrics(query_of_caption, ranks.by_caption)
+        more_values["t2i"] = compute_position_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
     return {
         name: MeasuredQueries.from_ranks(direction_ranks, query_images[name], ks, more_values[name])
         for name, direction_ranks in ranks.by_direction.items()
     }
 
 
-def fold_metrics(fold: QueriesByDirection) -> dict[str, Any]:
+def compute_fold_metrics(fold: QueriesByDirection) -> dict[str, Any]:
     """Return the metrics of each direction, and ``rsum`` and ``mean_recall`` if ``i2t`` and ``t2i`` have R@1, R@5 and R@10."""
     directions: dict[str, Any] = {direction: _mean_metrics(queries) for direction, queries in fold.items()}
     return {**directions, **_recall_sums(directions)}
@@ -318,7 +318,7 @@ def average_metrics(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def resample_metrics(folds: Sequence[QueriesByDirection], weights: Floats) -> dict[str, Any]:
-    """Return every metric of :func:`fold_metrics`, averaged over folds, for each bootstrap sample of the images.
+    """Return every metric of :func:`compute_fold_metrics`, averaged over folds, for each bootstrap sample of the images.
 
     Each metric is an array (n_samples,), with NaN for a sample without a query. ``weights`` (n_samples, n_images) is the
     number of times that each sample contains each image.

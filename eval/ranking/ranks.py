@@ -46,14 +46,14 @@ class TiledSimilarity(NamedTuple):
     tile_captions: int
 
 
-def cosine_scores(
+def write_cosine_scores(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], out: Float[Tensor, "n_images n_captions"]
 ) -> None:
     """Write the inner products of all pairs into ``out``; for unit vectors these are the cosines. No gradient is recorded."""
     torch.mm(images, captions.T, out=out)
 
 
-def order_scores(
+def write_order_scores(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], out: Float[Tensor, "n_images n_captions"]
 ) -> None:
     """Write the order scores of all pairs into ``out``: minus the squared amount by which a caption exceeds an image.
@@ -75,8 +75,8 @@ def order_scores(
 
 # A ranking first scores the images of a tile with all their captions. Order scores are slow, so their tiles have few images.
 SIMILARITIES = {
-    "cosine": TiledSimilarity(cosine_scores, tile_images=512, tile_captions=2560),
-    "order": TiledSimilarity(order_scores, tile_images=64, tile_captions=32),
+    "cosine": TiledSimilarity(write_cosine_scores, tile_images=512, tile_captions=2560),
+    "order": TiledSimilarity(write_order_scores, tile_images=64, tile_captions=32),
 }
 
 
@@ -181,7 +181,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
     shapes = [(blocks.n_images, blocks.rows_per_block, blocks.columns_per_block) for blocks in (i2t, other)]
     if shapes[0] != shapes[1] or not torch.equal(other.image_of_caption, image_of_caption):
         raise ValueError("the two directions differ in their images, their captions or the shape of a block")
-    blocks, n_captions = rows_with_captions(i2t), len(image_of_caption)
+    blocks, n_captions = list_rows_and_captions(i2t), len(image_of_caption)
     own_scores_i2t, own_scores_t2i = _score_own_captions(i2t, t2i, blocks)
     ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
     ranks_t2i, by_caption = torch.zeros_like(image_of_caption), torch.zeros_like(image_of_caption)
@@ -191,7 +191,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
             inside = own[(own >= columns.start) & (own < columns.stop)]
             pairs = (image_of_caption[inside] - rows.start, inside - columns.start)
             scores = _score_finite_block(i2t, rows, columns)
-            image_queries.count_wrong(scores, pairs)
+            image_queries.add_wrong_counts(scores, pairs)
             if t2i is not None:
                 scores = _score_finite_block(t2i, rows, columns)
             ranks_t2i[columns] += count_true_per_column(scores >= own_scores_t2i[columns])
@@ -270,7 +270,7 @@ def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_ca
     )
 
 
-def rows_with_captions(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
+def list_rows_and_captions(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
     """Return for each block its image rows, and the indices of the captions of these images (possibly none)."""
     image_of_caption, size = blocks.image_of_caption, blocks.rows_per_block
     order = torch.argsort(image_of_caption, stable=True)
@@ -329,7 +329,7 @@ class _ImageRankCounter:
         # If an image has fewer captions than others, the unused numbers in its row of ``ranks`` are above all ranks.
         self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
 
-    def count_wrong(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
+    def add_wrong_counts(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
         """Add to each rank the number of wrong captions in a block that score at least as high as its own caption.
 
         ``scores`` are the scores of the block. ``own`` has the row and column in ``scores`` of each own caption.
@@ -346,7 +346,7 @@ class _ImageRankCounter:
 def _score_own_captions(
     i2t: ScoreBlocks, t2i: ScoreBlocks | None, parts: list[tuple[slice, Int[Tensor, " _"]]]
 ) -> tuple[Float[Tensor, " n_captions"], Float[Tensor, " n_captions"]]:
-    """Return the score of each caption with its image, in both directions; ``parts`` is from :func:`rows_with_captions`."""
+    """Return the scores of captions with their images in both directions; ``parts`` is from :func:`list_rows_and_captions`."""
     directions = [i2t] if t2i is None else [i2t, t2i]
     own_scores: list[list[Tensor]] = [[] for _ in directions]
     for rows, own in parts:

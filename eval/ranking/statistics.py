@@ -35,7 +35,7 @@ from jaxtyping import Bool, Float
 
 from vse.eval import DEFAULT_KS
 from vse.eval.options import N_BOOTSTRAP_SAMPLES
-from vse.eval.ranking.metrics import Floats, QueriesByDirection, average_metrics, fold_metrics, resample_metrics
+from vse.eval.ranking.metrics import Floats, QueriesByDirection, average_metrics, compute_fold_metrics, resample_metrics
 
 CONFIDENCE_LEVEL = 0.95
 SIGNIFICANCE_LEVEL = 0.05  # a difference with a lower p-value is called significant
@@ -55,7 +55,9 @@ def compute_intervals(
     seed_queries, n_images = _renumber_images(seed_queries)
     rng = np.random.default_rng(seed)
     weights = (_sample_weights(seed_queries[0], n_images, n, rng) for n in _batch_sizes(samples, n_images))
-    return _map_leaves(compute_interval, _concatenate_batches([_average_seed_metrics(seed_queries, part) for part in weights]))
+    return _map_leaves(
+        compute_percentile_interval, _concatenate_batches([_average_seed_metrics(seed_queries, part) for part in weights])
+    )
 
 
 def compute_differences(
@@ -72,7 +74,8 @@ def compute_differences(
     both, n_images = _renumber_images([*first, *second])
     first, second = both[: len(first)], both[len(first) :]
     merged = [
-        [_merge_folds(a, b, n_images) for a, b in zip(one, two, strict=True)] for one, two in zip(first, second, strict=True)
+        [_merge_model_queries(a, b, n_images) for a, b in zip(one, two, strict=True)]
+        for one, two in zip(first, second, strict=True)
     ]
     rng = np.random.default_rng(seed)
     resampled, swapped = [], []
@@ -83,7 +86,7 @@ def compute_differences(
         resampled.append(_map_leaves(np.subtract, *(_average_seed_metrics(seeds, weights) for seeds in (first, second))))
         swapped.append(_map_leaves(np.subtract, *(_average_seed_metrics(merged, side) for side in (left, right))))
     observed = [
-        average_metrics([average_metrics([fold_metrics(fold) for fold in folds]) for folds in seeds])
+        average_metrics([average_metrics([compute_fold_metrics(fold) for fold in folds]) for folds in seeds])
         for seeds in (first, second)
     ]
     return _map_leaves(_summarise_difference, *observed, _concatenate_batches(resampled), _concatenate_batches(swapped))
@@ -95,22 +98,22 @@ def resample_seed_metric(
     """Return for each system one metric of all seeds, (n_seeds,), and the metric on bootstrap samples, (n_seeds, samples).
 
     All seeds of all systems use the same samples of images. ``metric`` has the keys of the metric, such as
-    ``["i2t", "r1"]``, in the nested dict that :func:`vse.eval.ranking.metrics.fold_metrics` returns.
+    ``["i2t", "r1"]``, in the nested dict that :func:`vse.eval.ranking.metrics.compute_fold_metrics` returns.
     """
     every, n_images = _renumber_images([queries for seeds in systems for queries in seeds])
-    observed = [_pick(average_metrics([fold_metrics(fold) for fold in folds]), metric) for folds in every]
+    observed = [_get_metric(average_metrics([compute_fold_metrics(fold) for fold in folds]), metric) for folds in every]
     parts: list[list[Floats]] = [[] for _ in every]
     for n in _batch_sizes(samples, n_images):
         weights = _sample_weights(every[0], n_images, n, rng)
         for part, folds in zip(parts, every, strict=True):
-            part.append(_pick(resample_metrics(folds, weights), metric))
+            part.append(_get_metric(resample_metrics(folds, weights), metric))
     resampled = [np.concatenate(part) for part in parts]
     ends = np.cumsum([len(seeds) for seeds in systems])
     spans = [slice(end - len(seeds), end) for end, seeds in zip(ends, systems, strict=True)]
     return [np.array(observed[span]) for span in spans], [np.stack(resampled[span]) for span in spans]
 
 
-def _pick(metrics: dict[str, Any], keys: Sequence[str]) -> Any:
+def _get_metric(metrics: dict[str, Any], keys: Sequence[str]) -> Any:
     value: Any = metrics
     for key in keys:
         value = value[key]
@@ -125,7 +128,7 @@ def _summarise_difference(a: float, b: float, resampled: Floats, swapped: Floats
         "a": float(a),
         "b": float(b),
         "difference": float(difference),
-        "ci95": compute_interval(resampled),
+        "ci95": compute_percentile_interval(resampled),
         "p": float((1 + np.count_nonzero(as_large)) / (1 + len(as_large))),
     }
 
@@ -168,7 +171,7 @@ def _renumber_images(seed_queries: Sequence[SeedQueries]) -> tuple[list[SeedQuer
     ], len(images)
 
 
-def _merge_folds(first: QueriesByDirection, second: QueriesByDirection, n_images: int) -> QueriesByDirection:
+def _merge_model_queries(first: QueriesByDirection, second: QueriesByDirection, n_images: int) -> QueriesByDirection:
     """Return the queries of two models together. The image rows of the second model start at ``n_images``."""
     both = {}
     for direction, a in first.items():
@@ -181,7 +184,7 @@ def _merge_folds(first: QueriesByDirection, second: QueriesByDirection, n_images
     return both
 
 
-def compute_interval(values: Floats) -> list[float]:
+def compute_percentile_interval(values: Floats) -> list[float]:
     """Return the 95% percentile interval of a metric over samples. Samples without queries have NaN, and are ignored."""
     outside = 100 * (1 - CONFIDENCE_LEVEL) / 2
     low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])
@@ -328,7 +331,7 @@ def _letter(index: int) -> str:
     return chr(ord("a") + index) if index < 26 else f"({index + 1})"
 
 
-def compute_chance_within(k: int, n_candidates: int, n_right: int = 1) -> float:
+def compute_random_hit_probability(k: int, n_candidates: int, n_right: int = 1) -> float:
     """Return the probability that, in a random order, one of ``n_right`` right answers is among the first ``k`` candidates."""
     missed = 1.0
     for n in range(n_right):
@@ -344,8 +347,8 @@ def captions_per_image(n_images: int, n_captions: int) -> int:
 def chance_recall(direction: str, k: int, n_images: int, n_captions: int) -> float:
     """Return R@``k`` of a random order in percent, in the direction ``i2t`` or ``t2i``."""
     if direction == "t2i":
-        return 100.0 * compute_chance_within(k, n_images)
-    return 100.0 * compute_chance_within(k, n_captions, captions_per_image(n_images, n_captions))
+        return 100.0 * compute_random_hit_probability(k, n_images)
+    return 100.0 * compute_random_hit_probability(k, n_captions, captions_per_image(n_images, n_captions))
 
 
 def chance_rsum(n_images: int, n_captions: int) -> float:

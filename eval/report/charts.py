@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from vse.eval.ranking.statistics import compute_chance_within
+from vse.eval.ranking.statistics import compute_random_hit_probability
 
 RESULT_COLOURS = ("#2a6f97", "#d9731a")  # of the first and the second result, as in templates/report.html
 _QUIET_COLOUR, _AXIS_COLOUR, _GRID_COLOUR, _INK_COLOUR = "#4a5560", "#8a949e", "#e6e9ed", "#1d2733"
@@ -75,7 +75,7 @@ def draw_recall_bars(
     ``chance`` has the value of a random order for each bar, drawn as a dotted line. ``label`` describes the chart for screen
     readers.
     """
-    centers, middles, end = _place_bars([len(names) for _, names in groups])
+    centers, middles, end = _compute_bar_positions([len(names) for _, names in groups])
     width = 0.8 / len(series)
 
     def draw(axes: Axes) -> None:
@@ -145,12 +145,12 @@ def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candid
     ``ranks`` has the 0-based ranks (n_queries,) of each result; the chart has 1-based ranks. A dotted line marks the share in
     a random order, if each query has ``n_right`` right answers.
     """
-    bins = rank_bins(n_candidates)
+    bins = list_rank_bin_ends(n_candidates)
     firsts = [1, *(last + 1 for last in bins[:-1])]
     names = [f"{a}" if a == b else f"{a:,}–{b:,}" for a, b in zip(firsts, bins, strict=True)]
-    shares = [rank_shares(of_model, bins) for of_model in ranks]
+    shares = [compute_shares_per_bin(of_model, bins) for of_model in ranks]
     width = 0.84 / len(ranks)
-    chance = 100.0 * np.diff([compute_chance_within(last, n_candidates, n_right) for last in bins], prepend=0.0)
+    chance = 100.0 * np.diff([compute_random_hit_probability(last, n_candidates, n_right) for last in bins], prepend=0.0)
 
     def draw(axes: Axes) -> None:
         for k, heights in enumerate(shares):
@@ -166,19 +166,19 @@ def draw_rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candid
     return _render_chart(label, draw, left=0.12, bottom=0.27)
 
 
-def rank_shares(ranks: NDArray[np.int64], bins: Sequence[int]) -> NDArray[np.float64]:
+def compute_shares_per_bin(ranks: NDArray[np.int64], bins: Sequence[int]) -> NDArray[np.float64]:
     """Return the percentage of 0-based ``ranks`` (n_queries,) in each bin. ``bins`` has the last 1-based rank of each bin."""
     counts = np.bincount(np.searchsorted(bins, ranks + 1), minlength=len(bins))
     return 100.0 * counts / len(ranks)
 
 
-def rank_bins(n_candidates: int) -> list[int]:
+def list_rank_bin_ends(n_candidates: int) -> list[int]:
     """Return the last 1-based rank of each bin: 1, 5, 10, 20, 50, 100, 200, 500, ..., and the number of candidates."""
     steps = [1, 5, 10, *(k * 10**n for n in range(1, 9) for k in (2, 5, 10))]
     return [*(step for step in steps if step < n_candidates), max(1, n_candidates)]
 
 
-def _place_bars(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], float]:
+def _compute_bar_positions(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], float]:
     """Return the centre of each bar, the middle of each group, and the end of the axis, for groups of ``sizes[k]`` bars."""
     centers: list[float] = []
     middles: list[float] = []

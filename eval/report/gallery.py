@@ -19,7 +19,7 @@ from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import blocks_from_embeddings, shared_tensor
 from vse.eval.report.drawings import Drawing, DrawnWord, PairIds, ResultAttention, draw_attention
 from vse.eval.report.pages import DatasetPhotos, Photo
-from vse.eval.report.report_inputs import select_groups
+from vse.eval.report.report_inputs import select_query_groups
 from vse.eval.search.top_k import Attention
 
 N_CANDIDATES = 5  # number of candidates displayed for each query
@@ -180,7 +180,7 @@ def build_gallery(
     # An image without a caption is not a query.
     rows = np.unique(image_of_caption) if direction == "i2t" else np.arange(n_captions)
     images = rows if direction == "i2t" else image_of_caption
-    titles, groups, counts = select_groups([getattr(one, direction) for one in ranks], images, n, seed, extremes)
+    titles, groups, counts = select_query_groups([getattr(one, direction) for one in ranks], images, n, seed, extremes)
     queries = [rows[group].tolist() for group in groups]
     all_queries = [query for group in queries for query in group]
     results = [dict(zip(all_queries, retrieve_candidates(one, direction, all_queries), strict=True)) for one in embeddings]

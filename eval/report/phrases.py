@@ -21,7 +21,7 @@ from vse.eval.ranking.statistics import compute_differences
 from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
 from vse.eval.report.pages import thumbnail_uri_and_size
 from vse.eval.report.report_inputs import ReportInput, take_queries_of_new_images
-from vse.eval.report.sections import ReportDifference, ReportMetric, format_difference
+from vse.eval.report.sections import ReportDifference, ReportMetric, build_report_difference
 from vse.pipeline.dataset.dataset import Caption, Dataset, Mention, list_mentions
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
@@ -153,13 +153,13 @@ def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: fl
 def _count_differing_phrases(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> tuple[int, int, int] | None:
     if len(ranks_by_model) < 2:
         return None
-    first, second = (ranks.ranks[run.has_box_mask] == 0 for ranks in ranks_by_model)
+    first, second = (ranks.ranks[run.true_box_mask] == 0 for ranks in ranks_by_model)
     a, b = int(np.count_nonzero(first & ~second)), int(np.count_nonzero(second & ~first))
     return a, b, len(first) - a - b
 
 
 def _compute_caption_stats(run: PhraseScores, ranks_by_model: Sequence[PhraseRanks]) -> _CaptionStats:
-    rows = np.flatnonzero(run.has_box_mask)
+    rows = np.flatnonzero(run.true_box_mask)
     ids, first, which = np.unique(run.caption_ids[rows], return_index=True, return_inverse=True)
     n_phrases = np.bincount(which)
     n_right = [np.bincount(which, ranks.ranks[rows] == 0).astype(np.int64) for ranks in ranks_by_model]
@@ -205,7 +205,7 @@ def _build_phrase_card(
     mentions_by_id: Mapping[int, Mention],
     dataset: Dataset,
 ) -> PhraseCard:
-    rows = np.flatnonzero((runs[0].caption_ids == sentid) & runs[0].has_box_mask).tolist()
+    rows = np.flatnonzero((runs[0].caption_ids == sentid) & runs[0].true_box_mask).tolist()
     phrases = [mentions_by_id[int(runs[0].phrase_ids[row])] for row in rows]
     truths = [phrase_box(runs[0].truth[row], number, truth=True) for number, row in enumerate(rows, 1)]
     boxes_of = [
@@ -341,7 +341,7 @@ def compute_phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[Rep
     folds = build_phrase_folds([one.path for one in inputs], runs, _get_iou_threshold(inputs[0]))
     first, second = ([[{PHRASE_PROTOCOL: fold[PHRASE_PROTOCOL]}]] for fold in folds)
     return [
-        format_difference(METRIC_TITLES[key], metric)
+        build_report_difference(METRIC_TITLES[key], metric)
         for key, metric in compute_differences(first, second, N_COMPARISON_SAMPLES)[PHRASE_PROTOCOL].items()
     ]
 

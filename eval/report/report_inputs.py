@@ -79,7 +79,9 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
     add = _add_phrases if PHRASE_PROTOCOL in report_input.result.protocols else _add_embeddings
     report_input = add(report_input, references, files[:n_read], embeddings is not None)
     if is_ensemble:
-        return _add_missing(report_input, "the result is an ensemble: its members' training curves are in their own reports")
+        return _add_missing_sentence(
+            report_input, "the result is an ensemble: its members' training curves are in their own reports"
+        )
     return _add_runs(report_input, files)
 
 
@@ -95,7 +97,7 @@ def _add_embeddings(
     report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
 ) -> ReportInput:
     if reason := _find_missing_reason(files, given):
-        return _add_missing(report_input, reason)
+        return _add_missing_sentence(report_input, reason)
     members = [read_embeddings(file) for file in files]
     first = members[0]
     for file, member, entry in zip(files, members, references, strict=False):
@@ -110,7 +112,7 @@ def _add_embeddings(
     (run,) = repeat_correction(report_input.path, result, files[:1], [run])
     if first.fold is not None and result.split != first.split:
         sentence = f"the result covers all folds; the queries below are those of fold {first.fold}"
-        report_input = _add_missing(report_input, sentence)
+        report_input = _add_missing_sentence(report_input, sentence)
     return replace(report_input, embeddings=run, dataset_file=find_dataset_file(files[0], first))
 
 
@@ -118,7 +120,7 @@ def _add_phrases(
     report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
 ) -> ReportInput:
     if reason := _find_missing_reason(files, given):
-        return _add_missing(report_input, reason)
+        return _add_missing_sentence(report_input, reason)
     run = read_phrase_scores(files[0])
     for entry in references[:1]:
         _check_sha256(report_input, files[0], run, entry)
@@ -173,7 +175,7 @@ def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:
     ]
     curves = [table for table in tables if table is not None]
     if not curves:
-        report_input = _add_missing(
+        report_input = _add_missing_sentence(
             report_input, "there is no metrics.csv of the run next to the embeddings: no training curves"
         )
     if not records or records[0] is None:
@@ -223,7 +225,7 @@ def _read_run_table(file: Path, columns: list[str], record: Mapping[str, Any]) -
     return None if table.empty else table
 
 
-def _add_missing(report_input: ReportInput, sentence: str) -> ReportInput:
+def _add_missing_sentence(report_input: ReportInput, sentence: str) -> ReportInput:
     log.warning("%s: %s", report_input.path, sentence)
     return replace(report_input, missing_sentences=(*report_input.missing_sentences, sentence))
 
@@ -263,7 +265,7 @@ def align_queries(first: ReportInput, second: ReportInput) -> ReportInput:
 MAX_NEAR_MISS_RANK = 10  # a query is a near miss if its first right answer has at most this rank (1-based)
 
 
-def select_groups(
+def select_query_groups(
     ranks: Sequence[Ints], images: Ints, n: int, seed: int, extremes: bool = False
 ) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
     """Select groups of queries for one or two models. Return the titles and query indices of the groups, and counts.

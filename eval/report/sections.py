@@ -112,10 +112,10 @@ def compute_retrieval_differences(image_of_caption: NDArray[np.int64], first: Ra
         for direction in ("i2t", "t2i")
         for name in _RECALL_NAMES
     ]
-    return [format_difference(name, metric) for name, metric in [*metrics, ("rsum", compared["rsum"])]]
+    return [build_report_difference(name, metric) for name, metric in [*metrics, ("rsum", compared["rsum"])]]
 
 
-def format_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
+def build_report_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
     """Return the report's row for ``metric``, a result of :func:`vse.eval.ranking.statistics.compute_differences`."""
     return ReportDifference(
         name,

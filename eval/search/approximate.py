@@ -24,8 +24,8 @@ from vse.eval.search.top_k import (
     TopK,
     build_both_searches,
     compute_exact_scores,
-    exact_search,
-    search,
+    search_corpus,
+    search_exactly,
 )
 from vse.pipeline.errors import UserError
 
@@ -121,7 +121,7 @@ def find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple
     A candidate is not sure if its score equals the score of a row that is not a candidate.
     """
     started = time.perf_counter()
-    scores, rows = exact_search(corpus, queries, min(candidates + 1, len(corpus)))
+    scores, rows = search_exactly(corpus, queries, min(candidates + 1, len(corpus)))
     seconds = time.perf_counter() - started
     next_best = scores[:, candidates:] if len(corpus) > candidates else np.full((len(queries), 1), -np.inf, np.float32)
     return torch.from_numpy(rows[:, :candidates]), torch.from_numpy(scores[:, :candidates] > next_best), seconds
@@ -228,10 +228,10 @@ def measure_index_recalls(
         times.append(time.perf_counter())
         index = copy_to_gpu(built.index, depth if similarity == "cosine" else max(depth, candidates))
         queries = one.queries
-        top = search(one.corpus, queries, depth, similarity, direction=direction, candidates=candidates, index=index)
+        top = search_corpus(one.corpus, queries, depth, similarity, direction=direction, candidates=candidates, index=index)
         times.append(time.perf_counter())
         del index
-        exact = exact_search(one.corpus, queries, max(ks), similarity, direction=direction, block=block)
+        exact = search_exactly(one.corpus, queries, max(ks), similarity, direction=direction, block=block)
         times.append(time.perf_counter())
         build_s, search_s, exact_s = np.diff(times).round(3).tolist()
         first = top.rows[:, : max(ks)]

@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 from vse.eval.ranking.answers import Vectors, unit_rows
 from vse.eval.ranking.metrics import BestAnswers, Ranks
 from vse.eval.ranking.ranks import find_similarity, shared_tensor
-from vse.eval.search.top_k import N_RESCORED_CANDIDATES, DirectionSearch, RowIndices, Scores, TopK, build_both_searches, search
+from vse.eval.search.top_k import (
+    N_RESCORED_CANDIDATES,
+    DirectionSearch,
+    RowIndices,
+    Scores,
+    TopK,
+    build_both_searches,
+    search_corpus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +72,7 @@ def check_against_search(
     longest = [float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max())) for rows in (images, captions)]
     agreement = Agreement(EXACT_SEARCH_TEXT)
     for name, one in searches.items():
-        top = search(one.corpus, one.queries, max(ks) + 1)
+        top = search_corpus(one.corpus, one.queries, max(ks) + 1)
         rounding = np.full(len(right[name]), _MAX_ROUNDING_ERROR * longest[0] * longest[1])
         compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
         compared.check_and_record(agreement, top, one.image_of_query, one.image_of_row, ks)
@@ -78,7 +86,7 @@ def check_sentences_against_search(
     units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
     queries = exact.queries[sample]
     # A query usually finds itself, so search for one more result. It may miss itself if many captions equal the query.
-    scores, rows = search(units, units[queries], max(ks) + 2)
+    scores, rows = search_corpus(units, units[queries], max(ks) + 2)
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
     others = TopK(*(values[~drop].reshape(len(queries), -1) for values in (scores, rows)))
@@ -109,7 +117,7 @@ def check_against_candidates(
     right = _score_right_answers(searches, images, captions, image_of_caption, similarity)
     agreement = Agreement(CANDIDATES_TEXT)
     for name, one in searches.items():
-        top = search(one.corpus, one.queries, candidates, similarity, direction=name, candidates=candidates)
+        top = search_corpus(one.corpus, one.queries, candidates, similarity, direction=name, candidates=candidates)
         rounding = _MAX_ROUNDING_ERROR * np.abs(right[name])
         compared = _ComparedQueries(name, samples[name], ranks.by_direction[name], right[name], rounding)
         compared.check_and_record(agreement, top, one.image_of_query, one.image_of_row, ks)

@@ -21,7 +21,7 @@ from vse.eval.search.top_k import (
     TopK,
     check_queries,
     compute_inner_products,
-    exact_search_single,
+    search_single_query,
 )
 
 _ROWS_PER_PRODUCT = 1024  # this number of rows fits into the cache of a core
@@ -46,11 +46,11 @@ class VectorMatrix:
         """Return the ``ks[i]`` best rows for query i of ``queries`` (m, dim), or all rows if there are fewer.
 
         The results do not depend on the other queries: they are, bit for bit, those of
-        :func:`vse.eval.search.top_k.exact_search_single`.
+        :func:`vse.eval.search.top_k.search_single_query`.
         """
         queries = check_queries(self.vectors, queries)
         if len(queries) == 1 or self.vectors.shape[1] <= MAX_DIM_ROUNDED_DIFFERENTLY:
-            return [exact_search_single(self.vectors, query[None], k) for query, k in zip(queries, ks, strict=True)]
+            return [search_single_query(self.vectors, query[None], k) for query, k in zip(queries, ks, strict=True)]
         candidates = self._find_candidates(queries, ks)
         return [self._rank(query[None], rows, k) for query, rows, k in zip(queries, candidates, ks, strict=True)]
 
@@ -75,7 +75,7 @@ class VectorMatrix:
 
     def _rank(self, query: Vectors, rows: np.ndarray, k: int) -> TopK:
         if len(rows) > _MAX_CANDIDATE_SHARE * len(self.vectors) and len(rows) > k:
-            return exact_search_single(self.vectors, query, k)
+            return search_single_query(self.vectors, query, k)
         scores = compute_inner_products(query, self.vectors[rows])
         order = np.lexsort((rows, -scores))[:k]
         return TopK(scores[None, order], rows[None, order])

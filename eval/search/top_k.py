@@ -85,7 +85,7 @@ def build_both_searches(images: Vectors, captions: Vectors, image_of_caption: Ro
     }
 
 
-def search(
+def search_corpus(
     corpus: Corpus,
     queries: Vectors,
     k: int,
@@ -111,9 +111,9 @@ def search(
     find_similarity(similarity)
     queries = check_queries(corpus, queries)
     if similarity == "cosine":
-        return exact_search(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
+        return search_exactly(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
     _check_direction(similarity, direction)
-    near = search(corpus, queries, max(k, candidates), index=index, block=block).rows
+    near = search_corpus(corpus, queries, max(k, candidates), index=index, block=block).rows
     return sort_by_exact_scores(corpus, queries, near, k, similarity, direction)
 
 
@@ -132,7 +132,7 @@ def search_index(index: Any, queries: Vectors, k: int) -> TopK:
     return _merge_results(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
 
 
-def exact_search(
+def search_exactly(
     corpus: Corpus,
     queries: Vectors,
     k: int,
@@ -145,7 +145,7 @@ def exact_search(
 
     The corpus is read ``block`` rows at a time and may be larger than memory. Rows with the same score are in ascending order.
     If several rows have the same score as the last result, FAISS decides which are returned. ``direction`` is as for
-    :func:`search`. Raises UserError if a row is not finite.
+    :func:`search_corpus`. Raises UserError if a row is not finite.
     """
     scorer = find_similarity(similarity)
     queries = check_queries(corpus, queries)
@@ -154,7 +154,7 @@ def exact_search(
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
     is_wide = queries.shape[1] > MAX_DIM_ROUNDED_DIFFERENTLY
     if similarity == "cosine" and len(queries) == 1 and is_wide and current_gpu() is None:
-        return exact_search_single(corpus, queries, k, block)
+        return search_single_query(corpus, queries, k, block)
     for start, rows in read_blocks(corpus, block):
         n_best = min(k, len(rows))
         if similarity == "cosine":
@@ -165,7 +165,7 @@ def exact_search(
     return best
 
 
-def exact_search_single(corpus: Corpus, query: Vectors, k: int, block: int = N_ROWS_PER_BLOCK) -> TopK:
+def search_single_query(corpus: Corpus, query: Vectors, k: int, block: int = N_ROWS_PER_BLOCK) -> TopK:
     """Return the ``k`` rows of ``corpus`` (n, dim) with the highest inner products with one query (1, dim), on the CPU.
 
     Among rows with the same score, lower rows come first. Raises UserError if a row is not finite.
@@ -173,7 +173,7 @@ def exact_search_single(corpus: Corpus, query: Vectors, k: int, block: int = N_R
     best = TopK(np.empty((1, 0), np.float32), np.empty((1, 0), np.int64))
     for start, rows in read_blocks(corpus, block, checked=False):
         least = float(best.scores[0, -1]) if best.scores.shape[1] >= k else -np.inf
-        near = _search_single(query, rows, min(k, len(rows)), least, start)
+        near = _search_rows(query, rows, min(k, len(rows)), least, start)
         best = _merge_results(k, best, TopK(near.scores, near.rows + start))
     return best
 
@@ -233,7 +233,7 @@ def _merge_results(k: int, *parts: TopK) -> TopK:
     return TopK(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1))
 
 
-def _search_single(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
+def _search_rows(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
     """Return the rows with the ``k`` highest inner products with one query (1, dim), and all rows that tie with the last.
 
     Rows with a product below ``least`` are left out. ``start`` is the index of ``rows[0]`` in the corpus. Raises UserError if

@@ -146,14 +146,14 @@ def _build_ladder_row(path: Path, groups: Groups | None) -> pd.DataFrame:
         for name in row
         if name.removesuffix("_low").removesuffix("_high").removesuffix("_std") in _METRIC_COLUMNS
     }
-    images, captions = _name_features(result)
+    images, captions = _get_feature_names(result)
     texts = {"method": method_name(result), "captions": captions, "images": images, "experiment": row["experiment"]}
     correction = result.correction["method"] if result.correction else ""
     letters = {name: row[name] for name in (GROUP_COLUMN, BEST_GROUP_COLUMN) if name in row}
     return pd.DataFrame([{**texts, CORRECTION_COLUMN: correction, **described, **metrics, **letters, **result_costs(result)}])
 
 
-def _name_features(result: Result) -> tuple[str, str]:
+def _get_feature_names(result: Result) -> tuple[str, str]:
     config = result.config
     composed = parse_composed_name(result.experiment)
     images = config.get("backbone") or config.get("feature") or (composed.feature if composed else "")

@@ -194,7 +194,7 @@ def _build_frame(systems: Sequence[ComparedSystem], family: ComparedFamily, metr
     for pair in family.pairs:
         differs[pair.a, pair.b] = differs[pair.b, pair.a] = pair.is_significant
     letters = assign_letters(family.values, differs)
-    names = _name_systems(systems)
+    names = _get_system_names(systems)
     rows: list[dict[str, Any]] = []
     for pair in family.pairs:
         first, second = systems[pair.a], systems[pair.b]
@@ -217,7 +217,7 @@ def _build_frame(systems: Sequence[ComparedSystem], family: ComparedFamily, metr
     return pd.DataFrame(rows)
 
 
-def _name_systems(systems: Sequence[ComparedSystem]) -> list[str]:
+def _get_system_names(systems: Sequence[ComparedSystem]) -> list[str]:
     """Return the name of each system's method, or the names of the result files if two systems have the same method."""
     names = [method_name(one.result) for one in systems]
     return [name if names.count(name) == 1 else one.path.stem for name, one in zip(names, systems, strict=True)]

@@ -235,7 +235,7 @@ class PhraseArrays:
         return len(self.phrase_ids)
 
     @property
-    def has_box_mask(self) -> NDArray[np.bool_]:
+    def true_box_mask(self) -> NDArray[np.bool_]:
         """The mask of phrases with a ground-truth box."""
         located: NDArray[np.bool_] = ~np.isnan(self.truth_boxes[:, 0])
         return located

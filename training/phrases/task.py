@@ -85,7 +85,7 @@ class PhraseSplit:
         A candidate is right if its IoU with the ground-truth box is at least ``iou``. ``scores`` has the scores of all
         phrases, in the order of :attr:`score_offsets`.
         """
-        located = self.phrases.has_box_mask
+        located = self.phrases.true_box_mask
         rows = np.repeat(located, np.diff(self.score_offsets))
         counts = np.diff(self.score_offsets)[located]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
@@ -102,7 +102,7 @@ class PhraseSplit:
 
         The k best candidates of a phrase are treated as k independent random draws, so the result is an approximation.
         """
-        candidates = np.diff(self.score_offsets)[self.phrases.has_box_mask]
+        candidates = np.diff(self.score_offsets)[self.phrases.true_box_mask]
         ranks = self.rank_candidates(np.zeros(int(self.score_offsets[-1]), np.float32)).ranks
         right = candidates - np.minimum(ranks, candidates)  # if all scores are equal, wrong candidates rank before right ones
         share = right / np.maximum(candidates, 1)
@@ -313,7 +313,7 @@ def build_validation_split(
         phrase_settings,
         device,
     )
-    if not split.phrases.has_box_mask.any():
+    if not split.phrases.true_box_mask.any():
         raise UserError(f"{inputs.dataset.path}: no phrase of the split 'val' has a box, so nothing can be validated")
     return split
 

@@ -26,7 +26,7 @@ from vse.eval.search.top_k import (
     Scores,
     SearchHit,
     TopK,
-    search,
+    search_corpus,
     sort_by_exact_scores,
 )
 from vse.pipeline.errors import UserError
@@ -121,7 +121,7 @@ class _Gallery:
             return self.matrix.search(queries, ks)
         assert self.vectors is not None
         # An index rounds the scores of a query differently if it searches several queries at once.
-        return [search(self.vectors, query[None], k, index=self.index) for query, k in zip(queries, ks, strict=True)]
+        return [search_corpus(self.vectors, query[None], k, index=self.index) for query, k in zip(queries, ks, strict=True)]
 
 
 class Searcher:
@@ -129,7 +129,7 @@ class Searcher:
 
     A text finds images, and a photo finds captions. The first text and the first photo, or :meth:`load`, embed the items to
     search. For order embeddings, FAISS finds candidates and the exact scores re-rank the candidates, see
-    :func:`vse.eval.search.top_k.search`. A model that scores every pair, such as SCAN, scores all items. With
+    :func:`vse.eval.search.top_k.search_corpus`. A model that scores every pair, such as SCAN, scores all items. With
     ``n_reranked`` it scores only candidates that FAISS finds by pooled vectors.
     """
 

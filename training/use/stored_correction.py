@@ -22,7 +22,7 @@ from torch import Tensor
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.protocols.correction import correct_seeds, parse_correction
 from vse.eval.ranking.answers import Corpus, Vectors, read_blocks
-from vse.eval.ranking.hubness import LinearScores, compute_biases
+from vse.eval.ranking.hubness import InnerProducts, compute_biases
 from vse.eval.ranking.ranks import shared_tensor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import wrap_read_errors
@@ -57,7 +57,7 @@ class StoredCorrection:
         bank = (self.images if by_photo else self.captions).numpy()
         blocks = []
         for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):
-            biases = compute_biases(LinearScores(rows, bank), self.method, self.parameters)
+            biases = compute_biases(InnerProducts(rows, bank), self.method, self.parameters)
             blocks.append(np.column_stack([rows, -biases]).astype(np.float32))
         return np.concatenate(blocks)
 

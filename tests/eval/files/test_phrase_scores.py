@@ -83,7 +83,7 @@ def test_a_file_of_another_program_is_read_unchecked(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.INFO):
         run = read_phrase_scores(tmp_path / "mine.h5")
     assert "has no content_sha256, so its content is not checked" in caplog.text
-    assert run.has_box_mask.tolist() == [True, False]
+    assert run.true_box_mask.tolist() == [True, False]
     assert run.types.tolist() == ["people", "scene"]
     assert run.boxes[run.candidate_slice(1)].tolist() == [[1, 1, 4, 4], [2, 2, 2, 9]]
 

@@ -27,7 +27,7 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.coco import rank_intramodal_queries, read_judged_pairs, right_positions
 from vse.eval.protocols.protocols import rank_queries, resolve_protocols
-from vse.eval.ranking.metrics import fold_metrics
+from vse.eval.ranking.metrics import compute_fold_metrics
 from vse.pipeline.errors import UserError
 
 
@@ -72,7 +72,7 @@ def theirs() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("protocol", ["full", "1k", "cxc"])
 def test_recalls_equal_the_packages(protocol: str) -> None:
     name = {"full": "coco_5k", "1k": "coco_1k", "cxc": "cxc"}[protocol]
-    folds = [fold_metrics(fold) for fold in rank_queries(coco(), protocol).folds]
+    folds = [compute_fold_metrics(fold) for fold in rank_queries(coco(), protocol).folds]
     for direction in ("i2t", "t2i"):
         for k in (1, 5, 10):
             ours = np.mean([fold[direction][f"r{k}"] for fold in folds])
@@ -83,7 +83,7 @@ def test_recalls_equal_the_packages(protocol: str) -> None:
 @pytest.mark.slow
 def test_precisions_equal_the_packages() -> None:
     (fold,) = rank_queries(coco(), "eccv").folds
-    ours = fold_metrics(fold)
+    ours = compute_fold_metrics(fold)
     for direction in ("i2t", "t2i"):
         for name in ("map_at_r", "rprecision", "r1"):
             assert ours[direction][name] == pytest.approx(100 * theirs()[f"eccv_{name}"][direction]), (direction, name)
@@ -94,7 +94,7 @@ def test_precisions_equal_the_packages() -> None:
 def test_a_matrix_of_scores_other_images_and_captions_change_nothing() -> None:
     """The Karpathy split has ten captions more than the 25,000 that the package ranks."""
     run = coco()
-    ours = fold_metrics(rank_queries(run, "eccv").folds[0])
+    ours = compute_fold_metrics(rank_queries(run, "eccv").folds[0])
     dense = replace(run, scores=run.images @ run.captions.T, images=None, captions=None)
     more = replace(
         run,
@@ -106,7 +106,7 @@ def test_a_matrix_of_scores_other_images_and_captions_change_nothing() -> None:
         images=np.vstack([run.images, run.images[:100]]),  # each would tie with an image of COCO
     )
     for same in (dense, more):
-        found = fold_metrics(rank_queries(same, "eccv").folds[0])
+        found = compute_fold_metrics(rank_queries(same, "eccv").folds[0])
         for direction in ("i2t", "t2i"):
             assert found[direction] == pytest.approx(ours[direction], rel=1e-4 if same is dense else 0, abs=0)
 

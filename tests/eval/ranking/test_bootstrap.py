@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.eval import DEFAULT_KS
-from vse.eval.ranking.metrics import MeasuredQueries, QueriesByDirection, direction_metrics, fold_metrics, resample_metrics
+from vse.eval.ranking.metrics import (
+    MeasuredQueries,
+    QueriesByDirection,
+    compute_fold_metrics,
+    direction_metrics,
+    resample_metrics,
+)
 from vse.eval.ranking.statistics import compute_differences, compute_intervals
 
 
@@ -78,7 +84,7 @@ def test_samples_depend_on_the_seed_alone_and_models_are_averaged_in_each() -> N
     far = {direction: MeasuredQueries.from_ranks(q.ranks, q.image_rows * 1000) for direction, q in one.items()}
     assert compute_intervals([[far]]) == alone, "images without queries are not drawn"
     low, high = compute_intervals([[one], [other]])["rsum"]
-    assert low < (fold_metrics(one)["rsum"] + fold_metrics(other)["rsum"]) / 2 < high
+    assert low < (compute_fold_metrics(one)["rsum"] + compute_fold_metrics(other)["rsum"]) / 2 < high
 
 
 def slow_differences(
@@ -113,8 +119,8 @@ def test_p_is_the_share_of_swaps_that_make_as_large_a_difference(seed: int) -> N
         leaf = found[direction][name]
         assert leaf["difference"] == pytest.approx(difference)
         assert leaf["p"] == pytest.approx(p, abs=0.035)  # 4 deviations of 4,000 tosses
-        assert leaf["a"] == pytest.approx(fold_metrics(first)[direction][name])
-        assert leaf["b"] == pytest.approx(fold_metrics(second)[direction][name])
+        assert leaf["a"] == pytest.approx(compute_fold_metrics(first)[direction][name])
+        assert leaf["b"] == pytest.approx(compute_fold_metrics(second)[direction][name])
 
 
 def test_a_paired_difference_is_surer_than_two_intervals() -> None:

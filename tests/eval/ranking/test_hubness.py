@@ -11,7 +11,7 @@ from scipy.stats import skew
 
 from vse.eval.ranking import hubness
 from vse.eval.ranking.hubness import (
-    LinearScores,
+    InnerProducts,
     compute_biases,
     diagnose_hubs,
     mark_corrected_queries,
@@ -59,7 +59,7 @@ def test_biases_are_those_of_their_definitions(seed: int, n: int, n_bank: int) -
         ("inverted-softmax", (("beta", 20.0),)): np.log(np.exp(20 * scores).sum(1)) / 20,
     }
     for (method, parameters), biases in expected.items():
-        for of_bank in (LinearScores(candidates, bank), candidates @ bank.T):
+        for of_bank in (InnerProducts(candidates, bank), candidates @ bank.T):
             assert compute_biases(of_bank, method, dict(parameters)) == pytest.approx(biases, abs=1e-5), method
 
 

@@ -8,15 +8,15 @@ import matplotlib
 import numpy as np
 import pytest
 
-from vse.eval.ranking.statistics import captions_per_image, chance_recall, chance_rsum, compute_chance_within
+from vse.eval.ranking.statistics import captions_per_image, chance_recall, chance_rsum, compute_random_hit_probability
 from vse.eval.report.charts import (
     Bars,
     Curve,
+    compute_shares_per_bin,
     draw_rank_histogram,
     draw_recall_bars,
     draw_training_curves,
-    rank_bins,
-    rank_shares,
+    list_rank_bin_ends,
 )
 
 NONE = [math.nan] * 2
@@ -61,8 +61,8 @@ def test_the_kept_epoch_has_a_ring() -> None:
     ("n", "expected"), [(1, [1]), (3, [1, 3]), (5, [1, 5]), (30, [1, 5, 10, 20, 30]), (100, [1, 5, 10, 20, 50, 100])]
 )
 def test_bins_grow_and_end_with_all_candidates(n: int, expected: list[int]) -> None:
-    assert rank_bins(n) == expected
-    shares = rank_shares(np.array([0, 1, 4, 5, 9, 10, 29]), rank_bins(30))
+    assert list_rank_bin_ends(n) == expected
+    shares = compute_shares_per_bin(np.array([0, 1, 4, 5, 9, 10, 29]), list_rank_bin_ends(30))
     np.testing.assert_allclose(shares, np.array([1, 2, 2, 1, 1]) / 7 * 100)
 
 
@@ -70,7 +70,7 @@ def test_bins_grow_and_end_with_all_candidates(n: int, expected: list[int]) -> N
 def test_the_first_right_answer_is_where_all_orders_have_it_on_average(n: int, n_right: int) -> None:
     firsts = [min(order[:n_right]) for order in itertools.permutations(range(n))]
     for k in range(1, n + 2):
-        assert compute_chance_within(k, n, n_right) == pytest.approx(sum(first < k for first in firsts) / len(firsts))
+        assert compute_random_hit_probability(k, n, n_right) == pytest.approx(sum(first < k for first in firsts) / len(firsts))
 
 
 def test_chance_recalls_of_a_thousand_images() -> None:

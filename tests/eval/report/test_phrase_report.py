@@ -120,7 +120,7 @@ def test_two_models_stand_side_by_side(result: Callable[..., Path], tmp_path: Pa
 def test_of_two_models_it_is_counted_who_is_right_alone(demo: Path) -> None:
     dataset, run = load_dataset_file(demo), phrases_of(demo, skill=6.0)
     gallery = build_phrase_gallery([run, run], dataset, 0.5, 12, seed=0)
-    assert (gallery.groups, gallery.comparison_counts) == ([], (0, 0, int(run.has_box_mask.sum())))
+    assert (gallery.groups, gallery.comparison_counts) == ([], (0, 0, int(run.true_box_mask.sum())))
     other = phrases_of(demo, skill=0.0, seed=3)
     there, back = (build_phrase_gallery(runs, dataset, 0.5, 12, 0).comparison_counts for runs in ([run, other], [other, run]))
     assert back == (there[1], there[0], there[2])

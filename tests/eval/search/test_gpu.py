@@ -18,7 +18,7 @@ from vse.eval.search import gpu as gpu_module
 from vse.eval.search.approximate import measure_index_recalls
 from vse.eval.search.gpu import choose_faiss_device, copy_to_gpu
 from vse.eval.search.index import build_index, search_index, set_search_parameters
-from vse.eval.search.top_k import exact_search
+from vse.eval.search.top_k import search_exactly
 from vse.pipeline.errors import UserError
 
 FULL = RuntimeError("Error in void* allocMemory at StandardGpuResources.cpp:500: cudaMalloc error out of memory [2]")
@@ -53,7 +53,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 def test_the_device_that_is_asked_for_is_the_one_that_searches(device: str, numbers: list[int], calls: list[Any]) -> None:
     choose_faiss_device(device)
     corpus, queries = rows(50), rows(5, 1)
-    exact = exact_search(corpus, queries, 3)
+    exact = search_exactly(corpus, queries, 3)
     index = build_index(corpus).index
     np.testing.assert_array_equal(search_index(copy_to_gpu(index, 3), queries, 3).rows, exact.rows)
     assert calls == [(what, number) for what, number in zip(["knn", "copy"], numbers, strict=False)]
@@ -69,10 +69,10 @@ def test_a_gpu_without_memory_is_given_up_with_a_line(
     corpus, queries = rows(50), rows(5, 1)
     index = build_index(corpus).index
     choose_faiss_device("cpu")
-    expected = exact_search(corpus, queries, 3)
+    expected = search_exactly(corpus, queries, 3)
     choose_faiss_device("cuda")
     monkeypatch.setattr(faiss, "knn_gpu", full, raising=False)
-    np.testing.assert_array_equal(exact_search(corpus, queries, 3, block=10).rows, expected.rows)
+    np.testing.assert_array_equal(search_exactly(corpus, queries, 3, block=10).rows, expected.rows)
     assert calls == ["tried"], "once, and not again for each block"
     assert "its GPU failed (cudaMalloc error out of memory [2])" in caplog.text
     choose_faiss_device("cuda:1")
@@ -91,7 +91,7 @@ def test_a_faiss_without_gpus_says_so_if_one_was_asked_for(
         assert caplog.text == ""
         choose_faiss_device("cuda")
     assert "FAISS has no GPU 0 here" in caplog.text
-    exact_search(rows(50), rows(5, 1), 3)
+    search_exactly(rows(50), rows(5, 1), 3)
     assert calls == []
 
 

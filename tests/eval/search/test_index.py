@@ -20,7 +20,7 @@ from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.approximate import measure_index_recalls
 from vse.eval.search.index import IndexVectors, build_index, search_index, set_search_parameters, stores_corpus_exactly
-from vse.eval.search.top_k import exact_search, search
+from vse.eval.search.top_k import search_corpus, search_exactly
 from vse.pipeline.errors import UserError
 
 
@@ -49,7 +49,7 @@ def test_blocks_of_any_size_find_what_all_scores_sorted_have_first(
 ) -> None:
     corpus, queries = whole(n, seed=seed), whole(n_queries, seed=seed + 1)
     full = slow_scores(corpus, queries, similarity, direction)
-    scores, found = exact_search(corpus, queries, k, similarity, direction=direction, block=block)
+    scores, found = search_exactly(corpus, queries, k, similarity, direction=direction, block=block)
     np.testing.assert_array_equal(scores, -np.sort(-full, axis=1)[:, :k])
     np.testing.assert_array_equal(scores, np.take_along_axis(full, found, axis=1))
     assert all(len(set(row)) == min(k, n) for row in found.tolist())
@@ -75,15 +75,15 @@ class Watched:
 @pytest.mark.parametrize("similarity", ["cosine", "order"])
 def test_a_corpus_may_lie_on_disk_and_is_read_in_blocks(similarity: str, tmp_path: Path) -> None:
     corpus, queries = rows(90), rows(5, seed=1)
-    expected = search(corpus, queries, 4, similarity, direction="t2i", candidates=20)
+    expected = search_corpus(corpus, queries, 4, similarity, direction="t2i", candidates=20)
     np.save(tmp_path / "corpus.npy", corpus)
     with h5py.File(tmp_path / "corpus.h5", "w") as file:
         for there in (np.load(tmp_path / "corpus.npy", mmap_mode="r"), file.create_dataset("corpus", data=corpus)):
-            found = search(there, queries, 4, similarity, direction="t2i", candidates=20, block=32)
+            found = search_corpus(there, queries, 4, similarity, direction="t2i", candidates=20, block=32)
             np.testing.assert_array_equal(found.rows, expected.rows)
             np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
     watched = Watched(corpus)
-    exact_search(watched, queries, 3, block=16)
+    search_exactly(watched, queries, 3, block=16)
     build_index(watched, "Flat", block=16)
     assert watched.most == 16
 
@@ -95,10 +95,10 @@ def test_one_query_gets_what_it_gets_among_many(seed: int, dim: int, k: int, blo
         corpus[5:40] = corpus[3]
     whole = faiss.knn(queries, corpus, k, metric=faiss.METRIC_INNER_PRODUCT)[0]
     for number, query in enumerate(queries):
-        found = exact_search(corpus, query[None], k, block=block)
+        found = search_exactly(corpus, query[None], k, block=block)
         np.testing.assert_array_equal(found.scores[0], whole[number])
         if dim > 12:  # rows that tie are kept in their order
-            np.testing.assert_array_equal(found.rows, exact_search(corpus, query[None], 50).rows[:, :k])
+            np.testing.assert_array_equal(found.rows, search_exactly(corpus, query[None], 50).rows[:, :k])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -106,15 +106,15 @@ def test_what_is_not_finite_is_named_by_its_row_in_the_whole(bad: float) -> None
     corpus, one = rows(400), rows(1)
     corpus[37, 2], one[0, 2] = bad, 0  # the product of zero and an infinity is no number, either
     for fails in (
-        lambda: exact_search(corpus, rows(2), 3, block=8),
-        lambda: exact_search(corpus, one, 5, block=30),
+        lambda: search_exactly(corpus, rows(2), 3, block=8),
+        lambda: search_exactly(corpus, one, 5, block=30),
         lambda: build_index(corpus, "Flat", block=8),
         lambda: build_index(corpus, "IVF2,Flat"),
     ):
         with pytest.raises(UserError, match="corpus row 37 is not finite"):
             fails()
     with pytest.raises(UserError, match=r"queries of shape \(2, 5\) .* corpus of shape \(400, 8\)"):
-        exact_search(corpus, rows(2, 5), 3)
+        search_exactly(corpus, rows(2, 5), 3)
 
 
 FACTORIES = ["Flat", "IVF8,Flat", "HNSW16", "IVF8,SQ8", "PCA4,Flat", "IVF4,SQ8,RFlat"]
@@ -147,7 +147,7 @@ def test_what_is_trained_depends_on_the_seed_alone() -> None:
 
 def test_an_index_that_looks_everywhere_finds_what_is_exact() -> None:
     corpus, queries = rows(500), rows(20, seed=1)
-    exact = exact_search(corpus, queries, 5)
+    exact = search_exactly(corpus, queries, 5)
     for factory, parameters in (("Flat", ""), ("IVF8,Flat", "nprobe=8"), ("HNSW32", "efSearch=500")):
         built = build_index(corpus, factory)
         set_search_parameters(built.index, parameters)
@@ -165,7 +165,7 @@ def test_what_an_index_does_not_find_is_row_minus_one() -> None:
     assert set(found[0, :60].tolist()) == set(range(60))
     assert (found[0, 60:] == -1).all()
     assert np.isneginf(scores[0, 60:]).all()
-    reranked = search(corpus, corpus[:1], 100, "order", direction="t2i", index=built.index)
+    reranked = search_corpus(corpus, corpus[:1], 100, "order", direction="t2i", index=built.index)
     assert (reranked.rows[0, :60] >= 0).all()
     assert (reranked.rows[0, 60:] == -1).all()
 
@@ -265,7 +265,7 @@ def test_order_is_judged_by_its_own_scores_and_says_that_it_re_ranks() -> None:
     images, captions, image_of_caption = pairs(100, np.arange(100), dim=16)
     found = measure_index_recalls(images, captions, image_of_caption, "order", "Flat", candidates=20)
     assert found["reranked"] == 20
-    near = search(images, captions, 10, "order", direction="t2i", candidates=20).rows
+    near = search_corpus(images, captions, 10, "order", direction="t2i", candidates=20).rows
     best = np.argsort(-slow_order_scores(images, captions).T, axis=1)[:, :10]
     shared = [len(set(a) & set(b)) / 10 for a, b in zip(near.tolist(), best.tolist(), strict=True)]
     assert found["t2i"]["recall_at_10"] == pytest.approx(100 * np.mean(shared))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.eval.search.matrix import VectorMatrix
-from vse.eval.search.top_k import exact_search_single
+from vse.eval.search.top_k import search_single_query
 from vse.pipeline.errors import UserError
 
 
@@ -38,7 +38,7 @@ def test_queries_together_find_bit_for_bit_what_each_finds_alone(
     ks = rng.integers(1, largest_k + 1, n_queries).tolist()
     together = VectorMatrix(corpus).search(queries, ks)
     for query, k, found in zip(queries, ks, together, strict=True):
-        scores, rows = exact_search_single(corpus, query[None], k)
+        scores, rows = search_single_query(corpus, query[None], k)
         np.testing.assert_array_equal(found.rows, rows)
         np.testing.assert_array_equal(found.scores.view(np.int32), scores.view(np.int32))
         exact = corpus.astype(np.float64) @ query.astype(np.float64)
@@ -50,7 +50,7 @@ def test_many_rows_take_several_products(seed: int, n_queries: int) -> None:
     rng = np.random.default_rng(seed)
     corpus, queries = rng.integers(-3, 4, (20_000, 16)).astype(np.float32), make_vectors(rng, "directions", n_queries, 16)
     for query, found in zip(queries, VectorMatrix(corpus).search(queries, [7] * n_queries), strict=True):
-        alone = exact_search_single(corpus, query[None], 7)
+        alone = search_single_query(corpus, query[None], 7)
         np.testing.assert_array_equal(found.rows, alone.rows)
         np.testing.assert_array_equal(found.scores, alone.scores)
 

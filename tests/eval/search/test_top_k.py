@@ -13,7 +13,7 @@ from vse.eval import DEFAULT_KS
 from vse.eval.ranking.metrics import Ranks, compute_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search
-from vse.eval.search.top_k import search
+from vse.eval.search.top_k import search_corpus
 from vse.pipeline.errors import UserError
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -37,7 +37,7 @@ def exact_ranks(images: np.ndarray, captions: np.ndarray, image_of_caption: np.n
 def test_candidates_have_exact_scores_in_descending_order(direction: str, seed: int, k: int, candidates: int) -> None:
     rng = np.random.default_rng(seed)
     queries, corpus = (rng.integers(-2, 3, (n, 3)).astype(np.float32) for n in (6, 10))
-    scores, rows = search(corpus, queries, k, "order", direction=direction, candidates=candidates)
+    scores, rows = search_corpus(corpus, queries, k, "order", direction=direction, candidates=candidates)
     full = slow_order_scores(queries, corpus) if direction == "i2t" else slow_order_scores(corpus, queries).T
     assert scores.shape == rows.shape == (6, k)
     assert (np.diff(scores, axis=1) <= 0).all()
@@ -50,12 +50,12 @@ def test_candidates_have_exact_scores_in_descending_order(direction: str, seed: 
 def test_what_cannot_be_searched_is_named() -> None:
     images, captions, _ = made()
     with pytest.raises(UserError, match="unknown similarity 'orders'.*did you mean 'order'"):
-        search(images, captions, 1, "orders", direction="t2i")
+        search_corpus(images, captions, 1, "orders", direction="t2i")
     with pytest.raises(ValueError, match="i2t or t2i"):
-        search(images, captions, 2, "order")
+        search_corpus(images, captions, 2, "order")
     captions[7, 1] = np.nan
     with pytest.raises(UserError, match="queries row 7 is not finite"):
-        search(images, captions, 1, "order", direction="t2i")
+        search_corpus(images, captions, 1, "order", direction="t2i")
 
 
 @pytest.mark.parametrize(("n_each", "candidates"), [(1, 10), (7, 1), (3, 1000)])

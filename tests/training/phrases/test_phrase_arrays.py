@@ -153,7 +153,7 @@ def test_recalls_are_those_of_a_loop_over_phrases(split: PhraseSplit) -> None:
     scores = np.random.default_rng(0).integers(0, 5, int(split.score_offsets[-1])).astype(np.float32)
     boxes, found = split.region_inputs.candidates.boxes[split.candidate_indices], {1: 0, 5: 0, 10: 0}
     bound = n = 0
-    for phrase in np.flatnonzero(split.phrases.has_box_mask).tolist():
+    for phrase in np.flatnonzero(split.phrases.true_box_mask).tolist():
         own = slice(int(split.score_offsets[phrase]), int(split.score_offsets[phrase + 1]))
         right = iou(boxes[own], split.phrases.truth_boxes[phrase][None])[:, 0] >= 0.5
         order = sorted(zip(-scores[own], right.tolist(), strict=True))  # of equal scores the wrong one first

@@ -12,7 +12,7 @@ import safetensors.numpy
 from tests.training.conftest import Capture, Fails, done, experiment, printed
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.protocols.correction import correct, read_bank
+from vse.eval.protocols.correction import correct_scores, read_bank_scores
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.cli import embed_main, search_main
 from vse.training.options import TrainOptions
@@ -33,7 +33,7 @@ def corrected(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected_ids(run: Path, caption: int) -> list[int]:
     """The images for a caption of the test split, ordered by the scores that vse-eval --correct computes."""
     test = read_embeddings(run / "test.h5")
-    result = correct(test, read_bank(run / "test.h5", test, "train"), "inverted-softmax", {"beta": 20.0})
+    result = correct_scores(test, read_bank_scores(run / "test.h5", test, "train"), "inverted-softmax", {"beta": 20.0})
     assert result.vectors is not None
     images, captions = result.vectors
     return [int(test.image_ids[row]) for row in np.argsort(-(images @ captions[caption]), kind="stable")]

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.eval.ranking.ranks import order_scores
+from vse.eval.ranking.ranks import write_order_scores
 from vse.training.kinds import BatchVectors, select_rows
 from vse.training.models.encoders.base import xavier_linear
 from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
@@ -126,7 +126,7 @@ class _OrderScores(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor, captions: Tensor) -> Tensor:
         ctx.save_for_backward(images, captions)
         scores = images.new_empty(len(images), len(captions))
-        order_scores(images, captions, scores)
+        write_order_scores(images, captions, scores)
         return scores
 
     @staticmethod

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.training.models.similarities.sides import embeddings, unit, with_gradients
-from vse.eval.ranking.ranks import order_scores
+from vse.eval.ranking.ranks import write_order_scores
 from vse.training.models.similarities import vectors as order_module
 from vse.training.models.similarities.vectors import (
     EuclideanSettings,
@@ -189,7 +189,7 @@ def test_either_form_ranks_as_evaluation_does(form: Any) -> None:
     images, captions = (side.detach().abs() for side in embeddings(6, 9, 5, torch.float32))
     assert OrderSettings(form=form).ranking_similarity == "order"
     ranked = torch.empty(6, 9)
-    order_scores(images, captions, ranked)
+    write_order_scores(images, captions, ranked)
     scores = OrderSettings(form=form).build(5)((images,), (captions,))
     for dim in (0, 1):
         assert torch.equal(scores.argsort(dim=dim, stable=True), ranked.argsort(dim=dim, stable=True))
