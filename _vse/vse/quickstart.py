@@ -134,7 +134,7 @@ def _prepare_dataset(steps: _CommandRunner, request: QuickstartRequest, dataset_
 
 
 class _CommandRunner:
-    """A runner of commands, the steps, in this process. ``lines`` has the commands as a user types them."""
+    """A runner of commands in this process. ``lines`` has the commands as a user types them."""
 
     def __init__(self, threads: int | None) -> None:
         self.lines: list[str] = []

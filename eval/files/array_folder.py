@@ -112,10 +112,10 @@ def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[
     if file.path.suffix == ".parquet":
         library = import_module("pyarrow")
 
-        def choose(names: Sequence[str]) -> list[str]:
+        def list_known_columns(names: Sequence[str]) -> list[str]:
             return [column for column in (*columns, *_VECTOR_COLUMNS) if column in names]
 
-        batches = list(read_parquet_batches(file.path, file.stream, choose))
+        batches = list(read_parquet_batches(file.path, file.stream, list_known_columns))
         with wrap_read_errors(file.path, "a parquet file"):
             arrow = library.Table.from_batches(batches)
             present = arrow.column_names

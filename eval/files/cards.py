@@ -100,7 +100,7 @@ def _list_facts(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from (
         (name, _format_fact(training[name])) for name in ("processor", "precision", "noise", "selection") if name in training
     )
-    yield from ((name, value) for name, value in _flatten(config) if name not in _IGNORED_SETTINGS)
+    yield from ((name, value) for name, value in _flatten_settings(config) if name not in _IGNORED_SETTINGS)
 
 
 def _shorten_feature_keys(provenance: Mapping[str, Any]) -> dict[str, str]:
@@ -121,10 +121,10 @@ def _describe_selection(train: Mapping[str, Any]) -> str:
     return "highest rsum on the validation split" + (f", {images} images" if images else "")
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
+            yield from _flatten_settings(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", _format_fact(value)
 

@@ -163,7 +163,7 @@ def build_embeddings(
 ) -> Embeddings:
     """Build embeddings or scores from named arrays and attributes, and check them. Error messages name ``path``."""
     attributes = {name: parse_attribute(path, name, value) for name, value in attributes.items()}
-    _check_complete(path, set(arrays), set(attributes))
+    _check_required_names(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in _ID_NAMES}
     for name in _OPTIONAL_ID_NAMES:
         values[name] = parse_ids(path, name, arrays[name]) if name in arrays else None
@@ -252,7 +252,7 @@ def _create_hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
         yield file
 
 
-def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
+def _check_required_names(path: Path, arrays: set[str], attributes: set[str]) -> None:
     missing = [name for name in _ID_NAMES if name not in arrays]
     missing += [
         f"the attribute {name}" for name in _ATTRIBUTE_NAMES if name not in attributes and name not in _OPTIONAL_ATTRIBUTES

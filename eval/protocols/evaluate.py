@@ -57,6 +57,7 @@ from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, evaluat
 from vse.eval.protocols.protocols import (
     ProtocolQueries,
     RankingOptions,
+    check_and_unify_embeddings,
     group_folds,
     join_test_folds,
     list_protocol_names,
@@ -64,7 +65,6 @@ from vse.eval.protocols.protocols import (
     read_seed_embeddings,
     select_languages_of_seeds,
     select_protocols,
-    unify_embeddings,
 )
 from vse.eval.protocols.result_content import build_result, list_unfinished_runs, mean_and_std_over_seeds
 from vse.eval.ranking.hubness import diagnose_hubs, mean_cosine, measure_hubs
@@ -126,7 +126,7 @@ def evaluate_arrays(
         raise UserError(f"{name}: an ensemble needs several files of embeddings; leave --ensemble out")
     _check_query_outputs(options, [UNSAVED_RESULT_PATH])
     path = Path(name)
-    model = _EvaluatedModel([path], unify_embeddings([path], [embeddings]), [[(path, embeddings)]])
+    model = _EvaluatedModel([path], check_and_unify_embeddings([path], [embeddings]), [[(path, embeddings)]])
     return _evaluate_model(model, UNSAVED_RESULT_PATH, protocol, options, started)
 
 
@@ -167,7 +167,7 @@ def _read_model(
     first_files = [path for (path, _), *_ in members]
     weight = choose_phrase_weight(members, options.alpha)
     ensembles = [build_ensemble(of_seed, compares_captions, outline, weight.alpha if weight else None) for of_seed in members]
-    seed_embeddings = unify_embeddings(first_files, ensembles)
+    seed_embeddings = check_and_unify_embeddings(first_files, ensembles)
     if options.save is not None:
         save_ensemble(options.save, seed_embeddings, [out, *files])
     return _EvaluatedModel(first_files, seed_embeddings, members, weight)

@@ -69,7 +69,7 @@ def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDir
             queries.append(query)
         if not queries:
             raise UserError(f"the judgements {judgements.kind} have no right answer to any query of {name}")
-        directions[name] = pool.measure(name, np.array(rows), queries)
+        directions[name] = pool.build_measured_queries(name, np.array(rows), queries)
     return directions
 
 
@@ -98,7 +98,10 @@ class _Pool:
             scores = blocks.score(span, columns).cpu().numpy()
             for image in here.tolist():
                 if (self._grades[image] >= self._right_from).any():
-                    yield image, self._sort(scores[self.images[image] - span.start], self._grades[image], self._own[image])
+                    yield (
+                        image,
+                        self._rank_candidates(scores[self.images[image] - span.start], self._grades[image], self._own[image]),
+                    )
 
     def rank_images(self) -> Iterator[tuple[int, JudgedQuery]]:
         """Rank the images for each caption that has a right image. Yield the index in ``captions``, and the ranking."""
@@ -106,16 +109,19 @@ class _Pool:
         for part, scores in iter_caption_scores(t2i or i2t, self.captions):
             for n, caption in enumerate(part.tolist()):
                 if (self._grades[:, caption] >= self._right_from).any():
-                    yield caption, self._sort(scores[self.images, n], self._grades[:, caption], self._own[:, caption])
+                    yield (
+                        caption,
+                        self._rank_candidates(scores[self.images, n], self._grades[:, caption], self._own[:, caption]),
+                    )
 
-    def _sort(self, scores: NDArray[np.floating], grades: Ints, own: NDArray[np.bool_]) -> JudgedQuery:
+    def _rank_candidates(self, scores: NDArray[np.floating], grades: Ints, own: NDArray[np.bool_]) -> JudgedQuery:
         order = np.lexsort((grades, -scores))
         right = grades[order] >= self._right_from
         first_right, first_wrong = int(order[right.argmax()]), int(order[right.argmin()])
         wrong_score = float(scores[first_wrong]) if not right.all() else -np.inf
         return JudgedQuery(grades[order], own[order], first_right, first_wrong, float(scores[first_right]), wrong_score)
 
-    def measure(self, direction: str, rows: Ints, queries: list[JudgedQuery]) -> MeasuredQueries:
+    def build_measured_queries(self, direction: str, rows: Ints, queries: list[JudgedQuery]) -> MeasuredQueries:
         """Return ranked queries with their metrics; ``rows`` has the index of each query in the pool."""
         of_queries, of_answers = (self.images, self.captions) if direction == "i2t" else (self.captions, self.images)
         values = [_compute_metrics(query, self._right_from) for query in queries]

@@ -18,7 +18,7 @@ from vse.eval.files.phrase_scores import (
 )
 from vse.eval.files.results import Metric, split_identity_from_ids
 from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_BOOTSTRAP_SAMPLES, PHRASE_PROTOCOL
-from vse.eval.protocols.protocols import unify_seeds
+from vse.eval.protocols.protocols import check_and_unify_seeds
 from vse.eval.protocols.result_content import build_result, list_unfinished_runs, mean_and_std_over_seeds
 from vse.eval.ranking.metrics import QueriesByDirection, compute_fold_metrics
 from vse.eval.ranking.statistics import compute_differences, compute_intervals
@@ -98,7 +98,7 @@ def compute_phrase_differences(
 
 def read_seed_phrase_scores(files: Sequence[Path]) -> list[PhraseScores]:
     """Read the phrase scores of one model, a file per seed. Raises UserError if the files differ in split or experiment."""
-    return unify_seeds(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
+    return check_and_unify_seeds(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
 
 
 def build_phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[QueriesByDirection]:

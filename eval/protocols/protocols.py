@@ -89,18 +89,18 @@ class ProtocolQueries(NamedTuple):
 
 def read_seed_embeddings(files: Sequence[Path]) -> list[Embeddings]:
     """Read the embeddings of one model, a file per seed. Raises UserError if the files differ in split or experiment."""
-    return unify_embeddings(files, [read_embeddings(path) for path in files])
+    return check_and_unify_embeddings(files, [read_embeddings(path) for path in files])
 
 
-def unify_embeddings(files: Sequence[Path], seed_embeddings: Sequence[Embeddings]) -> list[Embeddings]:
+def check_and_unify_embeddings(files: Sequence[Path], seed_embeddings: Sequence[Embeddings]) -> list[Embeddings]:
     """Check that embeddings are seeds of one model on one split, and return them with the same ``experiment``.
 
     If no file names its experiment, the experiment is the name of the first file. Raises UserError if the check fails.
     """
-    return unify_seeds(files, seed_embeddings, check_same_split, _SHARED_ATTRIBUTES)
+    return check_and_unify_seeds(files, seed_embeddings, check_same_split, _SHARED_ATTRIBUTES)
 
 
-def unify_seeds(
+def check_and_unify_seeds(
     files: Sequence[Path],
     seed_data: Sequence[_EmbeddingsOrScores],
     check_same: Callable[[Path, _EmbeddingsOrScores, Path, _EmbeddingsOrScores, Sequence[str]], None],

@@ -145,7 +145,7 @@ def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
         image_of_own = blocks.image_of_caption[own]
         scores = blocks.score(rows, None).cpu().numpy()
         for image in torch.unique(image_of_own).tolist():
-            yield _ranked_list(image, scores[image - rows.start], own[image_of_own == image].cpu().numpy(), depth)
+            yield _build_ranked_list(image, scores[image - rows.start], own[image_of_own == image].cpu().numpy(), depth)
 
 
 def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
@@ -153,7 +153,7 @@ def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
     image_of_caption = blocks.image_of_caption.cpu().numpy()
     for captions, scores in iter_caption_scores(blocks, np.arange(len(image_of_caption))):
         for caption, column in zip(captions, np.ascontiguousarray(scores.T), strict=True):
-            yield _ranked_list(int(caption), column, image_of_caption[caption, None], depth)
+            yield _build_ranked_list(int(caption), column, image_of_caption[caption, None], depth)
 
 
 def break_ties(scores: Scores) -> NDArray[np.float32]:
@@ -171,7 +171,7 @@ def break_ties(scores: Scores) -> NDArray[np.float32]:
     return strict
 
 
-def _ranked_list(query: int, scores: Scores, right: Ints, depth: int) -> RankedList:
+def _build_ranked_list(query: int, scores: Scores, right: Ints, depth: int) -> RankedList:
     """Return the ``depth`` best candidates (0: all) for a query; ``right`` has the rows of its right answers.
 
     ``scores`` (n_candidates,) are the scores of all candidates.

@@ -324,10 +324,12 @@ def assign_letters(values: Floats, differs: Bool[np.ndarray, "n n"]) -> list[str
             split = [part for group in groups for part in ([group - {a}, group - {b}] if {a, b} <= group else [group])]
             groups = [one for k, one in enumerate(split) if not any(one < other for other in split) and one not in split[:k]]
     groups.sort(key=lambda group: sorted(-values[k] for k in group))
-    return ["".join(_letter(k) for k, group in enumerate(groups) if system in group) for system in range(len(values))]
+    return [
+        "".join(_get_group_letter(k) for k, group in enumerate(groups) if system in group) for system in range(len(values))
+    ]
 
 
-def _letter(index: int) -> str:
+def _get_group_letter(index: int) -> str:
     return chr(ord("a") + index) if index < 26 else f"({index + 1})"
 
 

@@ -67,7 +67,7 @@ class ResultAttention:
             self._run = open_run(folder, embeddings)
         except UserError as error:
             log.warning("%s", error)
-            self._report_missing("its run, its features or their places on the photos are not at hand")
+            self._add_missing_sentence("its run, its features or their places on the photos are not at hand")
 
     @property
     def input_paths(self) -> Sequence[Path]:
@@ -82,12 +82,12 @@ class ResultAttention:
         for pair, attention in attentions.items():
             if not math.isclose(attention.score, scores[pair], rel_tol=_SCORE_TOLERANCE, abs_tol=_SCORE_TOLERANCE):
                 log.warning("image %d, caption %d: score %g, by the run %g", *pair, scores[pair], attention.score)
-                self._report_missing("the run was trained again since it was embedded")
+                self._add_missing_sentence("the run was trained again since it was embedded")
                 self._run = None
                 return {}
         return attentions
 
-    def _report_missing(self, reason: str) -> None:
+    def _add_missing_sentence(self, reason: str) -> None:
         self._missing.append(f"where the words of {self._experiment} look: {reason}")
 
 

@@ -76,13 +76,13 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
     n_read = max(1, len(files) // len(report_input.result.seeds)) if is_ensemble else 1
     run_files = [file.parent / name for file in files for name in ("run.json", "metrics.csv", "negatives.csv")]
     report_input = replace(report_input, readable_files=(path, *files, *run_files))
-    add = _add_phrases if PHRASE_PROTOCOL in report_input.result.protocols else _add_embeddings
+    add = _add_phrase_scores if PHRASE_PROTOCOL in report_input.result.protocols else _add_embeddings
     report_input = add(report_input, references, files[:n_read], embeddings is not None)
     if is_ensemble:
         return _add_missing_sentence(
             report_input, "the result is an ensemble: its members' training curves are in their own reports"
         )
-    return _add_runs(report_input, files)
+    return _add_run_files(report_input, files)
 
 
 def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
@@ -116,7 +116,7 @@ def _add_embeddings(
     return replace(report_input, embeddings=run, dataset_file=find_dataset_file(files[0], first))
 
 
-def _add_phrases(
+def _add_phrase_scores(
     report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
 ) -> ReportInput:
     if reason := _find_missing_reason(files, given):
@@ -164,7 +164,7 @@ def _check_against_result(report_input: ReportInput, file: Path, run: Embeddings
             raise UserError(f"{file}: has {name} {value!r}, but {report_input.path} has {theirs[name]!r}")
 
 
-def _add_runs(report_input: ReportInput, files: list[Path]) -> ReportInput:
+def _add_run_files(report_input: ReportInput, files: list[Path]) -> ReportInput:
     records = [
         _read_run_record(report_input, file.parent, seed) for file, seed in zip(files, report_input.result.seeds, strict=False)
     ]

@@ -52,7 +52,7 @@ class VectorMatrix:
         if len(queries) == 1 or self.vectors.shape[1] <= MAX_DIM_ROUNDED_DIFFERENTLY:
             return [search_single_query(self.vectors, query[None], k) for query, k in zip(queries, ks, strict=True)]
         candidates = self._find_candidates(queries, ks)
-        return [self._rank(query[None], rows, k) for query, rows, k in zip(queries, candidates, ks, strict=True)]
+        return [self._rank_candidates(query[None], rows, k) for query, rows, k in zip(queries, candidates, ks, strict=True)]
 
     def _find_candidates(self, queries: Vectors, ks: Sequence[int]) -> list[np.ndarray]:
         """Return for each query i, in ascending order, rows that include its best ``ks[i]`` rows."""
@@ -73,7 +73,7 @@ class VectorMatrix:
                 candidates.add(scores, start)
         return [candidates.rows for candidates in found]
 
-    def _rank(self, query: Vectors, rows: np.ndarray, k: int) -> TopK:
+    def _rank_candidates(self, query: Vectors, rows: np.ndarray, k: int) -> TopK:
         if len(rows) > _MAX_CANDIDATE_SHARE * len(self.vectors) and len(rows) > k:
             return search_single_query(self.vectors, query, k)
         scores = compute_inner_products(query, self.vectors[rows])

@@ -258,7 +258,7 @@ def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: lis
     for row in table.to_dict("records"):
         colour = _IMAGE_FEATURE_COLOURS[image_features.index(row["images"]) % len(_IMAGE_FEATURE_COLOURS)]
         marker = _CAPTION_FEATURE_MARKERS[caption_features.index(row["captions"]) % len(_CAPTION_FEATURE_MARKERS)]
-        low, high = _whisker(row)
+        low, high = _get_whisker(row)
         whisker = [[max(row["rsum"] - low, 0.0)], [max(high - row["rsum"], 0.0)]]
         axes.errorbar(row[cost], row["rsum"], whisker, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.6)
         face = colour if row[BEST_COLUMN] else "white"
@@ -280,7 +280,7 @@ def _draw_names(axes: Axes, table: pd.DataFrame, cost: str) -> None:
         across = axes.transLimits.transform(axes.transScale.transform(point))[0]  # 0 at the left, 1 at the right
         offset, side = ((-5, 3), "right") if across > _RIGHT_EDGE else ((5, 3), "left")  # names must not overlap the legend
         style: dict[str, Any] = {"fontsize": size, "color": colour, "horizontalalignment": side}
-        axes.annotate(_shorten(row["method"]), point, offset, textcoords="offset points", **style)
+        axes.annotate(_shorten_name(row["method"]), point, offset, textcoords="offset points", **style)
 
 
 def _draw_legend(axes: Axes, image_features: list[str], caption_features: list[str]) -> None:
@@ -291,7 +291,7 @@ def _draw_legend(axes: Axes, image_features: list[str], caption_features: list[s
             marker="s",
             linestyle="",
             color=_IMAGE_FEATURE_COLOURS[k % len(_IMAGE_FEATURE_COLOURS)],
-            label=_shorten(name) or "?",
+            label=_shorten_name(name) or "?",
         )
         for k, name in enumerate(image_features)
     ]
@@ -302,7 +302,7 @@ def _draw_legend(axes: Axes, image_features: list[str], caption_features: list[s
             marker=_CAPTION_FEATURE_MARKERS[k % len(_CAPTION_FEATURE_MARKERS)],
             linestyle="",
             color=_QUIET_COLOUR,
-            label=_shorten(name) or "?",
+            label=_shorten_name(name) or "?",
         )
         for k, name in enumerate(caption_features)
     ]
@@ -312,7 +312,7 @@ def _draw_legend(axes: Axes, image_features: list[str], caption_features: list[s
     axes.add_artist(image_legend)  # the second call of legend removed the first legend
 
 
-def _whisker(row: Mapping[Hashable, Any]) -> tuple[float, float]:
+def _get_whisker(row: Mapping[Hashable, Any]) -> tuple[float, float]:
     low, high = row.get("rsum_low", np.nan), row.get("rsum_high", np.nan)
     if np.isfinite(low) and np.isfinite(high):
         return low, high
@@ -321,6 +321,6 @@ def _whisker(row: Mapping[Hashable, Any]) -> tuple[float, float]:
     return row["rsum"] - spread, row["rsum"] + spread
 
 
-def _shorten(name: str) -> str:
+def _shorten_name(name: str) -> str:
     text = to_printable_line(name)
     return text if len(text) <= _MAX_NAME_LENGTH else f"{text[: _MAX_NAME_LENGTH - 1]}…"
