@@ -61,7 +61,10 @@ captions = torch.nn.functional.normalize(images[image_of_caption] + 0.3 * torch.
 """
 QUERY = """
 import numpy as np
-from vse.eval.search.top_k import search_exactly
+try:
+    from vse.eval.search.top_k import search_exactly
+except ImportError:  # the name in earlier checkouts
+    from vse.eval.search.top_k import exact_search as search_exactly
 rng = np.random.default_rng(0)
 corpus, query = rng.standard_normal((1_000_000, 512), np.float32), rng.standard_normal((1, 512), np.float32)
 """
