@@ -1,4 +1,4 @@
-"""The settings of an experiment, composed of the settings of its parts; ladders, which combine features with experiments."""
+"""The settings of an experiment; checks of ladders, which combine a list of features with a list of experiments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BRANCH_KEYS_FORMAT = "model.image_encoder.{0} and model.caption_encoder.{0}"
 
 
 class ExperimentConfig(ExperimentOutline):
-    """One experiment: its features, model, loss, optimisation and solver."""
+    """The settings of an experiment: features, model, loss, optimisation and solver."""
 
     model_config = ConfigDict(extra="forbid")
     renamed_keys: ClassVar[Mapping[str, str]] = {
@@ -65,9 +65,9 @@ class ExperimentConfig(ExperimentOutline):
 
     start_parts: list[str] = Field(
         default_factory=list,
-        description=f"parts of the model whose weights are loaded from start_from: {', '.join(MODEL_PARTS)}; none: all parts",
+        description=f"modules of the model whose weights are loaded from start_from: {', '.join(MODEL_PARTS)}; none: all",
     )
-    freeze: bool = Field(False, description="freeze the parts that are loaded from start_from")
+    freeze: bool = Field(False, description="freeze the modules that are loaded from start_from")
     solver: Annotated[SerializeAsAny[SolverSettings], part_field(SOLVERS)] = GradientSettings()
     images: ImagesConfig = ImagesConfig()
     model: ModelConfig = ModelConfig()
@@ -75,7 +75,7 @@ class ExperimentConfig(ExperimentOutline):
     warmup: LossWarmupConfig = LossWarmupConfig()
     train: TrainConfig = TrainConfig()
     adversary: Annotated[SerializeAsAny[AdversarySettings] | None, part_field(ADVERSARIES)] = Field(
-        None, description="network that makes each batch harder and is trained against the model; none: no adversary"
+        None, description="network that is trained against the model to make each batch harder; none: no adversary"
     )
 
     def with_precision(self, precision: str) -> ExperimentConfig:
@@ -127,7 +127,7 @@ class ExperimentConfig(ExperimentOutline):
         return self
 
     def _check_nested_dimensions(self, dims: Sequence[int]) -> None:
-        """Raise ValueError if this experiment cannot train nested embeddings with these numbers of dimensions."""
+        """Raise ValueError if this experiment cannot train nested embeddings of these sizes."""
         if self.solver.reads_phrases or self.adversary is not None:
             raise ValueError("loss.nested is for training on captions without an adversary")
         if self.model.similarity.ranking_similarity != "cosine" or not self.model.normalize_image:
@@ -137,7 +137,7 @@ class ExperimentConfig(ExperimentOutline):
 
 
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
-    """Load the experiment preset ``name``, with the changes for ``dataset`` and then those in ``sets`` (``key=value``).
+    """Load the experiment preset ``name``, apply the changes for ``dataset``, and then apply ``sets`` (``key=value``).
 
     A user's own code runs only if ``sets`` names that code, or if all code is allowed (:mod:`vse.pipeline.presets.own_code`).
     Raises :class:`UserError` if the preset is an ensemble: only the members of an ensemble can be trained.
@@ -154,14 +154,17 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
 
 
 def _parse_set_values(sets: Sequence[str]) -> Iterator[object]:
-    """Yield the values of ``key=value`` settings, except values that are not YAML."""
+    """Yield the value of each ``key=value`` in ``sets``. Values that are not YAML are skipped."""
     for item in sets:
         with suppress(Exception):
             yield parse_yaml(item.partition("=")[2])
 
 
 def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
-    """Return a line such as ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset for the data set."""
+    """Return a line such as ``loss.margin: 0.2 -> 0.1`` for each setting in which the experiment differs from its preset.
+
+    The preset includes its changes for ``dataset``.
+    """
     if not is_experiment(experiment.name):
         return []
     try:
@@ -176,12 +179,12 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
 
 
 def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the names of a ladder's combinations that can be trained, and the reason for each other combination by name.
+    """Return the names of the combinations of a ladder that can be trained, and a dict with a reason for each other name.
 
     A ladder combines each of its image and caption features with each of its experiments. An experiment may be unable to read
-    a feature: encoders, similarities and solvers accept only some of words, vectors and sets. Raises :class:`UserError` if the
-    ladder or an experiment is invalid, if the ladder lists a feature of captions as one of images or the reverse, or if no
-    combination can be trained.
+    a feature: an encoder, similarity or solver may accept only words, only vectors or only sets. Raises :class:`UserError` if
+    the ladder or an experiment is invalid, if the ladder lists a feature of captions as a feature of images or the reverse, or
+    if no combination can be trained.
     """
     fits, misfits = [], {}
     for combination in load_ladder(ladder).combinations():
@@ -197,12 +200,12 @@ def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[lis
 
 
 def correctable_combinations(names: Sequence[str], dataset: str | None = None) -> list[str]:
-    """Return the names of those experiments whose models compare vectors by inner products, so that hubs can be corrected."""
+    """Return those of the experiments ``names`` whose scores can be corrected for hubs: inner products of vectors."""
     return [name for name in names if load_experiment(name, dataset).model.similarity.ranking_similarity == "cosine"]
 
 
 def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
-    """Return the reason why an experiment cannot read the features of a combination, or None if it can."""
+    """Return the reason why an experiment cannot read the features of a combination, or None if it can read them."""
     image_input = InputSpec(_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
     if experiment.solver.reads_phrases:
         return f"the solver {experiment.solver.name!r} reads phrases, not captions"
@@ -223,7 +226,7 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
 
 
 def _input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
-    """Return whether a feature has vectors or sets. Raises UserError if it is not a feature of ``medium``."""
+    """Return the kind of input (vectors or sets) of a feature. Raises UserError if the feature is not one of ``medium``."""
     settings = load_feature_preset(feature, dataset)
     if settings.kind != medium or settings.text_unit != "captions":
         found = "phrases" if settings.text_unit == "phrases" else "images" if settings.kind == "image" else "captions"

@@ -1,4 +1,4 @@
-"""The kinds of inputs that encoders read and similarities compare, and operations on batches of them."""
+"""The kinds of tensors that encoders read and similarities compare, and operations on batches of these tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BatchVectors = tuple[Tensor, ...]
 
 
 class InputKind(StrEnum):
-    """The form of a batch of images or captions. Each form is a tuple of tensors.
+    """The kind of tensors that represent a batch of images or captions. A batch is a tuple of one or two tensors.
 
-    ``vectors`` : (n, dim), a single vector of each image or caption.
+    ``vectors`` : a single vector (dim,) of each image or caption, (n, dim).
     ``sets`` : vectors (n, longest, dim) of regions, positions or words, and their mask (n, longest); no set is empty.
-    ``words`` : indices (n, longest) into the vocabulary, padded, and lengths (n,) on the CPU.
-    ``tokens`` : indices (n, longest) into a tokenizer's own vocabulary, padded, and their mask (n, longest).
+    ``words`` : padded indices (n, longest) into the vocabulary of the run, and lengths (n,) on the CPU.
+    ``tokens`` : padded indices (n, longest) into the vocabulary of a transformer's tokenizer, and their mask (n, longest).
     """
 
     VECTORS = "vectors"
@@ -31,17 +31,17 @@ class InputKind(StrEnum):
 
 
 def to_input_kind(row_kind: str) -> InputKind:
-    """Return the kind of input for the rows of a feature cache. If a row holds several crops, the input is a single crop."""
+    """Return the kind of input for the rows of a feature cache. A row of several crops gives the vector of a single crop."""
     return InputKind.SETS if row_kind == "sets" else InputKind.VECTORS
 
 
 def add_full_mask(vectors: Tensor) -> BatchVectors:
-    """Return sets (n, n_vectors, dim) of equal sizes, and their mask, True everywhere."""
+    """Return the vectors (n, n_vectors, dim) as sets of equal sizes, with a mask that is True everywhere."""
     return vectors, torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
 
 
 def select_rows(encoded: BatchVectors, rows: Tensor | slice) -> BatchVectors:
-    """Return the images or captions of a batch at ``rows``."""
+    """Return the images or captions at ``rows`` of a batch."""
     return tuple(part[rows] for part in encoded)
 
 
@@ -65,7 +65,7 @@ class PackedEmbeddings:
         return self.lengths.cumsum(0) - self.lengths
 
     def unpack(self, rows: Tensor, longest: int | None = None) -> BatchVectors:
-        """Return the embeddings at ``rows``. Sets are padded with zeros to ``longest`` vectors, by default the longest set."""
+        """Return the embeddings at ``rows``. Sets are padded with zeros to ``longest`` vectors; None: to the largest set."""
         if self.lengths is None:
             return (self.vectors[rows],)
         lengths = self.lengths[rows]
@@ -84,12 +84,12 @@ class PackedEmbeddings:
         return PackedEmbeddings(self.vectors[where], lengths)
 
     def unpack_all(self) -> BatchVectors:
-        """Return all embeddings. Sets are padded to the longest one."""
+        """Return all embeddings. Sets are padded with zeros to the largest set."""
         return self.unpack(torch.arange(len(self), device=self.vectors.device))
 
 
 def pack_embeddings(parts: Iterable[BatchVectors]) -> PackedEmbeddings:
-    """Join batches of embeddings, at least one, into one array without padding."""
+    """Join one or more batches of embeddings into one array without padding."""
     vectors, lengths = [], []
     for part in parts:
         vectors.append(part[0] if len(part) == 1 else part[0][part[1]])
@@ -112,7 +112,7 @@ def is_known_full(mask: Tensor) -> bool:
 
 
 def pad_sets(sets: BatchVectors, longest: int) -> BatchVectors:
-    """Pad sets to ``longest`` vectors; return single vectors unchanged."""
+    """Pad sets with zeros to ``longest`` vectors. Return single vectors unchanged."""
     if len(sets) == 1:
         return sets
     vectors, mask = sets

@@ -1,4 +1,4 @@
-"""Build the input of a solver from the inputs of a run: pairs, images, captions and the model."""
+"""Build the task of a solver, its pairs, images, captions and model, from the input files of a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _TEXTS_PER_BLOCK = 1000
 def prepare_task(
     experiment: ExperimentConfig, inputs: RunInputs, seed: int, processes: ProcessGroup, log_negatives: int
 ) -> tuple[TrainingTask, Vocabulary]:
-    """Build the input of the experiment's solver from the inputs of a run. Return this input and the vocabulary.
+    """Build the task of the experiment's solver from the input files of a run. Return the task and the vocabulary.
 
     ``log_negatives`` : number of hardest negatives to list for each epoch and direction.
     """
@@ -122,7 +122,7 @@ def prepare_task(
 def _encode_wrong_captions(
     cached: CaptionInputs, pairs: Pairs, cache: FeatureCache, inputs: RunInputs, device: torch.device
 ) -> CaptionInputs:
-    """Return the cached captions of ``pairs``, except that captions with the wrong words of a noise file are encoded again."""
+    """Return the captions of ``pairs`` from the cache, except captions with changed words: these are encoded here."""
     assert inputs.noise is not None
     if cached.kind != InputKind.VECTORS:
         raise UserError(
@@ -172,7 +172,7 @@ def _feature_memory_gb(experiment: ExperimentConfig) -> float:
 def _build_image_inputs(
     experiment: ExperimentConfig, inputs: RunInputs, pairs: Pairs, val: Pairs, processes: ProcessGroup
 ) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
-    """Return the model's inputs for training images and for validation images, and the CNN if the run trains one."""
+    """Return the training images and the validation images as inputs of the model, and the CNN if the run trains a CNN."""
     settings, device = experiment.images, processes.device
     cached = CachedImageFeatures(FeatureReader(inputs.eval_image_cache, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":
@@ -190,10 +190,10 @@ def _build_image_inputs(
 
 
 def _load_start_weights(model: Model, base: RunFolder, inputs: RunInputs, experiment: ExperimentConfig) -> None:
-    """Load the best weights of the run ``base`` into the model: those of ``start_parts``, by default all parts.
+    """Load the best weights of the modules in ``start_parts`` (by default of all modules) from the run ``base``.
 
-    A CNN that ``base`` did not train keeps its weights. Raises UserError if the weights do not fit, or if nothing is left to
-    train.
+    If ``base`` did not train the CNN, the CNN keeps its weights. Raises UserError if the weights do not fit the model, or if
+    nothing is left to train.
     """
     parts = experiment.start_parts or [part for part in MODEL_PARTS if getattr(model, part) is not None]
     if inputs.word_vector_file is not None and "caption_encoder" in parts:

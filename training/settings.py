@@ -20,16 +20,16 @@ WeightGroup = Literal["words", "embeddings", "biases", "norms", "vectors"]
 
 
 class ImagesConfig(Settings):
-    """The settings of the images in a training step: cached features, or random crops of photos through the cache's CNN."""
+    """The settings of the image inputs: cached features, or random crops of photos, encoded by the CNN of the cache."""
 
     source: Literal["cache", "pictures"] = Field(
         "cache",
-        description="source of an image: cache, the cached vector, or the vector of a random crop if the cache has several "
-        "crops of each image; pictures, a new random crop of the photo at each visit",
+        description="source of an image: cache, its cached vector (of a random crop, if the cache has several crops of each "
+        "image); pictures, a new random crop of the photo each time",
     )
     finetune: bool = Field(False, description="train the CNN too (source: pictures)")
     random_crop: Literal["resized", "plain"] | None = Field(
-        None, description="kind of random crops, as in a feature's settings; none: the kind in the cache's own settings"
+        None, description="kind of random crops, as in the settings of features; none: the kind that the cache records"
     )
     batch_norm: Literal["frozen", "train"] = Field(
         "frozen",
@@ -51,7 +51,7 @@ class ImagesConfig(Settings):
 
 
 class LossWarmupConfig(Settings):
-    """The settings of a warm-up with another loss (VSE++ paper, section 3.6). The paper's own runs have no warm-up."""
+    """The settings of a warm-up, the first epochs with another loss (VSE++ paper, section 3.6)."""
 
     loss: str = Field("sum", description="the loss of the first epochs, one of the package's losses")
     epochs: int = Field(0, ge=0, description="number of first epochs with that loss; 0: no warm-up")
@@ -74,7 +74,7 @@ class TrainConfig(Settings):
     learning_rate: float = Field(2e-4, gt=0, description="learning rate before any decay")
     decay_after: PositiveInt = Field(15, description="number of epochs between decays of the learning rate")
     decay_at: list[PositiveInt] = Field(
-        default_factory=list, description="epochs at whose end the learning rate decays; none: after every decay_after epochs"
+        default_factory=list, description="epochs after which the learning rate decays; none: after every decay_after epochs"
     )
     decay: float = Field(0.1, gt=0, le=1, description="factor by which the learning rate decays")
     schedule: Literal["step", "cosine"] = Field(
@@ -85,12 +85,12 @@ class TrainConfig(Settings):
     warmup_steps: int = Field(
         0,
         ge=0,
-        description="number of updates at the start during which learning rates rise from 0 in equal steps, in both schedules",
+        description="number of first updates in which the learning rates rise from 0 in equal steps, in both schedules",
     )
     learning_rates: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
-        description="separate learning rates for parts of the model, by dotted name: image_encoder, caption_encoder, "
-        "similarity, cnn, or a module inside one, such as caption_encoder.words; they follow the same schedule",
+        description="learning rates of single modules, by dotted name: image_encoder, caption_encoder, similarity, cnn, or a "
+        "module inside one of them, such as caption_encoder.words; these rates follow the same schedule",
     )
     frozen: dict[str, Annotated[int, Field(ge=0)] | Literal["always"]] = Field(
         default_factory=dict,
@@ -116,10 +116,10 @@ class TrainConfig(Settings):
         gt=0,
         lt=1,
         description="decay of an exponential moving average of the weights, e.g. 0.999; the average is validated and saved as "
-        "the best weights; none: no average, the weights themselves are used",
+        "the best weights; none: the weights themselves are validated and saved",
     )
     accumulate: PositiveInt = Field(
-        1, description="number of batches whose gradients are added up for one update; each batch has its own negatives only"
+        1, description="number of batches whose gradients are summed for one update; negatives come from the same batch only"
     )
     chunk: PositiveInt | None = Field(
         None,
@@ -135,8 +135,8 @@ class TrainConfig(Settings):
     )
     deterministic: bool = Field(
         False,
-        description="on a GPU, use slower algorithms whose results are bit-identical in every run; results on a CPU always "
-        "are",
+        description="on a GPU, use slower algorithms with bit-identical results in every run; on a CPU, results are always "
+        "bit-identical",
     )
     compile: bool = Field(False, description="compile the loss, and the CNN if it is trained (torch.compile)")
     languages: list[str] = Field(
@@ -156,8 +156,8 @@ class TrainConfig(Settings):
     )
     validate_fold: PositiveInt | None = Field(
         None,
-        description="number of images of a fold; metrics are means over the folds (1000 in the TOD-Net paper), and images "
-        "beyond the last complete fold are left out; none: all images together",
+        description="number of images in a fold of the validation split (1000 in the TOD-Net paper); metrics are means over "
+        "the folds, and images beyond the last complete fold are left out; none: no folds",
     )
     early_stop: PositiveInt | None = Field(
         None, description="stop after this number of epochs without a better validation rsum"
@@ -179,12 +179,12 @@ class TrainConfig(Settings):
         10.0, gt=0, description="minutes between checkpoints within an epoch; the first is saved after a minute"
     )
     timeout_minutes: float = Field(
-        10.0, gt=0, le=10_000, description="longest time in minutes that one of several processes waits for another"
+        10.0, gt=0, le=10_000, description="longest time in minutes that a process waits for the others"
     )
 
 
 class AdversarySettings(Settings):
-    """The settings of an adversary. ``name`` chooses the adversary."""
+    """The settings of an adversary: a network that makes batches harder. ``name`` chooses the adversary."""
 
     name: str
     learning_rate: float = Field(2e-4, gt=0, description="learning rate of the adversary's own Adam")
@@ -194,19 +194,19 @@ class AdversarySettings(Settings):
     def build(self, opponent: Any) -> Any:
         """Return the adversary. Raises UserError if the adversary does not fit the model, the loss or the features.
 
-        ``opponent`` is the model that the adversary is trained against, with its loss and data
+        ``opponent`` is the model that the adversary works against, with the loss and the data of the model
         (:class:`vse.training.adversaries.base.Opponent`).
         """
         raise NotImplementedError
 
 
 class SolverSettings(Settings):
-    """The settings of a solver. ``name`` chooses the solver.
+    """The settings of a solver: the algorithm that trains a model. ``name`` chooses the solver.
 
     ``solver_class_path`` : name of the solver's class, ``module:Class``. The module is imported when the solver is built.
     ``uses_loss`` : whether the solver minimises the experiment's loss.
     ``learns`` : whether the solver changes any weight.
-    ``accepts_words`` : whether the solver can train on captions as words, besides cached vectors.
+    ``accepts_words`` : whether the solver can train on captions as words, and not only as cached vectors.
     ``reads_phrases`` : whether the solver matches regions and phrases instead of images and captions.
     """
 
@@ -221,7 +221,7 @@ class SolverSettings(Settings):
         """Raise UserError if the solver cannot read these caches. ``captions`` is None for captions as words."""
 
     def build(self, task: Any) -> Any:
-        """Return a solver, by default of :attr:`solver_class_path`. Raises UserError if it cannot solve ``task``."""
+        """Return a solver for ``task``. Raises UserError if the solver cannot solve the task."""
         return import_object(self.solver_class_path)(task)
 
 

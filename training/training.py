@@ -55,9 +55,9 @@ def is_first_process() -> bool:
 
 
 def train_experiment(request: TrainRequest) -> Path:
-    """Train an experiment on a feature cache and return the run folder; see :func:`vse.training.training.train`.
+    """Run ``vse-train``: load the experiment preset with all changes, call :func:`train`, and return the run folder.
 
-    The log lists the settings that the data set's preset changes.
+    The log lists the settings that the preset of the data set changes.
     """
     label, options = request.name, request.options
     if label is not None and not (label.strip() and label.isprintable()):
@@ -95,12 +95,12 @@ def train(
 ) -> Path:
     """Train an experiment on a feature cache and return the run folder.
 
-    ``features`` : the cache; it records the data set and the path of its captions.
-    ``experiment`` : all settings.
+    ``features`` : the feature cache of the images. It records the data set and the path of its ``dataset.json``.
+    ``experiment`` : the settings of the experiment.
     ``seed`` : seed of the initial weights, of the order of the pairs and of random crops.
     ``out`` : the run folder; by default ``runs/<dataset>_<experiment>/seed-<seed>``.
-    ``inputs`` : paths that replace the usual paths of inputs.
-    ``options`` : the device, optional output files, and whether a run that is already in ``out`` is resumed or replaced.
+    ``inputs`` : paths of input files that replace the default paths.
+    ``options`` : the device, optional output files, and whether to resume or replace a run that is already in ``out``.
     """
     if experiment.solver.uses_loss and experiment.warmup.epochs >= experiment.train.epochs:
         log.warning(
@@ -147,7 +147,7 @@ def train(
         solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, options.overwrite, processes)
         record = {**identity, **opened.build_record(folder.path), **_build_run_record(experiment, solver, vocabulary, options)}
         extra_state: dict[str, Any] = {"identity": identity, "log_negatives": options.log_negatives}
-        processes.broadcast(0)  # a barrier: no process writes before all have read
+        processes.broadcast(0)  # a barrier: no process writes to the folder before all processes have read from it
         if processes.is_first:
             if action == "start":
                 folder.write_initial_files(experiment, record)
@@ -171,8 +171,9 @@ def _build_or_resume(
 ) -> tuple[Solver, Vocabulary, str, str | None]:
     """Build the solver and, for a resume, restore the checkpoint.
 
-    Returns the solver, the vocabulary, the action, and the SHA-256 of the best weights (None for a start). If the checkpoint
-    is not usable, the action becomes ``start`` with ``overwrite``, and UserError is raised without it.
+    Returns the solver, the vocabulary, the action (``start`` or ``resume``), and the SHA-256 of the best weights so far (None
+    for a start). If the checkpoint is not usable, the training starts again with ``overwrite``, and raises UserError without
+    ``overwrite``.
     """
     solver, vocabulary = build()
     if action != "resume":
@@ -197,7 +198,7 @@ def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
 
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> ExperimentConfig:
-    """Return the experiment with the names of the features that the run reads. They may differ from those of the preset."""
+    """Return the experiment with the names of the features that the run reads instead of those that the preset names."""
     feature_names = _input_settings(experiment, inputs)
     for key, name in feature_names.items():
         if (preset := getattr(experiment, key)) != name:
@@ -214,7 +215,7 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> Ex
 
 
 def _input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
-    """Return the settings that name the inputs, such as ``feature``, with the names of the caches that the run reads."""
+    """Return the settings that name features, such as ``feature``, with the feature names of the caches that the run reads."""
     backbone = read_backbone(inputs.image_cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
@@ -228,7 +229,7 @@ def _input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str
 
 
 def _agree_on_action(processes: ProcessGroup, decide: Callable[[], str]) -> str:
-    """Return the decision of the first process in every process. If ``decide`` raises UserError, all processes raise it."""
+    """Call ``decide`` in the first process, and return its result in all processes. All raise UserError if ``decide`` does."""
     refusal = None
     code = -1
     if processes.is_first:
@@ -245,7 +246,7 @@ def _agree_on_action(processes: ProcessGroup, decide: Callable[[], str]) -> str:
 
 
 def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: ProcessGroup) -> tuple[UserError | None, str | None]:
-    """Restore the checkpoint. Return an error if it is not usable, and the SHA-256 of the best weights that it records."""
+    """Restore the checkpoint, and return the SHA-256 of the best weights in it. Return an error if it is not usable."""
     try:
         state = folder.read_checkpoint()
         with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
@@ -344,7 +345,7 @@ def _write_csv_files(folder: RunFolder, solver: Solver) -> None:
 
 
 def _open_tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
-    """Return a writer of TensorBoard events. TensorBoard will hide events of an earlier run after ``epoch``."""
+    """Return a writer of TensorBoard events. TensorBoard will hide older events of epochs after ``epoch``."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

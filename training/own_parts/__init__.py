@@ -1,1 +1,1 @@
-"""Try a user's own loss, similarity, encoder or extractor on a small batch, and write templates for them."""
+"""Tests of a user's own loss, similarity, encoder or extractor on a small batch, and templates for such code."""

@@ -1,4 +1,4 @@
-"""Try all parts of an experiment that are a user's own code before a training, or a single part for ``vse check``."""
+"""Try a user's own loss, similarity, encoder or extractor on a small batch, before a training or for ``vse check``."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _N_ROWS, _LONGEST, _INPUT_DIM, _DIM, _WORD_DIM = 5, 3, 6, 8, 4
 
 
 def check_encoder(settings: EncoderSettings) -> None:
-    """Encode five inputs of each kind that the encoder reads, except the tokens of a transformer.
+    """Encode five inputs of each kind that the encoder reads. Tokens of a transformer are not tried.
 
-    Raises UserError if the result is not a tuple of finite embeddings (5, dim), with a mask for sets, or if no weight gets a
-    gradient.
+    Raises UserError if the result is not a tuple of finite embeddings (5, dim), or for sets (5, n, dim) and a mask. Also
+    raises UserError if the weights get no gradient.
     """
     for kind in settings.input_kinds:
         if kind in _BATCHES:
@@ -130,11 +130,12 @@ _MEAN_TOLERANCE = 1e-4
 def check_loss(loss: Loss, n_more_negatives: int = 0) -> None:
     """Compute the cost and the gradient of a loss for the scores of four queries.
 
-    ``n_more_negatives`` : number of negatives from outside the batch, such as those that an adversary adds.
+    ``n_more_negatives`` : number of negatives from outside the batch, such as the negatives that an adversary adds.
 
     Raises UserError if the result is not one finite number with a finite gradient, or if the loss changes its arguments. Also
-    raises UserError if the loss counts a score of a pair that ``same_image`` excludes, or if a higher score of the positives
-    costs more. A loss that is a mean over queries causes a warning, because the learning rates of the presets are for sums.
+    raises UserError if the loss counts pairs of the same image that its setting ``same_image`` excludes, or if higher scores
+    of the positives cost more. A loss that is a mean over queries causes a warning, because the learning rates of the presets
+    are for sums.
     """
     if isinstance(loss, RankingLoss):
         _check_ranking_loss(loss, n_more_negatives)
@@ -226,10 +227,9 @@ _TOLERANCE = 1e-4
 def check_similarity(settings: SimilaritySettings) -> None:
     """Score five images with seven captions, and compute the gradients.
 
-    Raises UserError if the result is not a finite matrix (5, 7) or two of them, or if an embedding gets no gradient. Also
-    raises UserError if a score depends on other images or captions, on the padding of sets or on random numbers. If a
-    similarity without weights gives equal embeddings lower scores than different ones, a warning says that it may be a
-    distance.
+    Raises UserError if the result is not one or two finite matrices (5, 7), or if the embeddings get no gradient. Also raises
+    UserError if a score depends on other images or captions, on the padding of sets or on random numbers. Logs a warning if a
+    similarity without weights gives equal embeddings lower scores than different ones, because it may be a distance.
     """
     generator = torch.Generator().manual_seed(0)
     images = _draw_embeddings(settings.image_kind, _N_IMAGES, generator)
@@ -294,7 +294,7 @@ def _compare(settings: SimilaritySettings, expected: list[Tensor], found: list[T
 
 
 def _draw_embeddings(kind: InputKind, n: int, generator: torch.Generator) -> BatchVectors:
-    """Return unit vectors (n, dim), or sets of one to three unit vectors and their mask."""
+    """Return random unit vectors (n, dim), or random sets of one to three unit vectors and their mask."""
     if kind == InputKind.VECTORS:
         return (nn.functional.normalize(torch.randn(n, _EMBEDDING_DIM, generator=generator), dim=-1),)
     mask = torch.arange(_SET_SIZE) < torch.tensor([_SET_SIZE - k % _SET_SIZE for k in range(n)])[:, None]
@@ -337,9 +337,9 @@ _N_MORE_NEGATIVES = 3  # candidates that an adversary adds to the four pairs
 
 
 def check_own_parts(experiment: ExperimentConfig) -> None:
-    """Try the loss, the similarity and the encoders of an experiment that are a user's own. Takes less than a second.
+    """Try those of the loss, the similarity and the encoders of an experiment that are a user's own code.
 
-    Raises UserError if a part fails, as :func:`check_loss`, :func:`check_similarity` and :func:`check_encoder` do.
+    This takes less than a second. For errors see :func:`check_loss`, :func:`check_similarity` and :func:`check_encoder`.
     """
     model = experiment.model
     with torch.random.fork_rng(devices=[]):
@@ -353,12 +353,11 @@ def check_own_parts(experiment: ExperimentConfig) -> None:
 
 
 def check_part(name: str, sets: tuple[str, ...] = ()) -> str:
-    """Try the user's own part ``name``, such as ``my_loss.py:MyLoss``, and return its kind, such as ``loss``.
+    """Try the loss, similarity, encoder or extractor ``name``, e.g. ``my_loss.py:MyLoss``; return its kind, e.g. ``loss``.
 
-    ``sets`` : settings of the part, as ``key=value``.
+    ``sets`` : settings for the user's own code, as ``key=value``.
 
-    Raises UserError if the code is not allowed to run, if the part fails, or if it is not a loss, similarity, encoder or
-    extractor.
+    Raises UserError if the code is not allowed to run, if it fails the test, or if it is code of another kind.
     """
     if not is_code_name(name):
         raise UserError(f"{name!r} names no code of your own; give a file and a name in it, such as my_loss.py:my_loss")

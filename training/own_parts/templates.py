@@ -1,4 +1,4 @@
-"""Write a commented template of a user's own loss, similarity or extractor, and a test of it."""
+"""Write a commented template of a user's own loss, similarity or extractor, and a test of the template."""
 
 from __future__ import annotations
 
@@ -152,10 +152,10 @@ _USES: Mapping[PartKind, str] = {
 
 
 def write_template(kind: PartKind, file: Path) -> list[str]:
-    """Write the template of a part to ``file`` and its test to ``test_<file>``; return the commands that use the part.
+    """Write a template to ``file`` and its test to ``test_<file>``. Return the commands that use the template.
 
-    A loss is a function with the name of the file. Other parts are classes, so ``my_part.py`` defines ``MyPart``. Raises
-    UserError if one of the two files exists or if Python cannot import a file of this name.
+    A loss is a function with the name of the file. A similarity or an extractor is a class, so ``my_part.py`` defines
+    ``MyPart``. Raises UserError if one of the two files exists, or if Python cannot import a file of this name.
     """
     stem = file.stem
     if file.suffix != ".py" or not stem.isidentifier() or keyword.iskeyword(stem):

@@ -1,8 +1,8 @@
 """The exchange of data between several processes that train one model. Each process encodes its share of a batch.
 
-A process computes the loss of the complete batch from the gathered embeddings, or only the part of the loss that belongs to
-its own images. It back-propagates through its own share. The sum of the gradients over all processes is the gradient of one
-process with the complete batch.
+A process computes the loss of the complete batch from the gathered embeddings, or only the terms of the loss for its own
+images. The process back-propagates through its own share of the batch. The sum of the gradients over all processes is the
+gradient that a single process with the complete batch would compute.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from vse.training.kinds import BatchVectors, pad_sets
 from vse.training.processes.interruption import Interruption, Watch
 
 _CPU = torch.device("cpu")
-_UNUSED = "unused"  # name of a parameter without a use
+_UNUSED = "unused"  # name of a parameter that no computation uses
 _POLL_SECONDS = 0.05  # time between two checks whether the first process has finished
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The rank of this process among ``size`` processes, its device, and the exchange of data with the other processes.
+    """The processes that train one model, seen from the process with this ``rank``, and their exchange of data.
 
+    ``device`` : device of this process.
     ``store`` : store (``torch.distributed.Store``) through which several processes found each other; None for one process.
     ``watch`` : thread that watches the other processes; None for one process.
     ``timeout`` : longest time that a process waits for the others.
@@ -50,11 +51,11 @@ class ProcessGroup:
 
     @property
     def is_first(self) -> bool:
-        """True in the process that validates, writes and logs."""
+        """True in the process with rank 0, which validates, writes and logs."""
         return self.rank == 0
 
     def own_share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return this process's share of a batch, which may be empty; the sizes of shares differ by one at most."""
+        """Return this process's share of a batch. The sizes of shares differ by one at most, so a share may be empty."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
     def share_sizes(self, n_pairs: int) -> list[int]:
@@ -64,8 +65,8 @@ class ProcessGroup:
     def gather_embeddings(self, embeddings: BatchVectors, n_pairs: int, adds_gradients: bool = False) -> BatchVectors:
         """Return the embeddings of the complete batch of ``n_pairs``. Gradients reach only the share of this process.
 
-        ``adds_gradients`` : whether each process computes a different part of the loss, so that the gradients of a share are
-            summed over the processes.
+        ``adds_gradients`` : whether each process computes other terms of the loss, so that the gradients of a share are summed
+            over the processes.
         """
         if self.size == 1:
             return embeddings
@@ -91,17 +92,17 @@ class ProcessGroup:
         return gathered
 
     def wrap_encoders(self, encoders: nn.Module) -> nn.Module:
-        """Return a wrapper of ``encoders`` with the same outputs, whose gradients are summed over the processes.
+        """Return a wrapper of ``encoders`` that returns the same outputs, and sums the gradients over the processes.
 
-        Gradients are exchanged in groups, each as soon as it is complete, while the backward pass continues.
+        Gradients are exchanged in groups, as soon as a group is complete, while the backward pass continues.
         """
         trained = [name for name, weight in encoders.named_parameters() if weight.requires_grad and name != _UNUSED]
         if self.size == 1 or not trained:
             return encoders
-        # Some encoders have unused parameters, so torch must search for them. It warns if it finds none, so one is added.
+        # Torch must search for unused parameters, because some encoders have them. It warns if none exists, so one is added.
         encoders.register_parameter(_UNUSED, nn.Parameter(torch.zeros(1, device=self.device)))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="`broadcast_buffers`")  # its new name needs torch 2.14
+            warnings.filterwarnings("ignore", message="`broadcast_buffers`")  # the new name of the argument needs torch 2.14
             wrapped = DistributedDataParallel(
                 encoders,
                 broadcast_buffers=False,
@@ -116,7 +117,7 @@ class ProcessGroup:
     def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: bool) -> None:
         """Sum the gradients of a few parameters over the processes. All processes must have gradients of the same parameters.
 
-        ``complete`` : whether each process has the gradients of the complete batch. Then they are averaged instead.
+        ``complete`` : True if each process has the gradients of the complete batch. Then the gradients are averaged instead.
         """
         if self.size == 1:
             return
@@ -138,15 +139,15 @@ class ProcessGroup:
         return bool(self._exchange(distributed.all_reduce, flags, distributed.ReduceOp.MAX).item())
 
     def broadcast(self, number: int) -> int:
-        """Return, in every process, the ``number`` that the first process passes."""
+        """Return the ``number`` that the first process passes, in all processes."""
         if self.size == 1:
             return number
         return int(self._exchange(distributed.broadcast, torch.tensor([number]), 0).item())
 
     def wait_for_first(self) -> None:
-        """Wait until the first process calls this method, without a limit as long as that process reports that it runs.
+        """Wait until the first process calls this method. There is no time limit while the first process sends reports.
 
-        Raises DistError if the first process has not reported for ``timeout``, or if a signal has stopped the processes.
+        Raises DistError if the first process has not reported for ``timeout``, or if it is silent and a signal has arrived.
         """
         if self.watch is None:
             return
@@ -167,20 +168,20 @@ class ProcessGroup:
                 raise distributed.DistError("the first process is silent")
 
     def share_signals(self, interruption: Interruption) -> None:
-        """Let a signal to any process stop all of them. ``interruption`` records the signal of this process."""
+        """Let a signal to any process stop all processes. ``interruption`` records signals to this process."""
         if self.watch is not None:
             self.watch.interruption = interruption
 
     def wait_until_others_stop(self) -> None:
-        """Wait, for a few seconds at most, until the other processes know that a signal stops this one."""
+        """Wait, for a few seconds at most, until the other processes have also received the signal that stops this process."""
         if self.watch is not None:
             self.watch.wait_until_others_stop()
 
     @contextmanager
     def explain_failed_exchange(self) -> Iterator[None]:
-        """Explain an exchange of data that fails in this block: raise UserError with the rank of the process that is missing.
+        """Raise UserError with the rank of the missing process if an exchange of data in this block fails.
 
-        If a signal has stopped the processes, raise Interrupted instead.
+        Raises Interrupted instead if a signal has stopped the processes.
         """
         try:
             yield
@@ -200,7 +201,7 @@ class ProcessGroup:
     def close(self) -> None:
         if self.watch is not None:
             self.watch.close()
-            with suppress(RuntimeError):  # after the loss of a process, this may fail, too
+            with suppress(RuntimeError):  # fails if another process was lost
                 distributed.destroy_process_group()
 
     def _exchange(self, operation: Callable[..., Any], tensor: Tensor, *arguments: Any) -> Tensor:
@@ -211,9 +212,10 @@ class ProcessGroup:
 
 
 def postpone_sum(encoders: nn.Module, postpone: bool) -> AbstractContextManager[None]:
-    """Return a context in which, if ``postpone``, wrapped encoders do not sum their gradients over the processes yet.
+    """Return a context in which wrapped encoders keep the gradients of this process, and do not sum them over the processes.
 
     ``encoders`` : encoders that :meth:`ProcessGroup.wrap_encoders` returned.
+    ``postpone`` : False for a context without effect.
     """
     if postpone and isinstance(encoders, DistributedDataParallel):
         return encoders.no_sync()
@@ -228,8 +230,8 @@ def _start_sum(bucket: Tensor) -> torch.futures.Future[Tensor]:
 class _GatheredRows(torch.autograd.Function):
     """The rows of all processes.
 
-    The backward pass returns the gradient with respect to the rows of this process: of the sum of the losses of all processes
-    with ``adds_gradients``, otherwise of the loss of this process.
+    The backward pass returns a gradient with respect to the rows of this process. With ``adds_gradients``, this is the
+    gradient of the sum of the losses of all processes; otherwise it is the gradient of the loss of this process.
     """
 
     @staticmethod
@@ -252,7 +254,7 @@ class _GatheredRows(torch.autograd.Function):
 
 
 class _SynchronisedBatchNorm:
-    """The training pass of a batch normalisation whose mean and variance are those of the rows of all processes.
+    """A batch normalisation that, in training, computes the mean and the variance over the rows of all processes.
 
     ``torch.nn.SyncBatchNorm`` does the same, but on GPUs only.
     """
@@ -280,11 +282,11 @@ class _SynchronisedBatchNorm:
         if self.affine:
             normalised = normalised * _as_channel(self.weight, rows) + _as_channel(self.bias, rows)
         normalised = normalised.to(inputs.dtype)
-        return self.act(self.drop(normalised)) if hasattr(self, "act") else normalised  # timm's modules have an activation
+        return self.act(self.drop(normalised)) if hasattr(self, "act") else normalised  # timm's norms include an activation
 
 
 def synchronise_batch_norms(module: nn.Module, processes: ProcessGroup) -> None:
-    """Let every batch normalisation in ``module`` use the rows of all processes."""
+    """Change every batch normalisation in ``module`` to compute its statistics over the rows of all processes."""
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.__class__ = _synchronised_class(type(part))  # type: ignore[assignment, arg-type]

@@ -1,4 +1,4 @@
-"""The early end of a training: by Ctrl-C, by SIGTERM from a scheduler, by divergence or collapse, or by a lost process."""
+"""The early end of a training: Ctrl-C, SIGTERM from a scheduler, divergence, collapse, or the loss of a process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TrainingFailed(UserError):
 
 
 class StopNow(Exception):
-    """A signal arrived in a block of :meth:`Interruption.raise_on_signal`."""
+    """The exception that a signal raises in a block of :meth:`Interruption.raise_on_signal`."""
 
 
 class Interruption:
@@ -42,7 +42,7 @@ class Interruption:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Catch Ctrl-C and SIGTERM in this block. Outside the main thread, signals are not caught."""
+        """Record Ctrl-C and SIGTERM in this block instead of ending the process. Outside the main thread, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -65,7 +65,7 @@ class Interruption:
             self._raises_on_signal = False
 
     def pass_signal(self, number: int) -> None:
-        """Act as if the signal ``number`` had arrived, unless one has already. Threads besides the main thread call this."""
+        """Act as if the signal ``number`` had arrived, unless a signal has already arrived. Other threads may call this."""
         if self.signal is not None:
             return
         if self._raises_on_signal:
@@ -77,7 +77,7 @@ class Interruption:
         if self.signal is not None:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
-            return  # at a time limit, SLURM sends SIGTERM to srun and to the training, and srun forwards its own
+            return  # at a time limit, SLURM sends SIGTERM to srun and to the training, and srun forwards a second SIGTERM
         self.signal = number
         if self._raises_on_signal:
             raise StopNow
@@ -89,12 +89,12 @@ _SILENT_SECONDS = 5.0  # a process without a report for this time counts as sile
 
 @dataclass(frozen=True)
 class Report:
-    """The state of a process, which it reports every second.
+    """The state of a process in a report. Each process sends a report every second.
 
     ``number`` : number of reports of the process so far.
-    ``exchanges`` : number of exchanges of data with the other processes that it has begun.
-    ``signal`` : signal by which the process is to stop, or 0.
-    ``host`` : name of its machine.
+    ``exchanges`` : number of exchanges of data that the process has begun.
+    ``signal`` : number of the signal that stops the process, or 0.
+    ``host`` : host name of the process's machine.
     """
 
     number: int
@@ -114,11 +114,11 @@ class Report:
 class Watch:
     """A thread that reports the state of this process to the others, and reads their reports.
 
-    A signal that stops another process also stops this one, so SIGTERM to any process ends the training with a checkpoint.
+    A signal to one process stops all processes, so SIGTERM to any process ends the training with a checkpoint.
 
-    ``store`` : connection, for this thread alone, to the store through which the processes found each other.
+    ``store`` : connection to the store through which the processes found each other. Only this thread uses the connection.
     ``rank``, ``size`` : rank of this process, and number of processes.
-    ``interruption`` : record of a signal to this process; None while the training does not catch signals.
+    ``interruption`` : record of signals to this process; None while the training does not catch signals.
     ``exchanges`` : number of exchanges of data that this process has begun.
     """
 
@@ -151,7 +151,7 @@ class Watch:
     def is_silent(self, rank: int) -> bool:
         """Return whether a process has not reported for five seconds.
 
-        If this process cannot read reports, only process 0 counts as silent, because it usually keeps the reports.
+        If this process cannot read reports, only process 0 counts as silent, because it usually runs the store of the reports.
         """
         now = time.monotonic()
         if now - self._last_read > _SILENT_SECONDS:
@@ -163,7 +163,7 @@ class Watch:
         return [rank for rank in range(self._size) if rank != self._rank and self.is_silent(rank)]
 
     def describe_missing(self) -> str:
-        """Wait until silent processes are noticed, and return a sentence that names the processes that do not answer."""
+        """Wait until silent processes are noticed, and return a text that names the missing processes and the fault."""
         time.sleep(_SILENT_SECONDS + 2 * _REPORT_SECONDS)
         if silent := self.find_silent():
             return f"no answer from {self._name(silent)}, which was killed or hangs, or whose machine cannot be reached"
@@ -178,7 +178,7 @@ class Watch:
         while not self._ends.wait(_REPORT_SECONDS):
             try:
                 self._report()
-            except Exception:  # the connection can raise many kinds of errors; the next attempt follows in a second
+            except Exception:  # the connection can raise many kinds of errors; the thread tries again after a second
                 continue
 
     def _report(self) -> None:

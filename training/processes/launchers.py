@@ -28,12 +28,12 @@ _MAX_PORT = 2**16 - 1
 
 @dataclass(frozen=True)
 class Launch:
-    """The place of a process among the processes that a launcher started.
+    """The rank of a process that a launcher started, and the address of the first process.
 
-    ``rank``, ``size`` : rank of the process among all processes, and their number.
-    ``local_rank``, ``local_size`` : the same among the processes of this machine.
-    ``address``, ``port`` : where the other processes connect to the first one.
-    ``advice`` : text for users that says how to start ``{n}`` processes on a machine.
+    ``rank``, ``size`` : rank of the process among all processes, and number of all processes.
+    ``local_rank``, ``local_size`` : rank among the processes of this machine, and number of these processes.
+    ``address``, ``port`` : address and port at which the first process accepts connections of the others.
+    ``advice`` : text for error messages that explains how to start ``{n}`` processes on a machine.
     """
 
     rank: int
@@ -46,11 +46,11 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
-    """Return the place of this process; None if it is the only one, and torchrun did not start it.
+    """Return the rank of this process and related values, or None for a single process that torchrun did not start.
 
-    torchrun may itself be started by ``srun`` or ``mpirun``, so its variables are read first. The script of ``sbatch`` is one
-    process, whatever the number of tasks, because only ``srun`` sets ``SLURM_STEP_NUM_TASKS``. Raises UserError if a variable
-    is missing or wrong.
+    The variables of torchrun are read first, because ``srun`` or ``mpirun`` may have started torchrun. The script of
+    ``sbatch`` is a single process, because only ``srun`` sets ``SLURM_STEP_NUM_TASKS``. Raises UserError if a variable is
+    missing or invalid.
     """
     if "TORCHELASTIC_RUN_ID" in environment or environment.get("WORLD_SIZE", "1") != "1":
         launch = _read_torchrun(_Variables("torchrun", environment))
@@ -69,13 +69,13 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
 
 
 def first_host(node_list: str) -> str:
-    """Return the first host in a SLURM list of nodes: ``gpu07`` in ``gpu[07-09,12],cpu1``."""
+    """Return the first host in a SLURM list of nodes, e.g. ``gpu07`` for ``gpu[07-09,12],cpu1``."""
     first = re.match(r"[^,\[]*(\[[^\]]*\][^,\[]*)*", node_list)
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else node_list
 
 
 class _Variables:
-    """The environment variables of a launcher. Raises UserError, with its name, if a variable is missing or invalid."""
+    """The environment variables of a launcher. The methods raise UserError if a variable is missing or invalid."""
 
     def __init__(self, launcher: str, values: Mapping[str, str]) -> None:
         self.launcher, self.values = launcher, values
@@ -147,7 +147,7 @@ def _read_open_mpi(variables: _Variables) -> Launch:
 
 
 def _expand_counts(counts: str) -> list[int]:
-    """Return the number of tasks of each node: [2, 2, 1] for ``2(x2),1``."""
+    """Return the number of tasks of each node, e.g. [2, 2, 1] for ``2(x2),1``."""
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in counts.split(",")]
     if not all(parts):
         raise UserError(f"SLURM_STEP_TASKS_PER_NODE={counts} is not a list of counts, such as 2(x3),1")
@@ -158,9 +158,9 @@ _CONNECTION_TIMEOUT = timedelta(minutes=5)  # longest wait until all processes h
 
 
 def join_processes(device: str, timeout_minutes: float = 10.0) -> ProcessGroup:
-    """Join the processes that a launcher started, each with its own GPU if there are GPUs. Without a launcher, join none.
+    """Connect the processes that a launcher started, and return their group. Without a launcher, the group has one process.
 
-    ``timeout_minutes`` : longest time that a process waits for the others.
+    Each process has its own GPU if there are GPUs. ``timeout_minutes`` : longest time that a process waits for the others.
     """
     launch = find_launch(os.environ)
     where = pick_device(device) if launch is None else choose_process_device(device, launch)
@@ -168,7 +168,7 @@ def join_processes(device: str, timeout_minutes: float = 10.0) -> ProcessGroup:
         return ProcessGroup(device=where)
     timeout = timedelta(minutes=timeout_minutes)
     backend = "cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo"
-    has_server = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun itself then keeps the store
+    has_server = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then torchrun itself runs the store
     prefix = f"vse {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # torchrun's store outlives a restart of the processes
     try:
         store = PrefixStore(prefix, _connect(launch, launch.rank == 0 and not has_server, launch.size))
@@ -187,7 +187,8 @@ def join_processes(device: str, timeout_minutes: float = 10.0) -> ProcessGroup:
 def _connect(launch: Launch, is_server: bool, n_processes: int | None) -> Any:
     """Return a connection to the store through which the processes find each other.
 
-    ``n_processes`` : number of processes to wait for; None: wait for none.
+    ``is_server`` : whether this process runs the store.
+    ``n_processes`` : number of processes to wait for; None: do not wait.
     """
     waits = n_processes is not None
     return TCPStore(launch.address, launch.port, n_processes, is_server, timeout=_CONNECTION_TIMEOUT, wait_for_workers=waits)

@@ -1,1 +1,1 @@
-"""The run folder, the inputs of a run, the processes that train a run, and the decision to resume a run."""
+"""The run folder, packed models, the inputs of a run, and the decision to resume a run."""

@@ -1,4 +1,4 @@
-"""The run folder: the files that a training writes, functions that read them again, and what to do with an existing run."""
+"""The run folder: write and read the files of a training, and decide whether a training starts, resumes or does nothing."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ _CHECKPOINT_KIND = text_kind("a checkpoint of a run", "PK", within=2)
 
 
 class RunFolder:
-    """The paths and contents of one run."""
+    """The paths and contents of the files of one run."""
 
-    is_packed = False  # True for a packed model, which has no data and no caches
+    is_packed = False  # True for a packed model, which has no data set and no caches
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.yaml"  # every setting
         self.vocabulary_file = path / "vocab.json"
         self.tokenizer_file = path / "tokenizer.json"  # only for a model that reads tokens
-        self.transformer_file = path / "transformer.json"  # likewise: name, longest input and configuration of the transformer
+        self.transformer_file = path / "transformer.json"  # for such a model: name, longest input and configuration
         self.metrics_file = path / "metrics.csv"
         self.negatives_file = path / "negatives.csv"
         self.best_weights_file = path / "best.safetensors"
-        self.next_best_weights_file = path / "best.next.safetensors"  # new best weights until their checkpoint is written
+        self.next_best_weights_file = path / "best.next.safetensors"  # new best weights, until the checkpoint is written
         self.checkpoint_file = path / "last.ckpt"  # the state for a bit-exact resume
         self.correction_file = path / "correction.safetensors"  # the correction of searches, see vse-embed --correct
         self.record_file = path / "run.json"  # features, versions, seed, timings, state
-        self.code_folder = path / "code"  # copies of a user's own code that the settings name
+        self.code_folder = path / "code"  # copies of the user's own Python files that the settings name
 
     @property
     def output_files(self) -> tuple[Path, ...]:
@@ -72,7 +72,8 @@ class RunFolder:
     def read_settings(self, schema: type[_Schema]) -> _Schema:
         """Return the settings of the run, validated by ``schema``.
 
-        Raises UserError if there are no valid settings, or CodeNotAllowed if user code in them has changed or is not allowed.
+        Raises UserError if there are no valid settings, or CodeNotAllowed if the settings name user code that has changed, or
+        that is not allowed to run.
         """
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
@@ -92,7 +93,7 @@ class RunFolder:
         return content
 
     def read_record(self) -> dict[str, Any]:
-        """Return the content of ``run.json``. Raises :class:`UserError` if the content is not the record of a run."""
+        """Return the content of ``run.json``. Raises :class:`UserError` if an entry is missing or invalid."""
         record: dict[str, Any] = self._read_record_content()
         if not isinstance(record, dict):
             raise UserError(f"{self.record_file}: not the record of a run")
@@ -127,7 +128,7 @@ class RunFolder:
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
-        """Return the transformer of a model that reads tokens, without weights: the best weights of the run contain them."""
+        """Return the transformer of a model that reads tokens, without weights. The weights of the run contain its weights."""
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
@@ -137,7 +138,7 @@ class RunFolder:
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
     def read_eval_cache_record(self) -> dict[str, Any]:
-        """Return the entry of ``run.json`` for the image cache on which the run is validated and tested."""
+        """Return the entry of ``run.json`` for the image cache that the run reads in validation and test."""
         record = self.read_record()
         eval_cache: dict[str, Any] = record.get("eval_features", record["features"])
         return eval_cache
@@ -146,15 +147,15 @@ class RunFolder:
         return self.path / str(self.read_eval_cache_record()["path"])
 
     def caption_cache_file(self) -> Path | None:
-        """Return the path of the cache of captions, or None if the run reads captions as words or tokens."""
+        """Return the path of the caption cache, or None if the run reads captions as words or tokens."""
         cache = self.read_record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
 
     def build_feature(self, record: Mapping[str, Any]) -> FeatureCache:
-        """Return a cache without rows that describes one feature of the run. The file of the cache may be missing.
+        """Return a cache object without rows that describes one feature of the run. The cache file need not exist.
 
-        ``record`` is the entry of the feature in ``run.json``, such as ``features``. For a run of an earlier version, whose
-        entry has no description, the file must exist.
+        ``record`` is the entry of the feature in ``run.json``, such as ``features``. The entries of earlier versions have no
+        description; then the cache file must exist.
         """
         path = self.path / str(record["path"])
         if "description" not in record:
@@ -166,7 +167,7 @@ class RunFolder:
         return read_json(self.record_file)
 
     def check_output_folder(self, inputs: Sequence[Path]) -> None:
-        """Raise UserError if a training in this folder would replace one of ``inputs``, or a file that is not of a run."""
+        """Raise UserError if a training in this folder would replace an input, or a file that no training wrote."""
         is_run = (
             _RECORD_KIND.recognises_file_at(self.record_file)
             or _CONFIG_KIND.recognises_file_at(self.config_file)
@@ -177,7 +178,7 @@ class RunFolder:
             check_output(file, kind, inputs)
 
     def write_initial_files(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
-        """Delete the files of an earlier run. Write the settings, copies of the user code in the settings, and the record."""
+        """Delete the files of an earlier run. Write the settings, copies of the user code that they name, and ``run.json``."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
         for old in (*(file for file in self.output_files if file != self.config_file), *events, *codes):
@@ -188,9 +189,9 @@ class RunFolder:
         write_json(self.record_file, dict(record))
 
     def save_vocabulary_and_transformer(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
-        """Write the vocabulary and the files of the transformer, if any.
+        """Write the vocabulary and, if there is a transformer, the files of the transformer.
 
-        Returns the SHA-256, by file name, of these files, of the settings and of the copies of user code.
+        Returns a dict of SHA-256 by file name: of these files, of the settings, and of the copies of user code.
         """
         vocabulary.save(self.vocabulary_file)
         written = [self.config_file, self.vocabulary_file, *sorted(self.code_folder.glob("*-*.py"))]
@@ -211,22 +212,22 @@ class RunFolder:
     def save_next_best_weights(self, weights: Mapping[str, Tensor]) -> str:
         """Write new best weights to a separate file, and return the SHA-256 of the file.
 
-        The old best weights are kept until the checkpoint of the same epoch is written. Then call
-        :meth:`promote_next_best_weights`.
+        Call :meth:`promote_next_best_weights` after the checkpoint of the same epoch is written. Until then, the old best
+        weights are kept.
         """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
         write_bytes(self.next_best_weights_file, content)
         return hashlib.sha256(content).hexdigest()
 
     def promote_next_best_weights(self) -> None:
-        """Replace the best weights by the new ones."""
+        """Replace the best weights by those that :meth:`save_next_best_weights` wrote."""
         os.replace(self.next_best_weights_file, self.best_weights_file)
 
     def recover_best_weights(self, sha256: str | None) -> bool:
         """Finish or undo an interrupted replacement of the best weights, and return whether ``best_weights_file`` is valid.
 
-        New best weights replace the old ones if they have the given SHA-256, and are deleted otherwise. ``sha256`` is the
-        SHA-256 of the best weights in the last checkpoint, or None if it has none.
+        ``sha256`` is the SHA-256 of the best weights that the last checkpoint records, or None. New best weights with this
+        SHA-256 replace the old best weights. New best weights with another SHA-256 are deleted.
         """
         if sha256 is not None and self.next_best_weights_file.is_file() and sha256_file(self.next_best_weights_file) == sha256:
             self.promote_next_best_weights()
@@ -234,7 +235,7 @@ class RunFolder:
         return self.has_best_weights(sha256)
 
     def has_best_weights(self, sha256: str | None) -> bool:
-        """Return whether the best weights exist and have this SHA-256. None accepts any SHA-256."""
+        """Return whether the file of the best weights exists and has this SHA-256. None accepts any SHA-256."""
         return self.best_weights_file.is_file() and sha256 in (None, sha256_file(self.best_weights_file))
 
     def read_best_weights(self) -> dict[str, Tensor]:
@@ -253,9 +254,10 @@ class RunFolder:
         return weights, sha256
 
     def read_last_weights_with_sha256(self) -> tuple[dict[str, Tensor], str]:
-        """Return the weights after the last epoch (their average, with ``train.ema``), and the SHA-256 of the checkpoint.
+        """Return the weights after the last epoch, and the SHA-256 of the checkpoint that contains them.
 
-        Raises UserError if there is no readable checkpoint, or if the training stopped within an epoch.
+        With ``train.ema``, these are the averaged weights. Raises UserError if there is no readable checkpoint, or if the
+        training stopped within an epoch.
         """
         if not self.checkpoint_file.is_file():
             raise UserError(f"{self.checkpoint_file}: no such file; it holds the weights of the last epoch, so train again")
@@ -267,7 +269,7 @@ class RunFolder:
         return weights, sha256_file(self.checkpoint_file)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Write the state as the checkpoint, followed by a line with the SHA-256 of the bytes of the state."""
+        """Write the checkpoint: the bytes of the state, followed by a line with their SHA-256."""
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         content = buffer.getbuffer()
@@ -276,12 +278,12 @@ class RunFolder:
             stream.write(_hash_line(content))
 
     def read_checkpoint(self) -> dict[str, Any]:
-        """Load the last checkpoint. Only tensors and plain values are accepted. Raises UserError if the file is damaged."""
+        """Load the last checkpoint, which may contain only tensors and plain values. Raises UserError if it is damaged."""
         content = InputFile(self.checkpoint_file).read()
         try:
             _check_hash(content)
             state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
+        except Exception as error:  # torch raises many kinds of errors for a file that is not a checkpoint
             reason = error_reason(error)
             raise UserError(
                 f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
@@ -296,7 +298,7 @@ def _hash_line(content: bytes | memoryview) -> bytes:
 
 
 def _check_hash(content: bytes) -> None:
-    """Raise ValueError if a checkpoint does not have the SHA-256 in its last line or, without one, its zip checksums."""
+    """Raise ValueError if a checkpoint is damaged: its SHA-256 is not that of its last line, or a zip checksum differs."""
     size = len(_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):
@@ -321,10 +323,10 @@ def choose_action(
     options: TrainOptions,
     precision: str,
 ) -> str:
-    """Return what a training does with its folder: ``start``, ``resume``, or ``nothing`` if it holds the same finished run.
+    """Decide what a training does: ``start``, ``resume``, or ``nothing`` if the folder has the same run and it is finished.
 
-    Raises UserError if the training would replace another run without ``--overwrite``, or continue a run with other settings
-    or inputs.
+    Raises UserError if the folder has a run with other settings or inputs, or an unfinished run, and no option allows to
+    replace or continue it.
 
     ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.identity`.
     ``precision`` : requested precision; ``auto`` accepts a finished run of any precision.
@@ -384,7 +386,7 @@ def choose_action(
 
 
 def _read_existing_record(folder: RunFolder, options: TrainOptions) -> dict[str, Any]:
-    """Return the content of ``run.json``; an empty dict if it is missing, or damaged and --resume --overwrite is given."""
+    """Return the content of ``run.json``, or an empty dict if the file is missing, or damaged with --resume --overwrite."""
     try:
         return folder.read_record() if folder.record_file.is_file() else {}
     except UserError as refusal:

@@ -1,4 +1,4 @@
-"""Open and check the inputs of a run, record their keys and checksums, and count test images that it was trained on."""
+"""Open and check the inputs of a run, record their keys and checksums, and count test images that were training images."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 
 def initialise_word_embeddings(model: Model, vocabulary: Vocabulary, file: Path) -> None:
-    """Initialise the word embeddings of ``model`` with the vectors of ``file``, and log the number of missing words.
+    """Initialise the word embeddings of ``model`` with the vectors in ``file``, and log the number of words without a vector.
 
-    Raises UserError if the model reads no words, if the vectors have another length, or if no word of the captions has a
-    vector.
+    Raises UserError if the model reads no words, if the vectors do not have the length ``model.word_dim``, or if no word of
+    the vocabulary has a vector.
     """
     encoder = model.caption_encoder
     if not isinstance(encoder, WordReader):
@@ -66,16 +66,16 @@ def initialise_word_embeddings(model: Model, vocabulary: Vocabulary, file: Path)
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The files that a run reads, opened and checked.
+    """The input files of a run, opened and checked.
 
-    ``image_cache``, ``eval_image_cache`` : caches of images, for training and for validation.
+    ``image_cache``, ``eval_image_cache`` : caches of image features, for training and for validation.
     ``caption_cache`` : cache of captions, or of phrases for training on phrases; None for captions as tokens or words.
     ``transformer`` : transformer whose tokens the model reads; None for captions as words.
-    ``start_run``, ``start_weights_sha256`` : run whose best weights the training starts from, and their SHA-256; None and
-        blank for random weights.
+    ``start_run``, ``start_weights_sha256`` : run whose best weights are the initial weights, and their SHA-256. For random
+        weights, these are None and an empty string.
     ``weights_dir`` : folder of pretrained networks; None: the default folder.
     ``word_vector_file``, ``word_vectors_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256.
-    ``truth_cache`` : cache of the ground-truth regions of phrases.
+    ``truth_cache`` : cache of the ground-truth regions of phrases; None for training on captions.
     ``noise``, ``noise_file``, ``noise_sha256`` : content, path and SHA-256 of the noise file; None without noise.
     """
 
@@ -106,7 +106,10 @@ class RunInputs:
         return InputKind.WORDS if self.transformer is None else InputKind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
-        """Return the seed, and the keys and checksums by which a resume recognises the same inputs; None for no such input."""
+        """Return the seed, and the keys and checksums by which a resume recognises the same inputs.
+
+        The value for an input that the run does not have is None.
+        """
         return {
             "dataset": self.dataset.name,
             "captions_sha256": self.dataset.sha256,
@@ -124,7 +127,7 @@ class RunInputs:
         }
 
     def build_record(self, folder: Path) -> dict[str, Any]:
-        """Return the entries of the inputs for ``run.json``, with paths relative to the run folder ``folder``."""
+        """Return the entries of ``run.json`` that describe the inputs. Paths are relative to the run folder ``folder``."""
 
         def describe(cache: FeatureCache) -> dict[str, Any]:
             path = relative_path(cache.path, folder)
@@ -169,12 +172,12 @@ def open_inputs(
     """Find, open and check all inputs of an experiment.
 
     ``cache``, ``dataset`` : image features for training, and their data set.
-    ``folder``, ``seed`` : run folder and seed; by default the run to start from has the same seed and is next to this one.
-    ``paths`` : files that replace the default files of inputs.
-    ``caption_encoder`` : settings of the caption encoder, which may read tokens of a transformer; None for none.
+    ``folder``, ``seed`` : run folder and seed. They determine the default folder of the run with the initial weights.
+    ``paths`` : input files that replace the default files.
+    ``caption_encoder`` : settings of the caption encoder, which may need a transformer; None if the model has no such encoder.
     ``texts`` : kind of texts that the experiment reads: captions or phrases.
 
-    Raises UserError if an input is missing, or does not fit the others.
+    Raises UserError if an input is missing, or does not fit the other inputs.
     """
     name, extract = experiment.name, "extract it, or name its cache with"
     hint = f"{name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, or --set "
@@ -222,8 +225,8 @@ def _open_cache(
 ) -> FeatureCache | None:
     """Open the cache in ``path`` or, without a path, the cache of ``feature`` in the folder of ``cache``.
 
-    The default is the feature of the data set that ``cache`` names, unless the data set ``dataset`` has one. Returns None if
-    ``path`` and ``feature`` are None. ``hint`` is the end of the error message for a missing file.
+    The file name begins with ``dataset`` if such a file exists, and otherwise with the name of the data set of ``cache``.
+    Returns None if ``path`` and ``feature`` are None. ``hint`` is the end of the error message for a missing file.
     """
     if feature is None and path is None:
         return None
@@ -237,7 +240,7 @@ def _open_cache(
 def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
     """Raise UserError if a model that was trained on ``cache`` cannot read the images in ``other``.
 
-    The data set, the photos, the length of the vectors, the kind (vectors or sets) and the network must be the same.
+    Both caches must have the same data set, photos, length of vectors, kind of rows (vectors or sets) and network.
     """
     if (other.dataset, other.dim) != (cache.dataset, cache.dim):
         raise UserError(f"{other.path} has {other.dim} numbers per vector of {other.dataset!r}, {cache.path} {cache.dim}")
@@ -252,7 +255,7 @@ def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
 def _find_start_run(
     experiment: ExperimentOutline, dataset: str, seed: int, folder: RunFolder, path: Path | None
 ) -> RunFolder | None:
-    """Return the run whose weights a training starts from, in ``path`` or in the default folder; None for random weights."""
+    """Return the run with the initial weights of a training, from ``path`` or the default folder; None for random weights."""
     if experiment.start_from is None and path is None:
         return None
     base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")
@@ -267,10 +270,10 @@ def _find_start_run(
 
 
 def training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
-    """Return the path of the ``dataset.json`` of the training.
+    """Return the path of the ``dataset.json`` that a run was trained on.
 
-    This is the file that the cache names. A run on a fold, or on a data set derived from that of the cache, names its own
-    file.
+    Usually, the cache of the run names this file. A run on another data set that was derived from the data set of the cache,
+    such as a fold for cross-validation, names the file itself.
     """
     is_from_parent = "fold" in record or record.get("parent") == cache.dataset
     return folder.path / str(record["captions"]) if is_from_parent else cache.dataset_file
@@ -281,11 +284,11 @@ def count_leaked_images(
 ) -> int:
     """Count the images of a split that were training images of a run. Raises UserError if there are any, unless ``allowed``.
 
-    Images are the same if they have the same id on Flickr or in MS-COCO, or the same file checksum. Returns 0 if ``tested`` is
-    the run's own ``dataset.json``, and also, with a log message, if the data set of the training cannot be read.
+    Two images are the same if they have the same id on Flickr or in MS-COCO, or if their files have the same checksum. Returns
+    0 if ``tested`` is the data set of the training. Also returns 0, with a log message, if that data set cannot be read.
 
     ``restval`` : True if the run was also trained on the split ``restval``.
-    ``cache``, ``tested``, ``split`` : features, data set and split to test the run on.
+    ``cache``, ``tested``, ``split`` : image features, data set and split on which the run is tested.
     """
     own_key = folder.read_eval_cache_record()["key"]
     try:
@@ -314,7 +317,7 @@ def count_leaked_images(
 
 
 def _photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
-    """Return the SHA-256 of each image file by image id, or an empty dict for a cache that was not computed from files."""
+    """Return the SHA-256 of each image file by image id, or an empty dict if the cache was not computed from image files."""
     if "imported" in cache.provenance or read_backbone(cache) is not None:
         return {}
     return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_input_hashes(cache), strict=True)}

@@ -1,7 +1,7 @@
 """A packed model: a folder in the layout of Hugging Face with all files of a trained model, but without data and caches.
 
-``vse model pack`` writes the folder (:mod:`vse.training.share.pack`, ``docs/formats.md``). The folder can be used like a run.
-No code in it is executed: weights are safetensors, and settings that name a user's own code are refused.
+``vse model pack`` writes the folder (:mod:`vse.training.share.pack`, ``docs/formats.md``). The folder can be used like a run
+folder. No code in the folder is executed: weights are safetensors, and settings that name a user's own code are refused.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class PackedConfig(BaseModel):
     """The content of ``config.json``.
 
     ``settings`` : settings of the experiment.
-    ``run`` : record of the run, as in ``run.json`` but without paths of the machine.
+    ``run`` : record of the run, as in ``run.json`` but without paths of files on the author's machine.
     ``results`` : results of the run, as in result files.
-    ``licence`` : licence of the model; None if it is not stated.
-    ``files`` : SHA-256 of all other files, by path in the folder.
+    ``licence`` : licence of the model; None if the author has not stated a licence.
+    ``files`` : SHA-256 of all files except ``config.json`` and the model card, by path in the folder.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -65,7 +65,7 @@ def open_model_folder(path: Path) -> RunFolder:
 
 
 class PackedFolder(RunFolder):
-    """The paths and contents of a packed model."""
+    """The paths and contents of the files of a packed model."""
 
     is_packed = True
 
@@ -76,7 +76,7 @@ class PackedFolder(RunFolder):
 
     @cached_property
     def config(self) -> PackedConfig:
-        """The content of ``config.json``. Raises UserError if it is not valid."""
+        """The content of ``config.json``. Raises UserError if the content is not valid."""
         try:
             return PackedConfig.model_validate(read_json(self.config_file))
         except ValidationError as error:
@@ -86,11 +86,11 @@ class PackedFolder(RunFolder):
 
     @property
     def output_files(self) -> tuple[Path, ...]:
-        """All files of the folder."""
+        """All files in the folder."""
         return tuple(sorted(file for file in self.path.rglob("*") if file.is_file()))
 
     def read_settings(self, schema: type[_Schema]) -> _Schema:
-        """Return the settings of the model. Raises UserError if they are not valid, or name code."""
+        """Return the settings of the model. Raises UserError if the settings are not valid, or name a user's own code."""
         try:
             with forbid_own_code():
                 return schema.model_validate(self.config.settings)
