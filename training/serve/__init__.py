@@ -1,1 +1,1 @@
-"""The web page of vse-serve, where people search with trained runs, and its server."""
+"""The web page of vse-serve, where people search with trained runs, and the server of the page."""

@@ -1,4 +1,4 @@
-"""Loaded runs that answer all waiting queries together, and the photos of the images that they search."""
+"""The loaded runs of vse-serve, which answer several waiting queries in one batch, and the photos of the searched images."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ Result = TypeVar("Result")
 
 
 class QueryBatches(Generic[Asked, Answer]):
-    """A thread that answers the queries of other threads, several queries at once.
+    """A thread that answers the queries of other threads in batches.
 
-    Queries that arrive during a computation form the next batch. A query never waits for others to arrive.
+    Queries that arrive during a computation form the next batch. The thread never waits for further queries to arrive.
 
-    ``answer_all`` : function that returns, for each query of a batch, its answer or an exception for the waiting thread.
+    ``answer_all`` : function that returns the answers to a batch of queries. An exception in place of an answer is raised in
+        the thread that waits for the answer.
     """
 
     def __init__(self, answer_all: Callable[[Sequence[Asked]], Sequence[Answer | Exception]]) -> None:
@@ -57,7 +58,7 @@ class QueryBatches(Generic[Asked, Answer]):
         """Return the answer to a query. Raises the exception that ``answer_all`` returned for this query."""
         future: Future[Answer] = Future()
         self._waiting.put((query, future))
-        self._executor.submit(self._answer_waiting)  # finds nothing if an earlier call has answered the query
+        self._executor.submit(self._answer_waiting)  # does nothing if an earlier call has already answered the query
         return future.result()
 
     def run(self, work: Callable[[], Result]) -> Result:
@@ -91,11 +92,15 @@ _N_EXAMPLES, _N_EXAMPLE_IMAGES = 4, 20
 
 
 class UnknownId(UserError):
-    """The run, image or caption that a request names does not exist."""
+    """An error for a request that names a run, an image or a caption that does not exist."""
 
 
 class _RunQuery(NamedTuple):
-    """A query, and the number ``k`` of items to find for it after the ``start`` best ones."""
+    """A query to one run.
+
+    ``k``, ``start`` : number of items to find, and number of better items on earlier pages.
+    ``finds`` : kind of items to find.
+    """
 
     query: Query | SplitImage
     k: int
@@ -103,15 +108,15 @@ class _RunQuery(NamedTuple):
     finds: ItemKind
 
 
-_AnswerWithRemark = tuple[SearchAnswer, str]  # the remark is about words that are unknown to the run
+_AnswerWithRemark = tuple[SearchAnswer, str]  # an answer, and a message about words that are unknown to the run
 
 
 @dataclass(frozen=True)
 class ServedRun:
-    """A loaded run, and the kinds of queries that it can read.
+    """A loaded run, and the kinds of queries that the run can read.
 
-    ``attends`` : True if attention between queries and hits can be displayed.
-    ``batches`` : thread that uses the model and answers waiting queries together.
+    ``attends`` : True if the page can display the attention between a query and a hit.
+    ``batches`` : thread that uses the model and answers waiting queries in batches.
     """
 
     name: str
@@ -122,7 +127,7 @@ class ServedRun:
     batches: QueryBatches[_RunQuery, _AnswerWithRemark]
 
     def reads(self, query: Query | SplitImage) -> bool:
-        """Return whether the run can read this query. An image of the split needs no network, because it has features."""
+        """Return whether the run can read a query. It can always read an image of the split, whose features are cached."""
         return isinstance(query, SplitImage) or (self.reads_texts if isinstance(query, str) else self.reads_photos)
 
 
@@ -132,7 +137,7 @@ class ServedRuns:
     A warning is logged for a run that reads only texts or only photos.
 
     ``runs`` : run folders.
-    ``split`` : a split to search, several as in ``train,val``, or ``all``. None stands for ``test``,
+    ``split`` : a split to search, several splits such as ``train,val``, or ``all``. None stands for ``test``,
         or for ``all`` in a data set without a split ``test``.
     ``files`` : input files of each run.
     ``options`` : options of the search.
@@ -165,7 +170,7 @@ class ServedRuns:
         return any(len(run.searcher.trained.split.pairs) for run in self.runs)
 
     def list_examples(self) -> list[str]:
-        """Return captions of the searched images as example queries or, without any, captions of the first run's data."""
+        """Return example queries: captions of the searched images or, if they have none, of the first run's training data."""
         trained = self.runs[0].searcher.trained
         images: Sequence[Image] = trained.split.pairs.images
         if not self.has_captions:
@@ -181,10 +186,10 @@ class ServedRuns:
     def answer_query(
         self, query: Query | SplitImage, k: int, start: int = 0, photo_finds: ItemKind = "captions"
     ) -> list[RunAnswer]:
-        """Return the answer of each run: the ``k`` results after the ``start`` best ones.
+        """Return the answer of each run, with the ``k`` hits after the ``start`` best hits.
 
         A text finds images, an image of the split finds similar images, and a photo finds ``photo_finds``. Raises UnknownId if
-        the image of the split does not exist. Errors of single runs are in their answers.
+        the image of the split does not exist. If a run fails, its answer contains the error.
         """
         if isinstance(query, SplitImage):
             self.find_image(query.image_id)
@@ -192,18 +197,18 @@ class ServedRuns:
         return [_answer_query(run, query, k, start, finds) for run in self.runs]
 
     def find_image(self, image_id: int) -> Image:
-        """Return an image of the split. Raises UnknownId if there is no such image."""
+        """Return the image with this id. Raises UnknownId if the split has no such image."""
         image = self.dataset.find_image(image_id) if image_id in self._image_ids else None
         if image is None:
             raise UnknownId(f"the split {self.split!r} has no image {image_id}")
         return image
 
     def read_large_photo(self, image_id: int) -> bytes:
-        """Return a large JPEG of an image of the split. Raises UnknownId if its file is missing or cannot be read."""
+        """Return a large JPEG of an image of the split. Raises UnknownId if the image file is missing or cannot be read."""
         return self._encode_photo(image_id, _LARGE_PHOTO_SIDE)
 
     def read_original(self, image_id: int) -> tuple[str, bytes]:
-        """Return the file name and the bytes of an image of the split, unchanged.
+        """Return the name and the unchanged bytes of the file of an image of the split.
 
         Raises UnknownId if the file is missing or is not an image.
         """
@@ -216,12 +221,12 @@ class ServedRuns:
         return file.name, content
 
     def attention(self, index: int, query: Query, hit_id: int) -> Attention:
-        """Return the attention of one run between a query and a hit.
+        """Return the attention that one run computes between a query and a hit.
 
         ``index`` : position of the run in ``runs``.
         ``hit_id`` : id of the image that a text found, or of the caption that a photo found.
 
-        Raises UserError if the run, the hit or the attention does not exist.
+        Raises UserError if the run or the hit does not exist, or if the run cannot compute the attention.
         """
         if not 0 <= index < len(self.runs):
             raise UnknownId(f"there is no run {index}")
@@ -292,7 +297,7 @@ def _build_run_name(trained: TrainedRun) -> str:
 
 
 def _try_load_networks(searcher: Searcher, by_photo: bool) -> str:
-    """Load the networks for photos (``by_photo``) or texts. Return the error message, or an empty string on success."""
+    """Load the networks for photos (``by_photo``) or for texts. Return the error message, or an empty string on success."""
     try:
         searcher.load(by_photo)
     except UserError as error:
@@ -335,7 +340,7 @@ def _answer_query(run: ServedRun, query: Query | SplitImage, k: int, start: int,
 
 
 def _search_all(searcher: Searcher, queries: Sequence[_RunQuery]) -> list[_AnswerWithRemark | Exception]:
-    """Return the answer of a run to each query, or the UserError that it raised. All texts are answered together."""
+    """Return the answer of a run to each query, or the UserError that the query raised. All texts are answered together."""
     answers: dict[int, _AnswerWithRemark | Exception] = {}  # by position of the query
     texts = {k: query.query for k, query in enumerate(queries) if isinstance(query.query, str)}
     encoded_texts: dict[int, EncodedQuery] = {}
@@ -358,7 +363,7 @@ def _search_all(searcher: Searcher, queries: Sequence[_RunQuery]) -> list[_Answe
 
 
 def _search_photo(searcher: Searcher, query: _RunQuery) -> SearchAnswer:
-    """Return the answer of a run to a photo, or to an image of the split."""
+    """Return the answer of a run to a query that is a photo or an image of the split."""
     if isinstance(query.query, SplitImage):
         rows = np.flatnonzero(searcher.trained.split.pairs.image_ids == query.query.image_id)
         if not len(rows):

@@ -1,4 +1,4 @@
-"""The Flask application of vse-serve, which answers searches and sends photos. The application writes no files."""
+"""The Flask application of vse-serve. It answers searches and sends photos, and writes no files."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ _RESPONSE_HEADERS = {
 class PageSettings:
     """The settings of the application.
 
-    ``n_results`` : default number of results.
-    ``max_upload_bytes``, ``max_pixels`` : limits on an uploaded photo.
-    ``allowed_hosts`` : host names of the server, in lower case and without a port; None accepts any host name.
+    ``n_results`` : default number of results on a page.
+    ``max_upload_bytes``, ``max_pixels`` : largest size of an uploaded photo.
+    ``allowed_hosts`` : host names that requests may address, in lower case and without a port; None accepts any host name.
     """
 
     n_results: int = 10
@@ -67,7 +67,7 @@ class PageSettings:
 
 
 class _InMemoryRequest(flask.Request):
-    """A request whose uploaded photo stays in memory and is not written to disk."""
+    """A request that keeps an uploaded photo in memory instead of writing the photo to disk."""
 
     max_form_parts = 8
 
@@ -84,9 +84,9 @@ class _InMemoryRequest(flask.Request):
 def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> flask.Flask:
     """Build the application.
 
-    ``GET /`` returns the search page, with results if the address contains a query. ``POST /search`` takes an uploaded photo.
-    ``GET /search`` takes the same queries as ``GET /``, and returns JSON to scripts that add ``as=json``. ``GET /image/<id>``
-    returns the page of an image, and ``GET /photo/<id>`` a small JPEG.
+    ``GET /`` returns the search page, with results if the address contains a query. ``GET /search`` answers the same queries;
+    with the parameter ``as=json``, the answer is JSON. ``POST /search`` answers an uploaded photo. ``GET /image/<id>`` returns
+    the page of an image, and ``GET /photo/<id>`` returns a small JPEG.
     """
     app = flask.Flask("vse-serve", static_folder=None)
     app.request_class = _InMemoryRequest
@@ -161,7 +161,7 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
 
 
 class _Page:
-    """The search page, and the photos that clients sent."""
+    """The search page, and the photos that clients have uploaded."""
 
     def __init__(self, served: ServedRuns, settings: PageSettings) -> None:
         self._served, self._settings, self._uploads = served, settings, UploadedPhotos()
@@ -185,7 +185,7 @@ class _Page:
         }
 
     def answer_search(self) -> flask.Response | str:
-        """Answer a text (parameter ``q``), an earlier uploaded photo (``photo``) or an image of the split (``like``).
+        """Answer a text (parameter ``q``), a photo that was uploaded before (``photo``) or an image of the split (``like``).
 
         With the parameters ``run`` and ``hit``, return the attention between the query and a hit of a run.
         """
@@ -196,7 +196,7 @@ class _Page:
         return self._answer(request, query)
 
     def answer_upload(self) -> flask.Response | str:
-        """Answer an uploaded photo as JSON, or keep the photo and redirect to the page of its results."""
+        """Answer an uploaded photo with JSON, or store the photo in memory and redirect to the page of the results."""
         content = _read_uploaded_file(self._settings)
         if _answer_format() == "json":
             return self._answer_photo(self._read_request(""), content)
@@ -206,7 +206,7 @@ class _Page:
     def render(self, **values: Any) -> str:
         """Return the complete search page as HTML.
 
-        ``values`` : what the page displays: the ``results`` of a query, the ``attention`` of a hit, an ``image`` or an
+        ``values`` : contents of the page: the ``results`` of a query, the ``attention`` of a hit, an ``image`` or an
             ``error``, and the ``text`` in the search field.
         """
         contents = {"results": None, "attention": None, "image": None, "error": "", "text": "", **values}
@@ -254,22 +254,22 @@ class _Page:
 
 
 def _read_host_name() -> str:
-    """Return the host name in the request without the port, or an empty string if it is invalid.
+    """Return the host name that the request addresses, without the port, or an empty string if the name is invalid.
 
-    Werkzeug's own function does not support IPv6 addresses.
+    The function of Werkzeug for this purpose does not support IPv6 addresses.
     """
     match = re.fullmatch(r"(\[[0-9a-f:]+\]|[^:]+)(?::\d{1,5})?", flask.request.environ.get("HTTP_HOST", "").lower())
     return match[1] if match else ""
 
 
 def _answer_format() -> str:
-    """Return the requested format: ``page``, ``part`` (HTML that the page's script displays in a dialog) or ``json``."""
+    """Return the requested format of the answer: ``page``, ``part`` (HTML for a dialog of the page) or ``json``."""
     form = flask.request.args.get("as", "page")
     return form if form in ("part", "json") else "page"
 
 
 def _describe_query(query: Query | SplitImage) -> dict[str, Any]:
-    """Return the fields of the query in an answer as JSON."""
+    """Return the fields that describe the query in a JSON answer."""
     if isinstance(query, SplitImage):
         return {"like": query.image_id}
     return {"query": query} if isinstance(query, str) else {"photo": {"width": query.width, "height": query.height}}

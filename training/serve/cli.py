@@ -1,4 +1,4 @@
-"""The command ``vse-serve``. The command imports the code of the server only when it runs."""
+"""The command ``vse-serve``. It imports the code of the server only when it runs, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def serve_command(request: ServeRequest) -> None:
     """
     for package in ("flask", "waitress"):
         import_extra(package, "vse-serve", "serve")
-    # Before torch is imported. In huge pages of memory, a search reads the vectors almost twice as fast.
+    # Set before torch is imported: in huge pages of memory, a search reads the vectors almost twice as fast.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     set_up_openmp(os.environ, threads_may_spin=False)
     from vse.features.backbones.device import set_thread_count, wrap_memory_errors

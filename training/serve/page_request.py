@@ -1,4 +1,4 @@
-"""A search page: the request in its address, the decoded photos, and the answers of the runs as the contents of the page."""
+"""A search page: read the request from its address, decode photos, and convert the answers of the runs to page contents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vse.training.use.model import Query
 
 
 class SplitImage(NamedTuple):
-    """An image of the split as a query, which finds similar images."""
+    """A query by an image of the split. It finds similar images."""
 
     image_id: int
 
@@ -44,11 +44,11 @@ class RunAnswer:
     ``n_searched`` : number of images or captions in the searched splits.
     ``name`` : name of the run.
     ``seconds`` : time from the query to the answer.
-    ``start`` : number of better results, on earlier pages.
+    ``start`` : number of better hits on earlier pages.
     ``remark`` : message about words that are unknown to the run, or empty.
     ``n_ranked`` : number of items on all pages of results: all searched items, or only the candidates.
     ``n_scored`` : number of items that the model scored pair by pair; None if only vectors were compared.
-    ``attends`` : True if attention between the query and the hits can be displayed.
+    ``attends`` : True if the page can display the attention between the query and a hit.
     """
 
     name: str
@@ -64,7 +64,10 @@ class RunAnswer:
 
 
 def build_answer_json(answers: Sequence[RunAnswer], **facts: Any) -> dict[str, Any]:
-    """Return the answer of ``/search?as=json``, see ``docs/serve.md``. ``facts`` : fields of the query and of the split."""
+    """Return the JSON answer of ``/search?as=json``, see ``docs/serve.md``.
+
+    ``facts`` : fields that describe the query and the split.
+    """
     return {**facts, "runs": [_build_run_json(answer) for answer in answers]}
 
 
@@ -108,7 +111,7 @@ _MAX_PAGE = 100_000
 _ID_LIMIT = 2**63
 
 QueryKind = Literal["q", "photo", "like"]
-"""The parameter that holds the query: ``q`` a text, ``photo`` the key of an upload, ``like`` the id of an image."""
+"""The parameter with the query: ``q`` for a text, ``photo`` for the key of an upload, ``like`` for the id of an image."""
 
 ItemKind = Literal["images", "captions"]
 
@@ -117,11 +120,11 @@ ItemKind = Literal["images", "captions"]
 class PageRequest:
     """The search that the address of a page requests.
 
-    ``kind``, ``value`` : the query, see :data:`QueryKind`.
-    ``finds`` : kind of items to find; a text and an image of the split always find images.
+    ``kind``, ``value`` : parameter with the query, and its value, see :data:`QueryKind`.
+    ``finds`` : kind of items to find. A text and an image of the split always find images.
     ``k`` : number of results on a page.
     ``page`` : number of the page, from 1.
-    ``default_k`` : number of results if an address does not contain it.
+    ``default_k`` : number of results on a page if the address does not contain ``k``.
     """
 
     kind: QueryKind
@@ -137,7 +140,7 @@ class PageRequest:
         return (self.page - 1) * self.k
 
     def build_address(self, **parameters: object) -> str:
-        """Return the address of this page, with further parameters."""
+        """Return the address of this page of results, with further parameters."""
         fields: dict[str, object] = {self.kind: self.value}
         if self.kind == "photo":
             fields["find"] = self.finds
@@ -152,17 +155,17 @@ class PageRequest:
         return replace(self, page=page).build_address()
 
     def find(self, finds: ItemKind) -> str:
-        """Return the address of the first page of results for the same query, with another kind of items to find."""
+        """Return the address of the first page of results for the same query, which then finds ``finds``."""
         return replace(self, finds=finds, page=1).build_address()
 
 
 def read_page_request(
     arguments: Mapping[str, str], default_k: int, default_finds: ItemKind, photo_key: str | None = None
 ) -> PageRequest:
-    """Return the search that the parameters of an address request. Raises BadRequest if a parameter is invalid.
+    """Read the search from the parameters of an address. Raises BadRequest if a parameter is invalid.
 
-    ``default_finds`` : kind of items that a photo finds if the parameters do not contain it.
-    ``photo_key`` : key of the photo that was uploaded with the request, which replaces the query; None without an upload.
+    ``default_finds`` : kind of items that a photo finds if the parameter ``find`` is missing.
+    ``photo_key`` : key of the photo that was uploaded with the request and is the query; None without an upload.
     """
     k = read_number(arguments, "k", 1, MAX_RESULTS, default_k)
     page = read_number(arguments, "page", 1, _MAX_PAGE, 1)
@@ -183,14 +186,14 @@ def read_page_request(
 
 
 def read_id(arguments: Mapping[str, str], name: str) -> int:
-    """Return the id of an image or a caption. Raises BadRequest if the parameter is not an id."""
+    """Return the id of an image or a caption in the parameter ``name``. Raises BadRequest if it is not an id."""
     return read_number(arguments, name, -_ID_LIMIT, _ID_LIMIT - 1)
 
 
 def read_number(arguments: Mapping[str, Any], name: str, least: int, most: int, default: int | None = None) -> int:
-    """Return the whole number in a parameter, or ``default`` if the parameter is missing.
+    """Return the whole number in the parameter ``name``, or ``default`` if the parameter is missing.
 
-    Raises BadRequest if the number is not from ``least`` to ``most``, or if a parameter without default is missing.
+    Raises BadRequest if the number is not from ``least`` to ``most``, or if the parameter and the default are missing.
     """
     given = arguments.get(name)
     if given is None and default is not None:
@@ -204,23 +207,23 @@ def read_number(arguments: Mapping[str, Any], name: str, least: int, most: int, 
     return number
 
 
-SMALL_PHOTO_SIDE = 480  # longer side of a photo among the results, in pixels
-LARGE_PHOTO_PIXELS = 10_000_000  # photos with more pixels are decoded one at a time
+SMALL_PHOTO_SIDE = 480  # pixels of the longer side of a photo among the results
+LARGE_PHOTO_PIXELS = 10_000_000  # photos with more pixels are large, and are decoded one at a time
 LARGE_PHOTO_LOCK = Lock()
 PHOTO_SLOTS = BoundedSemaphore(4)  # photos in memory at once, because a decoded photo takes up to 75 MB by default
-_large_photo_slots = BoundedSemaphore(2)  # one large upload is decoded and one waits; others are refused to keep threads free
+_large_photo_slots = BoundedSemaphore(2)  # one large upload is decoded, one waits, others are refused to keep threads free
 _UPLOAD_NAME = Path("the photograph")  # the name of an upload in messages
 _MAX_KEPT_BYTES = 64 * 2**20
 
 
 class TooManyLargePhotos(UserError):
-    """A large photo cannot be read now, because one is being decoded and another one already waits."""
+    """An error for a large upload while another large upload is decoded and a third one already waits."""
 
 
 class UploadedPhotos:
-    """The files of the last uploaded photos, in memory: at most 64 MiB in total, or a single larger file.
+    """The files of the last uploaded photos, in memory. They have at most 64 MiB in total, except a single larger file.
 
-    The key of a file is a hash with a secret, so that only the client that sent a photo knows the link to its results.
+    The key of a file is a hash with a secret, so that only the client that sent a photo knows the address of the results.
     """
 
     def __init__(self) -> None:
@@ -228,7 +231,7 @@ class UploadedPhotos:
         self._content_by_key: dict[str, bytes] = {}
 
     def keep(self, content: bytes) -> str:
-        """Keep a file, and return its key."""
+        """Store a file in memory, and return its key."""
         key = hashlib.blake2b(content, key=self._secret, digest_size=16).hexdigest()
         with self._lock:
             self._content_by_key.pop(key, None)
@@ -246,7 +249,7 @@ class UploadedPhotos:
 
 
 def read_photo(path: Path) -> Image.Image:
-    """Return the decoded photo of a file. Large photos are decoded one at a time. Raises BadImage if the file is invalid."""
+    """Read and decode a photo. Large photos are decoded one at a time. Raises BadImage if the file is invalid."""
     with PHOTO_SLOTS:
         content = read_image_bytes(path)
         with LARGE_PHOTO_LOCK if LARGE_PHOTO_PIXELS < count_pixels(path, content) <= MAX_PIXELS else nullcontext():
@@ -254,7 +257,7 @@ def read_photo(path: Path) -> Image.Image:
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Decode a photo that a client sent. Raises BadImage if it is invalid, or TooManyLargePhotos if others wait already."""
+    """Decode an uploaded photo. Raises BadImage if it is invalid, or TooManyLargePhotos if two large photos are in work."""
     is_large = LARGE_PHOTO_PIXELS < count_pixels(_UPLOAD_NAME, content, QUERY_IMAGE_FORMATS) <= max_pixels
     if not is_large:
         return decode_image(_UPLOAD_NAME, content, max_pixels, QUERY_IMAGE_FORMATS)
@@ -273,9 +276,9 @@ _CAPTIONS_PER_IMAGE = 2
 def build_results(
     dataset: Dataset, request: PageRequest, query: Query | SplitImage, answers: Sequence[RunAnswer], has_captions: bool
 ) -> dict[str, Any]:
-    """Return the fields of the page with the results of a query: heading, a column for each run, links to other pages.
+    """Return the fields of a page with results: the heading, a column for each run, and links to the next and previous page.
 
-    ``has_captions`` : True if captions can be found, so that a photo has a choice between captions and images.
+    ``has_captions`` : True if the split has captions, so that the page of a photo offers both captions and similar images.
     """
     has_more = request.start + request.k < max(answer.n_ranked for answer in answers)
     return {
@@ -289,7 +292,7 @@ def build_results(
 
 
 def build_attention(query: Query, attention: Attention, run_name: str, hit_id: int) -> dict[str, Any]:
-    """Return the fields of a photo with drawn attention: the image ``hit_id`` for a text, or else the photo that was sent."""
+    """Return the fields of a drawing of attention over a photo: the image ``hit_id`` for a text, or the query photo."""
     source = f"/photo/{hit_id}/large" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
     return {
         "drawing": draw_attention("look", [attention]),
@@ -312,7 +315,7 @@ def build_image(dataset: Dataset, image: DatasetImage) -> dict[str, Any]:
 
 
 def _build_heading(dataset: Dataset, request: PageRequest, query: Query | SplitImage, has_captions: bool) -> dict[str, Any]:
-    """Return the title of the results, the query as text or small photo, and the links to captions or images for a photo."""
+    """Return the fields of the heading: title, query as text or small photo, and for a photo links to captions and images."""
     if isinstance(query, str):
         return {"text": query, "title": query, "source": "", "choices": []}
     if isinstance(query, SplitImage):
@@ -331,7 +334,7 @@ def _build_heading(dataset: Dataset, request: PageRequest, query: Query | SplitI
 
 
 def _build_columns(dataset: Dataset, request: PageRequest, answers: Sequence[RunAnswer]) -> list[dict[str, Any]]:
-    """Return a column of the page for each run, with the hits of the run and their ranks in the other columns."""
+    """Return a column of the page for each run, with the hits of the run and the ranks of these hits by the other runs."""
     ranks = [{_hit_id(hit): rank for rank, hit in enumerate(answer.hits, answer.start + 1)} for answer in answers]
     columns = []
     for index, answer in enumerate(answers):

@@ -1,8 +1,8 @@
 """The server of vse-serve, with limits on the number, the time and the bytes of connections.
 
-Waitress, the underlying server, closes a refused connection while the client still sends. The client then sees a reset instead
-of a response. Here a refused request gets a response from the application, and the rest of the request is read and discarded
-before the connection is closed.
+Waitress, the underlying server, closes a refused connection while the client still sends data. The client then sees a reset
+instead of a response. This module sends a response to a refused request, and then reads and discards the rest of the request
+before it closes the connection.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from waitress.utilities import Error, RequestEntityTooLarge
 
 from vse.pipeline.errors import UserError
 
-logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a page with many photos fills the queue for a moment
-REFUSAL_KEY = "vse.refused"  # key in a request's environment, for the status and the message of a refusal
+logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # no warnings: a page with many photos fills the queue briefly
+REFUSAL_KEY = "vse.refused"  # key in the WSGI environment of a request for the status and the message of a refusal
 _TOO_MANY_CONNECTIONS_MESSAGE = "The server has too many connections; try again in a moment."
 _TOO_MANY_REQUESTS_MESSAGE = "The server has too many requests; try again in a moment."
 _TOO_MANY_BYTES_MESSAGE = "The server reads other photographs already; try again in a moment."
@@ -41,22 +41,22 @@ _STOPPING_RESPONSE = (
 ).encode()
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _EXTRA_BODY_BYTES = 2**20  # a slightly too large photo still arrives, so that the application can state its limit
-_N_OWN_DESCRIPTORS = 8  # file descriptors that are not connections: listening sockets and pipes
-_N_THREADS = 32  # most of them wait for the thread that uses the model, which answers waiting queries together
+_N_OWN_DESCRIPTORS = 8  # number of file descriptors that are not connections: listening sockets and pipes
+_N_THREADS = 32  # most threads only wait for the thread that uses the model
 _THREAD_END_TIMEOUT_S = 0.25
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Limits on connections. The server closes a connection whose client exceeds one of the times.
+    """Limits on connections. The server closes a connection whose client exceeds a time limit.
 
-    ``max_connections`` : number of connections that are served at once. The same number of further connections get a 503.
-    ``max_requests`` : number of requests that are answered or wait; a single connection can send several at once.
-    ``idle_timeout_s`` : seconds without a byte in either direction, seconds to send a request header, and seconds that a
-        client may still send after the last response.
-    ``request_timeout_s`` : seconds to send a request, and seconds to read a response.
-    ``refused_timeout_s`` : seconds to send a request header on one of the further connections, and seconds without a byte from
-        the client after the last response.
+    ``max_connections`` : number of connections that are served at once. The same number of extra connections gets status 503.
+    ``max_requests`` : number of requests that are answered or wait. A single connection can send several requests at once.
+    ``idle_timeout_s`` : time limit of three waits: until a byte is sent or received, until a request header is complete, and
+        until the client closes the connection after the last response.
+    ``request_timeout_s`` : time limit for sending a request, and for reading a response.
+    ``refused_timeout_s`` : time limit for sending a request header on an extra connection, and for a silence of the client
+        after the last response.
     ``max_bodies`` : limit on the bytes of all request bodies in memory, in units of the largest accepted body.
     ``stop_grace_s`` : seconds from a signal to stop until pending requests are refused.
     """
@@ -76,7 +76,7 @@ class _BusyError(Error):  # type: ignore[misc]
 
 
 class _RefusableRequest(HTTPRequestParser):  # type: ignore[misc]
-    """A request that may be refused as soon as the header is complete."""
+    """A request that the server can refuse as soon as the header is complete."""
 
     error: Error | None
     completed: bool
@@ -92,12 +92,12 @@ class _RefusableRequest(HTTPRequestParser):  # type: ignore[misc]
             self.error = self._channel.find_refusal(self)
             self.completed = self.completed or self.error is not None
         if self.error:
-            self.expect_continue = False  # the client need not send its body
+            self.expect_continue = False  # do not ask the client to send the body
         return consumed
 
 
 class _RefusalTask(WSGITask):  # type: ignore[misc]
-    """The application's answer to a refused request, whose body is not read."""
+    """The task that lets the application answer a refused request. The body of the request is not read."""
 
     def get_environment(self) -> dict[str, Any]:
         error = self.request.error
@@ -110,11 +110,11 @@ class _RefusalTask(WSGITask):  # type: ignore[misc]
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]
-    """A connection with time limits. It stays open until the client has read the last response.
+    """A connection with time limits. The connection stays open until the client has read the last response.
 
-    ``is_over_limit`` : True for a connection beyond ``max_connections``, whose requests are refused.
+    ``is_over_limit`` : True for a connection beyond ``max_connections``. All its requests are refused.
     ``held_bytes`` : size of the request body that arrives or waits.
-    ``drain_start`` : time of the last response, after which data of the client are discarded; None before.
+    ``drain_start`` : time of the last response; None before it. Later data of the client are discarded.
     """
 
     request: Any
@@ -133,7 +133,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
 
     @staticmethod
     def error_task_class(channel: Channel, request: Any) -> Any:
-        """Return the task that answers a request with an error: the application if it was refused, else Waitress."""
+        """Return the task that answers a request with an error. The application answers if the server refused the request."""
         refused = isinstance(request.error, _BusyError | RequestEntityTooLarge)
         return (_RefusalTask if refused else ErrorTask)(channel, request)
 
@@ -151,7 +151,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return None
 
     def received(self, data: bytes) -> bool:
-        """Receive data from the client. After the last response, discard the data."""
+        """Receive data from the client. Discard data that arrive after the last response."""
         if self.drain_start is not None:
             return False
         if self.request is None:
@@ -162,7 +162,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return self.drain_start is not None or bool(super().readable())
 
     def handle_write(self) -> None:
-        """Send pending data. After the last response, close only the sending side, so that the client can read all data."""
+        """Send pending data. After the last response, shut down only the sending direction, so that the client can read it."""
         if self.close_when_flushed and not self.requests:
             self._flush_exception(self._flush_some)
             if not self.total_outbufs_len and not self.will_close:
@@ -184,7 +184,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         self.activity_start, self.held_bytes, self.response_begun = time.monotonic(), 0, False
 
     def close_if_late(self, now: float) -> None:
-        """Close the connection if the client has exceeded a time limit. ``now`` is the time of the monotonic clock."""
+        """Close the connection if the client has exceeded a time limit. ``now`` is the time by the monotonic clock."""
         limits = self.server.limits
         if self.drain_start is not None:
             late = (
@@ -205,7 +205,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
     def close_if_idle(self) -> bool:
         """Close the connection unless a response is pending, and return whether the connection is closed.
 
-        A request whose body still arrives is refused.
+        A request whose body has not completely arrived is refused.
         """
         with self.requests_lock:
             if self.request is not None and self.request.headers_finished and not self.requests:
@@ -219,7 +219,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return True
 
     def close_now(self) -> None:
-        """Close the connection. A request whose response has not begun gets a short refusal."""
+        """Close the connection. If the response to a request has not begun, send a short refusal first."""
         with self.outbuf_lock:
             if self.requests and not self.response_begun:
                 with suppress(OSError):
@@ -238,7 +238,7 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
         super().__init__(*arguments, **named)
 
     def add_task(self, channel: Channel) -> None:
-        """Let a thread answer the next request of a connection. A separate thread answers refused requests."""
+        """Queue the next request of a connection for a thread that answers it. A separate thread answers refused requests."""
         (self._refusal_dispatcher if channel.requests[0].error else self.task_dispatcher).add_task(channel)
 
     def count_requests(self) -> int:
@@ -270,15 +270,15 @@ def is_loopback(host: str) -> bool:
 
 
 def trusted_hosts(host: str) -> Sequence[str] | None:
-    """Return the host names that requests may use if only this machine can reach ``host``, against DNS rebinding.
+    """Return the host names that requests may address, or None for any name if other machines can reach ``host``.
 
-    Returns None, which accepts any name, if other machines can reach ``host``.
+    If only this machine can reach ``host``, a list of names prevents attacks by DNS rebinding.
     """
     return [*_LOOPBACK_HOSTS, _bracket_ipv6(host)] if is_loopback(host) else None
 
 
 class PageServer:
-    """A server for a WSGI application. Raises UserError if the address cannot be served.
+    """A server for a WSGI application. Raises UserError if the server cannot listen on the address.
 
     ``port`` : port number; 0 chooses a free port.
     ``upload_bytes`` : largest size of an uploaded photo.
@@ -319,7 +319,7 @@ class PageServer:
         self.url = f"http://{_bracket_ipv6(host)}:{self._servers[0].effective_port}/"
 
     def run(self) -> None:
-        """Serve until :meth:`stop` is called. Then answer or refuse pending requests within ``stop_grace_s`` seconds."""
+        """Serve requests until :meth:`stop` is called. Then answer or refuse pending requests within ``stop_grace_s``."""
         while self._stop_time is None:
             self._handle_events(1)
         for server in self._servers:
@@ -330,7 +330,7 @@ class PageServer:
             channel.close_now()
 
     def stop(self) -> None:
-        """End :meth:`run` soon; a second call ends it at once. Other threads and signal handlers may call this method."""
+        """End :meth:`run` soon, or at once in a second call. Other threads and signal handlers may call this method."""
         self._stop_time = time.monotonic() + (self.limits.stop_grace_s if self._stop_time is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()
@@ -353,7 +353,7 @@ class PageServer:
             dispatcher.shutdown(timeout=_THREAD_END_TIMEOUT_S)
 
     def _handle_events(self, timeout_s: float) -> None:
-        """Wait for network events for at most ``timeout_s`` seconds, handle them, and close connections that are too slow."""
+        """Handle network events, wait for them at most ``timeout_s`` seconds, and close connections that are too slow."""
         wasyncore.loop(timeout=timeout_s, use_poll=True, map=self._channels, count=1)
         for server in self._servers:
             server.maintenance(time.time())

@@ -1,1 +1,1 @@
-"""Models that travel: pack a trained run into a folder, and exchange the folder through the Hugging Face hub."""
+"""Packed models: folders with a trained model that users exchange, for example through the Hugging Face hub."""

@@ -1,6 +1,6 @@
-"""Write the model card of a packed model, ``README.md``: data, metrics, licence, limits, and how to load the model.
+"""Build the model card of a packed model, ``README.md``: data, metrics, licence, limits, and how to load the model.
 
-The metrics come from result files, or from an evaluation of the run's own embeddings.
+The metrics come from result files, or from an evaluation of the embeddings in the run folder.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def collect_results(
 ) -> list[dict[str, Any]]:
     """Return the results of a run as dicts, without the metrics of single folds.
 
-    The results are those in ``files``. Without files, the embeddings of the test split in the folder of the run are evaluated,
-    if they exist. Raises UserError if a file is the result of another experiment or seed.
+    The results are read from ``files``. Without files, the embeddings of the test split are evaluated if the run folder has
+    them. Raises UserError if a file is the result of another experiment or seed.
     """
     for file in files:
         result, seed = read_result(file), record["seed"]
@@ -76,7 +76,7 @@ _METRIC_TITLES = {**{f"r{k}": f"R@{k}" for k in DEFAULT_KS}, "medr": "Med r"}
 _TAGS = ["image-text-retrieval", "visual-semantic-embedding", "vse"]
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-)  # nothing is escaped, because the card is Markdown
+)  # values are not escaped, because the card is Markdown
 
 
 def write_card(
@@ -139,7 +139,7 @@ def _build_header(name: str, config: PackedConfig, results: list[Result]) -> dic
 
 
 def _list_metric_rows(result: Result) -> Iterator[list[str]]:
-    """Yield a row for each protocol and direction: both names, then each metric with its interval."""
+    """Yield a row for each protocol and direction: protocol, direction, and each metric with its confidence interval."""
     for name, protocol in drop_repeated_protocols(result.protocols, result.n_images).items():
         for direction in protocol.directions:
             yield [
@@ -157,7 +157,7 @@ def _format_metric(protocol: ProtocolMetrics, metric: str) -> str:
 
 
 def _describe_feature(feature: FeatureDescription) -> dict[str, Any]:
-    """Return the name of a feature, its network, the hash of the network's weights, and the record of the file."""
+    """Return the fields of a feature in the card: its name, its network, and the hash and the file of the weights."""
     settings = feature.provenance.get("config", {})
     return {
         "name": feature.feature,

@@ -1,6 +1,6 @@
-"""Pack a trained run into a folder that needs neither data set nor caches; upload and download such folders.
+"""Pack a trained run into a folder that can be used without data set and caches; upload and download such folders.
 
-The folder has the networks that compute features, or only the names and hashes of their files.
+The folder contains the networks that compute the features, or only the names and hashes of the files of these networks.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from vse.training.use.open_run import unfinished_state
 
 log = logging.getLogger(__name__)
 
-_LOCAL_NOTES = ("device", "encoder", "backbone_run")  # entries of the provenance that are only valid on this machine
+_LOCAL_NOTES = ("device", "encoder", "backbone_run")  # entries of a cache's provenance that are only valid on this machine
 
 
 def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
-    """Return the description of an image feature for a packed model. With ``with_network``, write its CNN to ``out``, too.
+    """Return the description of an image feature for a packed model. With ``with_network``, also write the CNN to ``out``.
 
-    Without ``with_network``, a CNN that is not on this machine is a warning. Features of other extractors or of other programs
-    are only described. Raises UserError if the CNN is needed and cannot be loaded.
+    If the CNN is not on this machine, UserError is raised with ``with_network``, and a warning is logged without it. Networks
+    of other kinds are not packed.
     """
     if cache.provenance.get("config", {}).get("extractor") != "cnn":
         log.warning("%s: its features are not vectors of a CNN, so the packed model reads no photos", cache.path)
@@ -73,9 +73,9 @@ def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None,
 
 
 def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
-    """Return the description of a caption feature for a packed model, and write its fitted encoder to ``out``.
+    """Return the description of a caption feature for a packed model. Write an encoder that was fitted to captions to ``out``.
 
-    With ``with_network``, a pretrained text encoder is written, too. Raises UserError if the encoder is needed and missing.
+    With ``with_network``, a pretrained text encoder is written as well. Raises UserError if an encoder to write is missing.
     """
     extractor = cache.provenance.get("config", {}).get("extractor")
     settings = find_extractor(extractor)
@@ -95,7 +95,7 @@ def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | Non
 
 
 def _copy_text_network(encoder: TextExtractor, out: Path) -> dict[str, Any]:
-    """Write the files of a text encoder to ``out``, and return the changes to its provenance."""
+    """Write the files of a text encoder to ``out``. Return the provenance entries that describe these files."""
     backbone = encoder.backbone
     if backbone.folder is None:
         file = out / f"{TEXT_NETWORK_NAME}.safetensors"
@@ -109,7 +109,7 @@ def _copy_text_network(encoder: TextExtractor, out: Path) -> dict[str, Any]:
 
 
 def _describe_unverified(cache: FeatureCache, error: UserError, with_network: bool) -> FeatureDescription:
-    """Describe a feature whose network cannot be loaded, with a warning. Raises the error if the network is to be packed."""
+    """Describe a feature whose network cannot be loaded, and log ``error``. With ``with_network``, raise ``error`` instead."""
     if with_network:
         raise error
     log.warning("%s. The packed model names the network; whoever uses it needs that file", error)
@@ -117,7 +117,7 @@ def _describe_unverified(cache: FeatureCache, error: UserError, with_network: bo
 
 
 def _describe(cache: FeatureCache, changes: Mapping[str, Any]) -> FeatureDescription:
-    """Return the description of a feature without names of local files, with changes to its provenance."""
+    """Return the description of a feature without names of local files. ``changes`` replace entries of the provenance."""
     description = describe_feature(cache)
     provenance = {name: value for name, value in description.provenance.items() if name not in _LOCAL_NOTES}
     if "imported" in provenance:
@@ -133,15 +133,15 @@ def _save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     write_bytes(file, safetensors.torch.save(content, {"format": "pt"}))
 
 
-# Entries of run.json that concern files of this machine. ``made`` has the date and the command.
+# Entries of run.json that name files of this machine. ``made`` has the date and the command.
 _LOCAL_ENTRIES = ("captions", "start_from", "words", "files", "features", "eval_features", "caption_features", "made")
 
 
 def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
     """Write a trained run as a packed model (``docs/formats.md``) to the folder ``out``, and return ``out``.
 
-    ``out`` appears only when the folder is complete. Raises UserError if the model cannot be used without the data set, or if
-    ``out`` exists. With ``--force``, an earlier packed model is replaced.
+    The folder is written under a temporary name first. Raises UserError if the model cannot be used without the data set, or
+    if ``out`` exists. With ``--force``, an earlier packed model is replaced.
     """
     folder = RunFolder(run)
     if is_packed(run):
@@ -174,10 +174,10 @@ def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
 
 
 def describe_preprocessing(feature: FeatureDescription) -> dict[str, Any]:
-    """Return the preparation of photos in the format of Hugging Face's image processors, for other programs.
+    """Return the preprocessing of photos in the format of Hugging Face's image processors, for other programs.
 
-    ``vse`` itself reads the settings of the feature in ``config.json``. For an extractor that is not a CNN, the result has
-    these settings instead.
+    ``vse`` itself reads the settings of the feature from ``config.json``. For an extractor that is not a CNN, the result is a
+    copy of these settings.
     """
     settings = feature.provenance.get("config", {})
     if settings.get("extractor") != "cnn":
@@ -217,16 +217,16 @@ def _check_run(folder: RunFolder, experiment: ExperimentConfig, record: Mapping[
 def _pack_features(
     folder: RunFolder, experiment: ExperimentConfig, record: Mapping[str, Any], staged: Path, options: PackOptions
 ) -> dict[str, FeatureDescription]:
-    """Write the encoders of the features that the run reads, and return the description of each feature.
+    """Write the encoders of the features that the run reads to ``staged``, and return the description of each feature.
 
-    The keys are those of the features in ``run.json``, such as ``features``.
+    The keys of the result are the keys of the features in ``run.json``, such as ``features``.
     """
     images = folder.build_feature(folder.read_eval_cache_record())
     captions = folder.build_feature(record["caption_features"]) if "caption_features" in record else None
     for cache in (images, captions):
         if cache is not None and "backbone" in cache.provenance:
             raise UserError(f"{folder.path}: reads the embeddings of another run, and only one model can be packed")
-    # The weights of the model already contain a CNN that was trained.
+    # If the run trained the CNN, the weights of the model already contain it.
     with_cnn = options.with_backbone and not experiment.images.finetune
     features = {"features": pack_image_feature(images, staged, options.weights_dir, with_cnn)}
     if captions is not None:
@@ -235,7 +235,7 @@ def _pack_features(
 
 
 def _select_settings(experiment: ExperimentConfig) -> dict[str, Any]:
-    """Return the settings of the experiment. A loss of the user's own is left out, because the model does not need it."""
+    """Return the settings of the experiment, without a loss that is a user's own code. The model does not need the loss."""
     return experiment.model_dump(mode="json", exclude={"loss"} if find_own_code(experiment.loss) else None)
 
 
@@ -247,7 +247,7 @@ def _select_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build_entry(feature: FeatureDescription) -> dict[str, Any]:
-    """Return the entry for a feature in the record of a packed model: as in ``run.json``, without the path of a cache."""
+    """Return the entry of a feature in the record of a packed model. Unlike in ``run.json``, it has no path of a cache."""
     identity = feature.build_cache(Path(CONFIG_FILE_NAME)).extractor_identity
     entry = {"name": feature.feature, "key": feature.key, "path": CONFIG_FILE_NAME, "extractor": dict(identity)}
     return {**entry, "description": feature.model_dump(mode="json")}
@@ -255,9 +255,9 @@ def _build_entry(feature: FeatureDescription) -> dict[str, Any]:
 
 @contextmanager
 def _write_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes ``out`` at the end of the block.
+    """Yield a temporary folder that is renamed to ``out`` at the end of the block.
 
-    Raises UserError if ``out`` exists, unless it is a packed model and ``--force`` is given.
+    Raises UserError if ``out`` exists, unless ``out`` is a packed model and ``--force`` is given.
     """
     if out.exists() and not is_packed(out):
         raise UserError(f"{out}: exists and is not a packed model; name another folder")
@@ -280,15 +280,15 @@ def _write_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
 
 
-_HUB_SCHEME = "hf:"  # ``Path("hf://user/name")`` has this first part
+_HUB_SCHEME = "hf:"  # first part of ``Path("hf://user/name")``
 _NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _FILE_PATTERNS = (CARD_FILE_NAME, "*.json", "*.safetensors", "metrics.csv", "text_network/*")
 
 
 def find_model(place: Path) -> Path:
-    """Return the folder of a model: ``place`` itself, or the download of ``hf://user/name`` or ``hf://user/name@revision``.
+    """Return the folder of a model. Download the model first if ``place`` is ``hf://user/name`` or ``hf://user/name@revision``.
 
-    Raises UserError if the hub is out of reach, or if the repository is not a packed model.
+    Raises UserError if the Hugging Face hub is out of reach, or if the repository is not a packed model.
     """
     if place.parts[:1] != (_HUB_SCHEME,):
         return place
@@ -322,7 +322,7 @@ def push_model(folder: Path, repository: str, private: bool = False) -> str:
         api.create_repo(repository, private=private, exist_ok=True)
         uploads = [hub.CommitOperationAdd(name, str(folder / name)) for name in files if (folder / name).is_file()]
         commit = api.create_commit(repository, uploads, commit_message="Upload a model packed by vse")
-    except Exception as error:  # the hub's client and the network raise many kinds
+    except Exception as error:  # the client of the hub and the network raise many kinds of errors
         raise UserError(
             f"cannot upload {folder} to {repository} ({error_reason(error)}); log in with hf auth login, or set HF_TOKEN to a "
             "token that may write"

@@ -1,4 +1,4 @@
-"""Encode vectors, texts and photos with a trained run whose files are all in memory."""
+"""Encode NumPy arrays of vectors, texts and photos with a trained run that is completely in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ArrayFeatures:
     """Vectors in memory as inputs of a model.
 
     ``vectors`` : (n, dim), or sets of vectors (n, n_vectors, dim).
-    ``rows`` : the row of each image or caption, in the order of their indices.
+    ``rows`` : row of ``vectors`` for each image or caption, in the order of their indices.
     """
 
     def __init__(self, vectors: Vectors, rows: NDArray[np.int64], device: torch.device) -> None:
@@ -36,7 +36,7 @@ class ArrayFeatures:
         self._vectors, self._rows, self._device = vectors, rows, device
 
     def read(self, indices: NDArray[np.int64]) -> BatchVectors:
-        """Return the vectors at these indices."""
+        """Return the vectors of the images or captions at these indices."""
         vectors = torch.from_numpy(self._vectors[self._rows[indices]]).to(self._device)
         return add_full_mask(vectors) if self.kind == InputKind.SETS else (vectors,)
 
@@ -45,18 +45,18 @@ class ArrayFeatures:
 
 
 class ArrayEncoder:
-    """A trained run that encodes vectors of images and captions, and texts.
+    """A trained run that encodes image vectors, caption vectors, texts and photos.
 
-    ``queries`` : the encoder of new texts with the same run.
+    ``queries`` : encoder of new texts and photos with this run.
     """
 
     def __init__(self, trained: TrainedRun, queries: QueryEncoder) -> None:
         self.trained, self.queries = trained, queries
 
     def imported_dim(self, of_captions: bool) -> int | None:
-        """Return the length of the run's input vectors of one side if another program computed them, else None.
+        """Return the length of the run's caption vectors (``of_captions``) or image vectors from another program.
 
-        The side is captions if ``of_captions``, and images otherwise.
+        Returns None if ``vse`` itself computed the vectors, or if the run reads captions as words.
         """
         cache = self.trained.caption_cache if of_captions else self.trained.image_cache
         return cache.dim if cache is not None and "imported" in cache.provenance else None
@@ -67,7 +67,10 @@ class ArrayEncoder:
         return cache is not None and cache.row_kind == "sets"
 
     def check_vectors(self, argument: str, vectors: Vectors, of_captions: bool) -> None:
-        """Raise UserError if the model does not read vectors of this shape. ``argument`` is their name in the message."""
+        """Raise UserError if the model does not read caption vectors (``of_captions``) or image vectors of this shape.
+
+        ``argument`` is the name of the vectors in the message.
+        """
         cache = self.trained.caption_cache if of_captions else self.trained.image_cache
         if cache is None:
             raise UserError(f"{argument}: an array, but the model reads captions as texts; pass a list of texts")
@@ -81,7 +84,7 @@ class ArrayEncoder:
     def encode_vectors(
         self, vectors: Vectors, of_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
     ) -> PackedEmbeddings:
-        """Return the embeddings of captions (``of_captions``) or images, given as vectors. ``hidden``: no progress bar."""
+        """Return the embeddings of caption vectors (``of_captions``) or image vectors. ``hidden`` hides the progress bar."""
         features = ArrayFeatures(vectors, np.arange(len(vectors)), self.trained.device)
         model = self.trained.model.eval()
         embed = model.embed_captions if of_captions else model.embed_images
@@ -107,7 +110,7 @@ class ArrayEncoder:
         return _encode_batches(len(texts), encode, batch_size, "captions", hidden)
 
     def encode_photos(self, paths: Sequence[Path], hidden: bool = True) -> PackedEmbeddings:
-        """Return the embeddings of photos. Raises UserError if a photo cannot be read, or if the network is missing."""
+        """Return the embeddings of photo files. Raises UserError if a photo cannot be read, or if the network is missing."""
         photos = progress_bar(paths, desc="encode images", unit="image", hidden=hidden)
         return pack_embeddings(
             [self.queries.encode(decode_image(path, formats=QUERY_IMAGE_FORMATS)).vectors for path in photos]
@@ -116,9 +119,9 @@ class ArrayEncoder:
     def build_embeddings(
         self, images: PackedEmbeddings, captions: PackedEmbeddings, image_of_caption: NDArray[np.int64]
     ) -> Embeddings:
-        """Return the content of an embeddings file: vectors or, for a model that scores every pair, all scores.
+        """Return the content of an embeddings file: vectors and, for a model that scores every pair, all scores.
 
-        The ids of images and captions are their indices. ``image_of_caption`` holds the index of each caption's image.
+        The ids of images and captions are their indices. ``image_of_caption`` has the image index of each caption.
         """
         trained = self.trained
         scores: dict[str, Any] = {}
@@ -144,7 +147,7 @@ class ArrayEncoder:
 
 
 def hold_in_memory(run: Path, data: ArrayData, device: str) -> ArrayEncoder:
-    """Load a run that was trained on ``data`` completely. No file of the run or of its caches is read afterwards."""
+    """Load a run that was trained on ``data`` into memory. Later, no file of the run or of its caches is read."""
     trained = load_run(run, None, device=device)
     queries, pairs = QueryEncoder(trained, None), trained.split.pairs
     images = ArrayFeatures(data.images, pairs.image_ids, trained.device)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class PairAttention:
     """The attention that the model of a run computes between photos and captions.
 
-    Raises UserError if the run reads captions from a cache, so that their words are not known.
+    Raises UserError if the run reads captions from a cache, because the cache does not contain their words.
     """
 
     def __init__(self, trained: TrainedRun) -> None:
@@ -48,12 +48,12 @@ class PairAttention:
     def compute(
         self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: BatchVectors, caption: BatchVectors
     ) -> Attention | None:
-        """Return the attention between a photo and a caption, or None if the boxes or the size of the photo are not known.
+        """Return the attention between a photo and a caption, or None if the boxes of the regions or the size are not known.
 
         ``size`` : width and height of the photo; None if the photo cannot be read.
         ``image_id`` : id of the photo; None for a photo that is not in the data set.
-        ``text`` : the caption.
-        ``image``, ``caption`` : embeddings of the photo and the caption, as sets (1, n, dim) with masks.
+        ``text`` : text of the caption.
+        ``image``, ``caption`` : embeddings of the photo and the caption, each a set (1, n, dim) with its mask.
         """
         if size is None:
             return None
@@ -97,7 +97,7 @@ class PairAttention:
         return None if photo is None else self._photo_sizes[photo]
 
     def _list_words(self, text: Caption) -> tuple[str, ...]:
-        """Return the words or tokens that the model reads. Unknown words are in angle brackets."""
+        """Return the words or tokens of a caption as the model reads them. Unknown words are in angle brackets."""
         if self.trained.transformer is not None:
             return tuple(self.trained.transformer.tokenize(text.raw))
         start, *indices, end = self.trained.vocabulary.encode(text.tokens)
@@ -109,7 +109,7 @@ class PairAttention:
 def compute_query_attention(
     attention: PairAttention, query: str | Image.Image, encoded_query: BatchVectors, rows: Sequence[int]
 ) -> list[Attention | None]:
-    """Return the attention between a query and each hit: images for a text, captions for a photo.
+    """Return the attention between a query and each hit. The hits are images for a text, and captions for a photo.
 
     ``encoded_query`` : embedding of the query.
     ``rows`` : positions of the hits in the split.
@@ -150,10 +150,10 @@ def add_attention(
 
 
 def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
-    """Open a run to compute attention for a report, between images and captions of its file ``embeddings``.
+    """Open a run to compute attention for a report on ``embeddings``, a file that the run wrote.
 
-    Returns None if ``run`` is not a run, or if its model has no attention. Raises UserError if the run cannot be loaded or
-    does not fit the embeddings. The attention of a pair with an unknown image or caption is None.
+    Returns None if ``run`` is not a run folder, or if the model has no attention. Raises UserError if the run cannot be loaded
+    or does not fit the embeddings. The attention of a pair with an unknown image or caption is None.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():

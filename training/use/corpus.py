@@ -1,4 +1,4 @@
-"""The images or captions among which a search finds its results, their vectors, and an index of these vectors."""
+"""The items (images or captions) that a search compares with the query, their vectors, and an index of these vectors."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from vse.training.use.stored_correction import StoredCorrection
 
 log = logging.getLogger(__name__)
 
-_ROWS_PER_BLOCK = 4096  # items that are encoded at once to be pooled, so that memory need not hold the sets of all items
+_ROWS_PER_BLOCK = 4096  # items that are embedded and pooled at once, so that the sets of all items need not fit in memory
 
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """The items (images or captions of a split or a file) among which the results of a query are found.
+    """The items (images or captions of a split or of an embeddings file) that a search compares with the query.
 
     ``item_type`` : ``images`` or ``captions``.
-    ``item_ids``, ``image_ids`` : (n,) ids of the items, and id of each item's image.
-    ``compute_vectors`` : function that returns the embeddings (n, dim).
+    ``item_ids``, ``image_ids`` : (n,) id of each item, and id of each item's image.
+    ``compute_vectors`` : function that returns the embeddings of the items, (n, dim).
     ``describe_source`` : function that returns everything on which the embeddings depend, such as the hash of the weights. An
         index file records the result.
-    ``is_in_dataset`` : True if ``dataset.json`` has these items.
+    ``is_in_dataset`` : True if the items are in ``dataset.json``.
     """
 
     item_type: str
@@ -57,7 +57,7 @@ class SearchTarget:
     is_in_dataset: bool = True
 
     def correct(self, correction: StoredCorrection, by_photo: bool) -> SearchTarget:
-        """Return the same items with vectors extended by a number for the correction, see :class:`StoredCorrection`."""
+        """Return the same items, and append a number for the correction to each vector, see :class:`StoredCorrection`."""
         compute, describe = self.compute_vectors, self.describe_source
         return replace(
             self,
@@ -72,14 +72,14 @@ def find_default_split(dataset: Dataset) -> str:
 
 
 def check_has_captions(trained: TrainedRun, split: str | None) -> None:
-    """Raise UserError if the split has no caption for a photo to find."""
+    """Raise UserError if the split has no captions, so that a photo can find none."""
     if not len(trained.split.pairs):
         name = "the data set" if split in (None, ALL_SPLITS) else f"the split {split!r}"
         raise UserError(f"{trained.dataset.path}: no image of {name} has a caption for a photo to find")
 
 
 def describe_searched_images(trained: TrainedRun, split: str) -> str:
-    """Return a text with the number of images to search, the splits, and the number of images of the data set."""
+    """Describe a split to search as text: number of its images, number of images in the data set, and names of splits."""
     n_images, dataset = len(trained.split.pairs.images), trained.dataset
     splits = dataset.parse_splits(split)
     names = "all splits" if split == ALL_SPLITS else f"split{'s' * (len(splits) > 1)} {' and '.join(splits)}"
@@ -88,7 +88,7 @@ def describe_searched_images(trained: TrainedRun, split: str) -> str:
 
 
 def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:
-    """Return the items of the run's split to search: captions if the query is a photo (``by_photo``), images otherwise."""
+    """Return the items of a split for a search: captions if the query is a photo (``by_photo``), images otherwise."""
     pairs = trained.split.pairs
 
     def describe_source() -> dict[str, str]:
@@ -116,7 +116,7 @@ def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -
 
 
 def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
-    """Return the items of an embeddings file to search: captions if the query is a photo (``by_photo``), images otherwise.
+    """Return the items of an embeddings file for a search: captions for a photo (``by_photo``), images for a text.
 
     Raises UserError if the file does not fit the run, or if the length of its vectors is not ``dim``.
     """
@@ -148,9 +148,9 @@ def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int)
 
 
 def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> PackedEmbeddings:
-    """Return the embeddings of the items of a split to search: captions if ``by_photo``, images otherwise.
+    """Return the embeddings of the items of a split for a search: captions if ``by_photo``, images otherwise.
 
-    ``rows`` are the positions of the items to embed; None embeds all.
+    ``rows`` are the positions of the items to embed; None embeds all items.
     """
     if by_photo:
         return encode_captions(trained.model, trained.split, rows)
@@ -158,10 +158,10 @@ def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | N
 
 
 def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple[NDArray[np.float32], PackedEmbeddings | None]:
-    """Return a pooled vector of each item to search (:func:`vse.training.solvers.encode.pool_embeddings`), and all embeddings.
+    """Return a pooled vector of each item of a split for a search, and the embeddings of all items.
 
-    The items are captions if ``by_photo``, images otherwise. The second result is None if the embeddings need more than
-    ``max_held_bytes``.
+    The items are captions if ``by_photo``, images otherwise. For the vectors see
+    :func:`vse.training.solvers.encode.pool_embeddings`. The embeddings are None if they need more than ``max_held_bytes``.
     """
     pairs = trained.split.pairs
     n_rows, n_bytes = len(pairs) if by_photo else len(pairs.images), 0
@@ -176,12 +176,12 @@ def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple
 
 
 def vector_similarity_name(trained: TrainedRun) -> str:
-    """Return the name of the similarity by which a search compares single vectors; ``cosine`` for pooled vectors."""
+    """Return the name of the similarity by which a search compares vectors. It is ``cosine`` for pooled vectors."""
     return trained.model.config.similarity.ranking_similarity or "cosine"
 
 
 def read_or_build_index(file: Path, target: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
-    """Read the index in ``file``. If the file is missing, build an index and write the file.
+    """Read the index in ``file``. If the file is missing, build an index, and write it to ``file``.
 
     ``factory`` is the FAISS string for the type of the index. Raises UserError if the file is an index of other vectors.
     """

@@ -1,4 +1,4 @@
-"""Write the embeddings of a split by a trained run, or the embeddings of all splits as feature caches for another model."""
+"""Write the embeddings that a trained run computes: of a split, or of all splits as feature caches for another model."""
 
 from __future__ import annotations
 
@@ -67,18 +67,20 @@ def embed_split(
 ) -> Path:
     """Embed a split with the best weights of a run, write the embeddings to ``out``, and return ``out``.
 
-    With ``last_epoch``, the weights are those of the last epoch. With ``pool_regions``, similar regions of an image are
-    replaced by their means (:func:`vse.training.solvers.encode.pool_sets`). With ``bank_images``, the file also has the
-    scores with this number of training images and with their captions. With ``shortlist``, TOD-Net scores only the pairs
-    that are likely to change a rank (:func:`vse.training.models.similarities.todnet.score_shortlist`). By default ``out`` is
-    ``<split>.h5`` in the run's folder, or ``<dataset>_<split>.h5`` for another data set. ``_last``, ``_shortlist``,
-    ``_sentences`` or ``_pooled_<pool_regions>`` follows the split if the option is set. Raises UserError if the run was
-    trained on images of the split, unless ``allow_leak`` is set. For ``files`` and ``allow_unfinished`` see
-    :func:`vse.training.use.model.load_run`.
+    ``out`` : by default ``<split>.h5`` in the run folder, or ``<dataset>_<split>.h5`` for another data set than the training
+        data. ``_sentences``, ``_last``, ``_pooled_<pool_regions>`` or ``_shortlist`` follows the split if the option is set.
+    ``files``, ``allow_unfinished`` : see :func:`vse.training.use.model.load_run`.
+    ``allow_leak`` : whether the run may have been trained on images of the split. Without it, such images are a UserError.
+    ``sentences`` : for a run that localises phrases: write the scores of captions with images.
+    ``last_epoch`` : use the weights of the last epoch.
+    ``pool_regions`` : replace similar regions of an image by their means (:func:`vse.training.solvers.encode.pool_sets`).
+    ``bank_images`` : also write the scores with this number of training images and with the captions of these images.
+    ``shortlist`` : for TOD-Net: score only the pairs that are likely to change a rank
+        (:func:`vse.training.models.similarities.todnet.score_shortlist`).
 
-    The contents of the file depend on the model. A model that compares vectors writes the vectors. A model that scores pairs
-    writes the scores, and pooled vectors by which a search chooses candidates. A run that localises phrases writes phrase
-    scores, see :func:`vse.training.use.localise.score_phrases`, or with ``sentences`` the scores of
+    A model that compares vectors writes the vectors. A model that scores pairs writes the scores, and also pooled vectors by
+    which a search chooses candidates. A run that localises phrases writes the scores of
+    :func:`vse.training.use.localise.score_phrases` or, with ``sentences``, of
     :func:`vse.training.use.localise.score_sentences`.
     """
     opened = open_run(run, files, device, allow_unfinished)
@@ -166,7 +168,7 @@ def embed_split(
         provenance=provenance_json(),
         trained_on=trained.training_data_name,
         fold=trained.dataset.fold or None,
-        coco_ids=None if shortlist else pairs.coco_ids,  # the protocols of COCO have more right answers and need all scores
+        coco_ids=None if shortlist else pairs.coco_ids,  # with COCO ids, vse-eval would run protocols that need all scores
         **encode_languages(pairs.caption_languages),
         **build_vector_fields(trained.model, images, captions),
         **bank_scores,
@@ -183,7 +185,7 @@ def embed_split(
 
 
 def _add_change(provenance: dict[str, Any], option: str, default: str, value: str) -> None:
-    """Record an option of ``vse-embed`` as a changed setting and, if the run has a label, in the label."""
+    """Record an option of ``vse-embed`` as a changed setting in ``provenance``, and in the label of the run if it has one."""
     provenance["changed_settings"].append(f"{option}: {default} -> {value}")
     config = provenance["config"]
     if config.get("label"):
@@ -191,9 +193,9 @@ def _add_change(provenance: dict[str, Any], option: str, default: str, value: st
 
 
 def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
-    """Return the default file for the embeddings of a data set that the run was not trained on.
+    """Return the default output file for a data set that the run was not trained on.
 
-    If this file exists and is of other data with the same name, the name of the returned file has a checksum of the data.
+    If this file exists but has the embeddings of other data with the same name, a checksum is added to the name.
     """
     out = opened.folder.path / f"{opened.dataset_label}_{name}"
     existing = read_recorded_identity(out) if out.is_file() else None
@@ -209,10 +211,10 @@ def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
 
 
 def count_unknown_words(trained: TrainedRun) -> dict[str, int]:
-    """Count the words in the captions of the split that are not in the vocabulary, and log their share.
+    """Count the words in the captions of the split that are not in the vocabulary (unknown words), and log their share.
 
-    Returns the number of unknown words (key ``words``), the number of all words (``of``), and the number of captions with an
-    unknown word (``captions``).
+    Returns the number of unknown words (key ``words``), the number of all words (key ``of``), and the number of captions with
+    an unknown word (key ``captions``).
     """
     counts = {"words": 0, "of": 0, "captions": 0}
     by_language: dict[str, list[int]] = {}
@@ -235,7 +237,7 @@ def count_unknown_words(trained: TrainedRun) -> dict[str, int]:
 def cache_run_embeddings(
     run: Path, out: Path, files: RunFileOptions = RunFileOptions(), device: str = "auto", allow_unfinished: bool = False
 ) -> list[Path]:
-    """Write the embeddings of all splits by the best weights of a run as two feature caches, and return their paths.
+    """Embed all splits with the best weights of a run, write the embeddings as two feature caches, and return their paths.
 
     The caches are ``<out>_images.h5`` and ``<out>_captions.h5``. For the other parameters see
     :func:`vse.training.use.model.load_run`. Raises UserError if the model scores pairs instead of comparing vectors.
@@ -275,8 +277,8 @@ def cache_file_embeddings(files: Sequence[Path], out: Path, dataset_file: Path |
     """Convert embeddings files, one for each split, to two feature caches; see :func:`cache_run_embeddings`.
 
     Other programs may have written the files (``docs/formats.md``). ``dataset_file`` is the path of ``dataset.json``, by
-    default the path in the first file. Raises UserError if the files belong to several models or to another data set, hold
-    scores, or lack images or captions of their splits.
+    default the path in the first file. Raises UserError if the files belong to several models or to another data set, if they
+    contain scores, or if they lack images or captions of their splits.
     """
     outs = build_cache_paths(out)
     runs = [read_embeddings(file) for file in files]
@@ -321,8 +323,8 @@ def _write_caches(
 ) -> list[Path]:
     """Write the image cache and the caption cache, and return their paths.
 
-    ``skipped`` holds the ids of images that may lack a vector, each with a reason. Raises UserError if another image, or a
-    caption of another image, lacks a vector.
+    ``skipped`` is a dict of the reason why an image may lack a vector, by image id. Raises UserError if an image that is not
+    in ``skipped``, or a caption of such an image, lacks a vector.
     """
     skipped_images = [image for image in dataset.images if image.imgid in skipped]
     skipped_captions = {c.sentid: skipped[image.imgid] for image in skipped_images for c in image.captions}

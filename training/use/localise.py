@@ -51,12 +51,12 @@ log = logging.getLogger(__name__)
 
 
 class PhrasesEncodedOnRead:
-    """Phrases that are encoded on access, by the encoder that was fitted to the training phrases.
+    """Phrases that are encoded when they are read, by the encoder that was fitted to the training phrases.
 
-    ``texts`` : texts of the phrases, by index.
-    ``encoder`` : encoder that computed ``cache``.
+    ``texts`` : texts of the phrases, in the order of their indices.
+    ``encoder`` : encoder that computed the vectors in ``cache``.
     ``cache`` : cache of the training phrases.
-    ``device`` : device of the vectors.
+    ``device`` : device of the returned vectors.
     """
 
     def __init__(self, texts: Sequence[str], encoder: TextInputEncoder, cache: FeatureCache, device: torch.device) -> None:
@@ -74,9 +74,9 @@ def score_phrases(
     files: RunFileOptions = RunFileOptions(),
     overlap: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write the scores of each phrase of a split with the candidate boxes of the phrase's image, and return ``out``.
+    """Write the scores of each phrase of a split with the candidate boxes in the phrase's image, and return ``out``.
 
-    ``overlap`` : entry for the provenance with the number of images of the split that were also training images.
+    ``overlap`` : provenance entry with the number of images of the split that were training images; empty if there are none.
     """
     model, scored = _load_model_and_split(opened, split, files)
     pairs, scores = scored.phrases, score_candidates(model, scored)
@@ -110,7 +110,7 @@ def score_sentences(
     files: RunFileOptions = RunFileOptions(),
     overlap: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
-    """Write the scores of all captions of a split with all images, computed from the captions' phrases, and return ``out``.
+    """Write the scores of all captions of a split with all images, computed from their phrases, and return ``out``.
 
     ``overlap`` : see :func:`score_phrases`.
     """
@@ -198,7 +198,7 @@ def _load_best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Mode
 
 
 def _phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
-    """Return the hashes of each phrase's photo and caption, by the names of the fields of :class:`PhraseScores`."""
+    """Return the fields ``photo_hashes`` and ``caption_hashes`` of :class:`PhraseScores`, with a row for each phrase."""
     images = [opened.dataset.images[row] for row in opened.dataset.find_image_rows(pairs.image_ids).tolist()]
     hashes = opened.photo_and_caption_hashes(images)
     rows = {"photo_hashes": pairs.image_indices, "caption_hashes": IdIndex(caption_ids(images)).find_rows(pairs.caption_ids)}
@@ -206,7 +206,7 @@ def _phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
 
 
 def _open_phrase_inputs(dataset: Dataset, phrases: FeatureCache, files: RunFileOptions, device: torch.device) -> PhraseInputs:
-    """Return the vectors of the phrases of a data set, newly encoded if the cache is of another data set."""
+    """Return the vectors of the phrases of a data set. The phrases are encoded if the cache belongs to another data set."""
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return open_phrase_features(phrases, device)
@@ -223,9 +223,9 @@ def find_phrase(
     files: RunFileOptions = RunFileOptions(),
     device: str = "auto",
 ) -> PhraseCandidates:
-    """Return the candidate boxes of a photo for a phrase, best first.
+    """Return the candidate boxes in a photo with their scores for a phrase, best first.
 
-    The bytes of ``photo`` must be those of an image in the feature cache. Raises UserError if the cache lacks the photo, if no
+    The feature cache must contain an image whose file has the same bytes as ``photo``. Raises UserError if it does not, if no
     word of the phrase is known, or if ``request`` has an option that applies only to a search in a split.
     """
     from vse.eval.search.top_k import PhraseCandidates  # imports faiss

@@ -1,4 +1,4 @@
-"""Load the model of a trained run with its best weights, and encode a split, a new text or a new photo with it."""
+"""Load the model of a trained run with the best weights, and encode a split, a new text or a new photo with this model."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from vse.training.use.open_run import OpenedRun, load_weights, open_run
 
 @dataclass(frozen=True)
 class TrainedRun(OpenedRun):
-    """An opened run with its model, which has the best weights, and a split as inputs of the model."""
+    """An opened run with its trained model, and with the images and captions of a split as inputs of the model."""
 
     transformer: Transformer | None
     vocabulary: Vocabulary
@@ -68,10 +68,11 @@ def load_run(
     device: str = "auto",
     allow_unfinished: bool = False,
 ) -> TrainedRun:
-    """Load a trained run or a packed model, and a split as inputs of the model.
+    """Load a trained run or a packed model, and the images and captions of a split as inputs of the model.
 
-    ``split`` may name several splits, see :meth:`vse.pipeline.dataset.dataset.Dataset.parse_splits`; None loads all. ``files``
-    replace the files that the run names. Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
+    ``split`` may name several splits, see :meth:`vse.pipeline.dataset.dataset.Dataset.parse_splits`; None loads all splits.
+    ``files`` replace the files that the run names. Raises UserError if the training did not finish, unless
+    ``allow_unfinished`` is set.
     """
     return load_opened_run(open_run(run, files, device, allow_unfinished), split, files)
 
@@ -81,7 +82,7 @@ def load_opened_run(
 ) -> TrainedRun:
     """Load the model of an opened run, and a split as inputs of the model; see :func:`load_run`.
 
-    The model has the best weights or, with ``last_epoch``, those of the last epoch.
+    The model has the best weights or, with ``last_epoch``, the weights of the last epoch.
     """
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.image_cache, opened.caption_cache
@@ -110,7 +111,7 @@ def load_opened_run(
         and belongs_to_dataset(caption_cache, dataset)
         and (dataset.name == caption_cache.dataset or bool(np.isin(pairs.caption_ids, caption_cache.ids).all()))
     )
-    if caption_cache is not None and not is_encoded:  # its encoder reads any captions
+    if caption_cache is not None and not is_encoded:  # encode the captions with the encoder of the cache
 
         def open_encoder(cache: FeatureCache = caption_cache) -> CaptionInputs:
             reader = load_text_input_encoder(cache, files.weights_dir, str(where))
@@ -140,7 +141,7 @@ def load_opened_run(
 def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | None) -> TrainedRun | None:
     """Load the run whose embeddings are the features in a cache, or return None if an extractor computed the features.
 
-    Raises UserError if the cache does not name the run, or if the run has other weights now.
+    Raises UserError if the cache does not name the folder of that run, or if the weights of that run have changed.
     """
     backbone = read_backbone(cache)
     if backbone is None:
@@ -158,8 +159,8 @@ def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | Non
     return opened
 
 
-_VECTORISED_NUMBERS = 32  # torch rounds the last numbers of a row differently if its length is not a multiple of this number
-_MAX_GROUP_WORDS = TOTAL_ROW_MULTIPLE - 2  # largest number of words of texts that are encoded together
+_VECTORISED_NUMBERS = 32  # torch rounds the end of a row differently if the length is not a multiple of this number
+_MAX_GROUP_WORDS = TOTAL_ROW_MULTIPLE - 2  # largest total number of words of texts that are encoded together
 _MAX_QUOTED_LENGTH = 80  # characters of a query in an error message
 Query = str | Image.Image
 """A text, or a photo in RGB."""
@@ -169,7 +170,7 @@ Query = str | Image.Image
 class EncodedQuery:
     """The embedding of a query, or the embeddings of several texts.
 
-    ``vectors`` : embeddings on the CPU, a batch of 1 for a query.
+    ``vectors`` : embeddings on the CPU. A single query is a batch of 1.
     ``remark`` : message about words that are unknown to the model, or an empty string.
     """
 
@@ -178,10 +179,10 @@ class EncodedQuery:
 
 
 class QueryEncoder:
-    """The networks that encode a new text or photo with a run. Networks are loaded when they are first needed.
+    """The networks that encode a new text or photo with a run. A network is loaded when it is first needed.
 
-    First, the networks that computed the run's features read the query. Then the encoders of the run read these features. If
-    the features are embeddings by another run (the backbone), the query encoder of that run computes them.
+    The networks that computed the run's features compute the features of the query. Then the encoders of the run read these
+    features. If the features are embeddings by another run (the backbone), the query encoder of that run computes them.
 
     ``split`` : split to load for the backbone; None: all splits.
     ``weights_dir`` : folder of pretrained networks.
@@ -191,7 +192,7 @@ class QueryEncoder:
         self._trained, self._split, self._weights_dir = trained, split, weights_dir
 
     def load(self, by_photo: bool) -> None:
-        """Load the networks for photos (``by_photo``) or texts. Raises UserError if they are missing, or cannot read these."""
+        """Load the networks for photos (``by_photo``) or for texts. Raises UserError if they are missing or unsuitable."""
         backbone = self._photo_backbone_encoder if by_photo else self._text_backbone_encoder
         if backbone is not None:
             backbone.load(by_photo)
@@ -201,7 +202,7 @@ class QueryEncoder:
             _ = self._caption_encoder
 
     def encode(self, query: Query) -> EncodedQuery:
-        """Return the embedding of a query. Raises UserError if the query has nothing to search for, or no known word."""
+        """Return the embedding of a query. Raises UserError if a text has no word, or no word that the model knows."""
         if isinstance(query, str):
             (self._text_backbone_encoder or self)._check_has_known_word(query)
             return self.encode_texts([query])
@@ -212,7 +213,7 @@ class QueryEncoder:
     def encode_all(self, queries: Sequence[Query]) -> list[EncodedQuery | UserError]:
         """Return the embedding of each query, or the error that :meth:`encode` raises for the query.
 
-        Texts are encoded in groups if this does not change a bit of their embeddings (:attr:`encodes_texts_together`).
+        Texts are encoded in groups if their embeddings stay bit-identical (:attr:`encodes_texts_together`).
         """
         encoded: dict[int, EncodedQuery | UserError] = {}
         group: list[int] = []
@@ -237,11 +238,11 @@ class QueryEncoder:
 
     @cached_property
     def encodes_texts_together(self) -> bool:
-        """True if the embeddings of texts that are encoded at once are bit-identical to those of each text alone.
+        """True if texts that are encoded together get bit-identical embeddings to texts that are encoded one by one.
 
         On a CPU, the matrix products of a GRU or LSTM have the same shape for 1 to 16 texts, see
-        :mod:`vse.training.models.recurrent_states`, but the processor may round their rows differently. A test with some words
-        of the vocabulary decides.
+        :mod:`vse.training.models.recurrent_states`. Still, the processor may round the rows of a product differently. A test
+        with some words of the vocabulary decides.
         """
         trained, settings = self._trained, self._trained.experiment.model.caption_encoder
         if (
@@ -259,7 +260,7 @@ class QueryEncoder:
         return torch.equal(self._encode_texts(texts, allow_unknown=True).vectors[0][::5], alone)
 
     def _encode_group(self, queries: Sequence[Query], positions: Sequence[int]) -> dict[int, EncodedQuery | UserError]:
-        """Encode the texts at these positions of ``queries`` at once, and return the embeddings by position."""
+        """Encode the texts at these positions of ``queries`` together, and return the embeddings by position."""
         texts = [str(queries[position]) for position in positions]
         if not texts:
             return {}
@@ -272,8 +273,8 @@ class QueryEncoder:
     def encode_texts(self, texts: Sequence[str], allow_unknown: bool = False) -> EncodedQuery:
         """Return the embeddings of texts.
 
-        Raises UserError if a text has no word, or if a fitted caption feature, such as TF-IDF, knows none of its words.
-        ``allow_unknown`` accepts such unknown words.
+        Raises UserError if a text has no word. Also raises UserError if the run's caption feature, such as TF-IDF, knows no
+        word of a text, unless ``allow_unknown`` is set.
         """
         backbone = self._text_backbone_encoder
         if backbone is None:
@@ -281,7 +282,7 @@ class QueryEncoder:
         return self._embed_features(backbone.encode_texts(texts, allow_unknown), self._trained.model.embed_captions)
 
     def require_caption_encoder(self) -> TextInputEncoder:
-        """Return the encoder that computed the run's cache of captions. Raises UserError if it is missing."""
+        """Return the encoder that computed the run's caption cache. Raises UserError if the encoder is missing."""
         assert self._caption_encoder is not None, "the run reads captions as words or tokens"
         return self._caption_encoder
 
@@ -329,12 +330,12 @@ class QueryEncoder:
             raise UserError(f"{_quote(text)}: no word to search for")
 
     def _describe_unknown_words(self, texts: Sequence[str]) -> str:
-        """Return a message about words that the model does not know, or an empty string."""
+        """Return a message that lists the words of the texts that the model does not know, or an empty string."""
         unknown = ", ".join(dict.fromkeys(word for text in texts for word in self._list_unknown_words(text)))
         return f"not {self._describe_known_words()}: {unknown}" if unknown else ""
 
     def _list_unknown_words(self, text: str) -> list[str]:
-        """Return the words of a text that the model does not know, as written. A run with cached captions knows all words."""
+        """Return the words of a text that the model does not know, or no words if the run reads a caption cache."""
         trained = self._trained
         if trained.transformer is not None:
             return trained.transformer.find_unknown_words(text)

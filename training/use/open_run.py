@@ -1,4 +1,4 @@
-"""Open a trained run: find and check its settings, caches and data set, and compare the data set with that of the training."""
+"""Open a trained run: check its settings, caches and data set, and compare the data set with the training data."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ log = logging.getLogger(__name__)
 def compute_differing_checksums(
     folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset
 ) -> DataChecksums | None:
-    """Return the checksums of ``dataset`` if its contents differ from those of the training data, else None.
+    """Return the checksums of ``dataset`` if it differs from the training data of the same name, or else None.
 
-    Both data sets have the same name. A subset of the training data is no difference. If the checksums of the training data
-    are unknown, the SHA-256 of ``dataset.json`` decides. ``cache`` is the image cache of ``dataset``.
+    A subset of the training data is no difference. If the checksums of the training data are unknown, the SHA-256 of
+    ``dataset.json`` decides. ``cache`` is the image cache of ``dataset``.
     """
     same_captions = dataset.sha256 == record.get("captions_sha256")
     same_cache = cache.key == folder.read_eval_cache_record()["key"]
@@ -70,9 +70,9 @@ def compute_differing_checksums(
 
 
 def find_training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
-    """Return the checksums of a run's training data, recorded or computed from its files.
+    """Return the checksums of a run's training data, from the record of the run or computed from the data files.
 
-    Returns None if the run records no checksums, and its data set or image cache is missing or has changed.
+    Returns None if the record has no checksums, and the data set or the image cache is missing or has changed.
     """
     if record.get("data") is not None:
         try:
@@ -88,7 +88,7 @@ def find_training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> Dat
 
 
 def read_recorded_identity(path: Path) -> DataIdentity | None:
-    """Return the identity of the data set that a file of embeddings or phrase scores records; None for an unreadable file."""
+    """Return the identity of the data set in a file of embeddings or phrase scores, or None if the file is unreadable."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -102,7 +102,7 @@ def read_recorded_identity(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's own cache is unchanged and has the same photos as ``cache``, for all common image ids."""
+    """Return whether the run's own image cache is unchanged, and has the same photo as ``cache`` for each common image id."""
     with suppress(UserError):
         own = open_cache(folder.image_cache_file())
         shared = np.isin(cache.ids, own.ids).any()
@@ -118,10 +118,10 @@ def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
 class OpenedRun:
     """The settings, the record and the inputs of a run.
 
-    ``image_cache``, ``dataset`` : image features and data set to use the run with, by default those of the training.
+    ``image_cache``, ``dataset`` : image features and data set that the run reads now, by default those of the training.
     ``caption_cache`` : caption features; None for captions as words or tokens.
     ``other_data_checksums`` : checksums of ``dataset`` if it has the name of the training data but other contents; else None.
-    ``training_checksums`` : checksums of the training data in this case; None if unknown.
+    ``training_checksums`` : checksums of the training data if ``other_data_checksums`` is not None; None if unknown.
     """
 
     folder: RunFolder
@@ -136,9 +136,9 @@ class OpenedRun:
 
     @property
     def training_data_name(self) -> str | None:
-        """The name of the training data if :attr:`dataset` is another data set, or None if it is the same.
+        """The name of the training data if :attr:`dataset` is another data set, or else None.
 
-        The name includes a checksum if both data sets have the same name.
+        The name includes a checksum if the two data sets have the same name.
         """
         name = str(self.record["dataset"])
         if name != self.dataset.name:
@@ -150,23 +150,23 @@ class OpenedRun:
 
     @property
     def dataset_label(self) -> str:
-        """The name of the data set for file names, with a checksum if other training data has the same name."""
+        """The name of :attr:`dataset` for file names, with a checksum if the training data is different but has this name."""
         checksums = self.other_data_checksums
         return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short_hash}"
 
     def photo_and_caption_hashes(self, images: Sequence[Image]) -> dict[str, Any]:
-        """Return a dict of ``photo_hashes`` (n_images, 32), None if unknown, and ``caption_hashes`` (n_captions, 8)."""
+        """Return ``photo_hashes`` (n_images, 32) and ``caption_hashes`` (n_captions, 8). Unknown photo hashes are None."""
         identity = read_data_identity(self.image_cache)
         rows = IdIndex(identity.image_ids).find_rows(image_ids(images))
         photos = None if identity.photo_hashes is None or (rows < 0).any() else identity.photo_hashes[rows]
         return {"photo_hashes": photos, "caption_hashes": hash_captions(images)}
 
     def split_into_words(self, text: str) -> list[str]:
-        """Split a new text into words with the run's tokeniser, or with that of a data set without captions that names one."""
+        """Split a new text into words with the run's tokeniser. The data set may name another one if it has no captions."""
         return find_tokeniser(self._query_tokeniser, self.folder.record_file)(text)
 
     def list_written_words(self, text: str) -> list[str]:
-        """Return the words of a text as they are written. The default tokeniser would read ``über`` as ``ber``."""
+        """Return the words of a text with all letters, for messages. The default tokeniser would read ``über`` as ``ber``."""
         return unicode_words(text) if self._query_tokeniser == DEFAULT_TOKENISER else self.split_into_words(text)
 
     @property
@@ -176,7 +176,7 @@ class OpenedRun:
 
     @property
     def input_paths(self) -> list[Path]:
-        """All files and folders that the run reads. No output may replace them."""
+        """All files and folders that the run reads. No command may write its output there."""
         caches = [cache for cache in (self.image_cache, self.caption_cache) if cache is not None]
         cache_files = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
         return [
@@ -187,10 +187,10 @@ class OpenedRun:
         ]
 
     def _list_word_stand_ins(self) -> list[str]:
-        """Return a line, in the form of a changed setting, for each place where word vectors do not come from a file.
+        """Return a line, in the form of a changed setting, for each use of word vectors that do not come from a file.
 
         Papers that use word vectors read them from a file (``--words``). Without a file, a caption feature uses vectors that
-        it trains on the captions, and a caption encoder with ``train_words: false`` trains random vectors all the same.
+        were trained on the captions, and a caption encoder trains random vectors, even with ``train_words: false``.
         """
         lines = []
         if self.caption_cache is not None and (vectors := self.caption_cache.provenance.get("word_vectors")):
@@ -201,7 +201,7 @@ class OpenedRun:
         return lines
 
     def build_provenance(self, out: Path) -> dict[str, Any]:
-        """Return the provenance (run, weights, data set, programs) of a file that this run writes to ``out``."""
+        """Return the provenance for an output file ``out`` of this run: settings, features, data set, programs and costs."""
         caches = [cache for cache in (self.image_cache, self.caption_cache) if cache is not None]
         state = unfinished_state(self.record)
         return {
@@ -227,7 +227,7 @@ class OpenedRun:
 
 
 def compute_run_cost(run: OpenedRun) -> dict[str, Any]:
-    """Return the cost of a run: seconds of extraction and training, and MB of caches and weights; None where unknown."""
+    """Return the costs of a run: seconds of extraction and training, MB of caches and weights. Unknown costs are None."""
     caches = [cache for cache in (run.image_cache, run.caption_cache) if cache is not None]
     trained = run.record["features"]
     if "eval_features" in run.record:
@@ -247,10 +247,10 @@ def compute_run_cost(run: OpenedRun) -> dict[str, Any]:
 def open_run(
     run: Path, files: RunFileOptions = RunFileOptions(), device: str = "auto", allow_unfinished: bool = False
 ) -> OpenedRun:
-    """Open a run or a packed model, and check the files that it reads.
+    """Open a run or a packed model, and check its input files.
 
-    ``files`` replace the files that the run names. Raises UserError if the files do not fit each other, or if the training did
-    not finish, unless ``allow_unfinished`` is set.
+    ``files`` replace the files that the run names. Raises UserError if the files do not fit each other. Also raises UserError
+    if the training did not finish, unless ``allow_unfinished`` is set.
     """
     folder = open_model_folder(run)
     experiment, record = folder.read_settings(ExperimentConfig), folder.read_record()
@@ -295,7 +295,7 @@ def open_run(
 def _open_without_cache(
     folder: RunFolder, experiment: ExperimentConfig, record: dict[str, Any], files: RunFileOptions, device: str
 ) -> OpenedRun:
-    """Open a run with a folder of photos as its data, or a packed model without data. The features are not cached."""
+    """Open a run to search a folder of photos, or open a packed model without data. The features are not cached."""
     for name in ("features", "captions", "caption_features"):
         if getattr(files, name) is not None:
             option = f"--{name.replace('_', '-')}"
@@ -315,10 +315,10 @@ def _build_caption_feature(folder: RunFolder, record: Mapping[str, Any]) -> Feat
 
 
 def load_weights(folder: RunFolder, model: Model, last_epoch: bool = False) -> str:
-    """Load the weights of a run into a model, set it to evaluation, and return the SHA-256 of the weights' file.
+    """Load the weights of a run into a model in evaluation mode, and return the SHA-256 of the file of the weights.
 
-    The weights are those of the epoch with the best validation or, with ``last_epoch``, those of the last epoch. Raises
-    UserError if they are missing, damaged or of another model.
+    These are the best weights or, with ``last_epoch``, the weights of the last epoch. Raises UserError if the weights are
+    missing, damaged or of another model.
     """
     file = folder.checkpoint_file if last_epoch else folder.best_weights_file
     weights, sha256 = folder.read_last_weights_with_sha256() if last_epoch else folder.read_best_weights_with_sha256()
@@ -339,9 +339,10 @@ def unfinished_state(record: Mapping[str, Any]) -> str | None:
 def _open_compatible_cache(
     file: Path, cache_record: Mapping[str, Any], folder: RunFolder, option: str = "--features"
 ) -> FeatureCache:
-    """Open a cache. Raises UserError if it is not the run's own cache, and another extractor computed it.
+    """Open a cache that a run is to read. Raises UserError if another extractor computed it than the run's own cache.
 
-    ``cache_record`` is the record of the run's own cache. ``option`` is the command-line option for ``file`` in messages.
+    ``cache_record`` is the entry of the run's own cache in ``run.json``. ``option`` is the command-line option for ``file``,
+    which messages name.
     """
     if not file.exists():
         place = os.path.normpath(file)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _CachedSearcher:
-    """A searcher, the request that it serves, and the states of its files when it was built."""
+    """A searcher, the request for which it was built, and the states of its files at that time."""
 
     request: Hashable
     searcher: Searcher
@@ -37,13 +37,13 @@ class _CachedSearcher:
 
 
 class LastSearcherCache:
-    """A cache of the last searcher. It serves the next query if the request is the same and no file has changed."""
+    """A cache of the last searcher, for the next query with the same request. Changed files make the entry invalid."""
 
     def __init__(self) -> None:
         self._cached: _CachedSearcher | None = None
 
     def find_searcher(self, request: Hashable) -> Searcher | None:
-        """Return the cached searcher for an equal request. Otherwise empty the cache and return None."""
+        """Return the cached searcher for an equal request if no file has changed. Otherwise empty the cache."""
         cached = self._cached
         unchanged = cached is not None and all(read_file_state(file) == state for file, state in cached.file_states.items())
         if cached is not None and unchanged and cached.request == request:
@@ -52,10 +52,10 @@ class LastSearcherCache:
         return None
 
     def keep(self, request: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
-        """Cache a searcher, unless one of its files may have changed since ``started``, when it began to read them.
+        """Cache a searcher, unless one of its files may have changed after ``started``.
 
-        ``files`` : files that the searcher reads besides the files of the run.
-        ``started`` : time in nanoseconds since the epoch (``time.time_ns``).
+        ``files`` : files that the searcher reads in addition to the files of the run.
+        ``started`` : time at which the searcher began to read its files, in nanoseconds since the epoch (``time.time_ns``).
         """
         states = {file: read_file_state(file) for file in (*_list_run_input_files(searcher.trained), *files)}
         if all(state is None or state.detects_writes_after(started) for state in states.values()):
@@ -89,8 +89,8 @@ def search_run(
 ) -> list[SearchHit]:
     """Return the best images for a text, or the best captions for a photo. Write a report if requested.
 
-    A query that ends in .jpg, .jpeg, .png, .webp, .gif or .bmp is the path of a photo. ``last`` caches the searcher for the
-    next query; None caches it only if ``request`` names an index file.
+    A query that ends in .jpg, .jpeg, .png, .webp, .gif or .bmp is the path of a photo. ``last`` is the cache of the searcher
+    for the next query. If it is None, the searcher is cached only if ``request`` names an index file.
     """
     photo = Path(query) if isinstance(query, Path) or query.lower().endswith(QUERY_PHOTO_SUFFIXES) else None
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
@@ -124,7 +124,7 @@ def _search(
         check_output(metadata_file(index), INDEX_METADATA_KIND, inputs)
         inputs += [index, metadata_file(index)]
     if page is not None:
-        from vse.eval.report.pages import SEARCH_PAGE_KIND  # a search without a report does not need it
+        from vse.eval.report.pages import SEARCH_PAGE_KIND  # only a search with a report needs this import
 
         check_output(page, SEARCH_PAGE_KIND, inputs)
     if cached is None:

@@ -56,15 +56,15 @@ _BLANK_PHOTO_SIZE = (64, 64)  # width and height of the photo that Searcher.load
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search. None is the default.
+    """The options of a search. None stands for the default of an option.
 
     ``corpus_file`` : embeddings file of the run to search instead of the split.
-    ``index_file`` : FAISS index file, valid for one set of weights, features, split and corpus; a missing file is built.
-    ``index_type`` : factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat for a new index.
+    ``index_file`` : FAISS index file for one combination of weights, features, split and corpus. A missing file is built.
+    ``index_type`` : FAISS factory string, see :mod:`vse.eval.search.index`; by default the type of the file, or Flat.
     ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_search_parameters`.
-    ``n_reranked`` : number of candidates to score exactly; raised to the number of results if that is higher.
+    ``n_reranked`` : number of candidates to score exactly, but at least the number of results.
     ``expects_many_queries`` : True to keep an index and the embeddings of all items in memory for many queries.
-    ``max_held_bytes`` : memory limit for the embeddings of all items; above it, each query embeds its candidates again.
+    ``max_held_bytes`` : memory limit for the embeddings of all items. Above the limit, each query embeds its candidates again.
     """
 
     corpus_file: Path | None = None
@@ -78,10 +78,10 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """The hits of a query, best first, and the position of each hit among all items, ``rows``.
+    """The hits of a query, best first, and ``rows``, the position of each hit among all items.
 
-    ``n_ranked`` : number of items that the search can rank: all items, or the candidates that get exact scores.
-    ``n_scored`` : number of items that a model of pairs scored; None for a model that compares vectors.
+    ``n_ranked`` : number of items that the search can rank: all items, or only the candidates that get exact scores.
+    ``n_scored`` : number of items that the model scored pair by pair; None for a model that compares vectors.
     """
 
     hits: list[SearchHit]
@@ -92,7 +92,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """An encoded query, and the number ``k`` of results to return after the ``start`` best ones."""
+    """An encoded query, and the number ``k`` of hits to return after the ``start`` best hits."""
 
     encoded: EncodedQuery
     k: int
@@ -105,8 +105,8 @@ class _Gallery:
 
     ``target`` : the items.
     ``vectors`` : a vector of each item; None if the model scores all items pair by pair.
-    ``index``, ``matrix`` : means to search the vectors fast. Without both, each query compares all vectors.
-    ``packed_sets`` : embeddings of all items, for a model that scores pairs; if None, each query embeds its candidates.
+    ``index``, ``matrix`` : FAISS index or matrix for a fast search in the vectors. Without them, a query reads all vectors.
+    ``packed_sets`` : embeddings of all items for a model that scores pairs. If None, each query embeds its candidates.
     """
 
     target: SearchTarget
@@ -116,7 +116,7 @@ class _Gallery:
     packed_sets: PackedEmbeddings | None = None
 
     def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
-        """Return, for each query i of (m, dim), the ``ks[i]`` vectors with the highest inner products with the query."""
+        """Find the ``ks[i]`` vectors with the highest inner products with the query i, for all ``queries`` (m, dim)."""
         if self.matrix is not None:
             return self.matrix.search(queries, ks)
         assert self.vectors is not None
@@ -127,10 +127,10 @@ class _Gallery:
 class Searcher:
     """A run that answers queries. Raises UserError if ``options`` do not fit the similarity of the model.
 
-    A text finds images, and a photo finds captions. The first text and the first photo, or :meth:`load`, embed the items to
-    search. For order embeddings, FAISS finds candidates and the exact scores re-rank the candidates, see
-    :func:`vse.eval.search.top_k.search_corpus`. A model that scores every pair, such as SCAN, scores all items. With
-    ``n_reranked`` it scores only candidates that FAISS finds by pooled vectors.
+    A text finds images, and a photo finds captions. The images are embedded at the first text, the captions at the first
+    photo, or both in :meth:`load`. For order embeddings, FAISS finds candidates, and exact scores re-rank them, see
+    :func:`vse.eval.search.top_k.search_corpus`. A model that scores every pair, such as SCAN, scores all items. With ``n_reranked``,
+    such a model scores only the candidates that FAISS finds by pooled vectors.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class Searcher:
         self._check_options()
 
     def load(self, by_photo: bool) -> None:
-        """Load the networks for photos (``by_photo``) or texts, and embed the items to search.
+        """Load the networks for photos (``by_photo``) or for texts, and embed the items that such a query searches.
 
-        Raises UserError if networks are missing. If the split has no captions, only the networks for photos are loaded,
-        because :meth:`find_similar_images` can still search images.
+        Raises UserError if networks are missing. In a split without captions, nothing is embedded for photos, but
+        :meth:`find_similar_images` can still use the networks.
         """
         self._query_encoder.load(by_photo)
         if self._options.expects_many_queries and not by_photo:
@@ -160,7 +160,7 @@ class Searcher:
             self.answer(by_photo, encoded, 1)
 
     def encode(self, query: Query) -> EncodedQuery:
-        """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
+        """Return the embedding of a query; see :meth:`vse.training.use.model.QueryEncoder.encode`."""
         return self._query_encoder.encode(query)
 
     def encode_all(self, queries: Sequence[Query]) -> list[EncodedQuery | UserError]:
@@ -168,14 +168,14 @@ class Searcher:
         return self._query_encoder.encode_all(queries)
 
     def answer(self, by_photo: bool, encoded: EncodedQuery, k: int, start: int = 0) -> SearchAnswer:
-        """Return ``k`` captions for a photo (``by_photo``), or ``k`` images for a text, after the ``start`` best ones.
+        """Return the ``k`` captions for a photo (``by_photo``) or images for a text after the ``start`` best hits.
 
         ``encoded`` is the embedding of the query.
         """
         return self.answer_all(by_photo, [SearchQuery(encoded, k, start)])[0]
 
     def answer_all(self, by_photo: bool, queries: Sequence[SearchQuery]) -> list[SearchAnswer]:
-        """Return the answers to several queries, either all photos or all texts, as :meth:`answer` gives for each alone."""
+        """Return the answer to each query as :meth:`answer` does. The queries are either all photos or all texts."""
         if by_photo and self._options.corpus_file is None:
             check_has_captions(self.trained, self.split)
         side = self._open_gallery(by_photo, queries[0].encoded.vectors[0].shape[-1])
@@ -206,12 +206,12 @@ class Searcher:
     def find_similar_images(
         self, encoded: EncodedQuery, k: int, start: int = 0, excluded_row: int | None = None
     ) -> SearchAnswer:
-        """Return the ``k`` images after the ``start`` best ones for a photo, by inner products of pooled vectors.
+        """Return the ``k`` most similar images for a photo after the ``start`` best hits, by products of pooled vectors.
 
         ``encoded`` : embedding of the photo.
         ``excluded_row`` : position of an image to leave out, such as the query itself.
 
-        Raises UserError if there are no vectors to compare, because the model scores every pair.
+        Raises UserError if the search has no pooled vectors, because the model scores every pair.
         """
         side = self._open_gallery(False, encoded.vectors[0].shape[-1])
         if side.vectors is None:
@@ -228,17 +228,17 @@ class Searcher:
         return SearchAnswer(self._to_hits(side.target, scores, rows, by_photo=False), rows, n_ranked)
 
     def encode_image_of_split(self, row: int) -> EncodedQuery:
-        """Return the embedding of the image at a row of the split, from its features."""
+        """Compute the embedding of the image at ``row`` of the split from the features of the image."""
         return EncodedQuery(encode_side(self.trained, False, np.asarray([row])).unpack(torch.zeros(1, dtype=torch.int64)))
 
     def count_items(self, by_photo: bool) -> int:
-        """Return the number of captions (for a photo) or images (for a text) to search."""
+        """Return the number of items to search: captions for a photo (``by_photo``), images for a text."""
         side = self._galleries.get(by_photo)
         pairs = self.trained.split.pairs
         return len(side.target.item_ids) if side else len(pairs) if by_photo else len(pairs.images)
 
     def attention(self, query: Query, encoded: EncodedQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """Return the attention between a query and the hits at ``rows``. Raises UserError if the run has no attention."""
+        """Return the attention between a query and each hit at ``rows``. Raises UserError if the model has no attention."""
         return compute_query_attention(self._pair_attention, query, encoded.vectors, rows)
 
     @cached_property
@@ -309,7 +309,7 @@ class Searcher:
     def _find_nearest(
         self, side: _Gallery, queries: Vectors, ks: Sequence[int], by_photo: bool
     ) -> list[tuple[Scores, RowIndices]]:
-        """Return the scores and positions of the ``ks[i]`` items with the highest scores for each query i.
+        """Return the scores and positions of the ``ks[i]`` items with the highest scores for the query i, for all queries.
 
         An approximate index may find fewer items.
         """
@@ -336,7 +336,7 @@ class Searcher:
     def _find_best_pairs(
         self, side: _Gallery, encoded_query: BatchVectors, k: int, by_photo: bool, candidate_rows: RowIndices | None
     ) -> tuple[Scores, RowIndices]:
-        """Score the items at ``candidate_rows`` (None: all), and return the scores and positions of the ``k`` best."""
+        """Score the items at ``candidate_rows`` (None: all items). Return the scores and positions of the ``k`` best items."""
         model, candidates = self.trained.model, side.packed_sets
         if candidate_rows is not None:
             if not len(candidate_rows):
@@ -371,7 +371,7 @@ class Searcher:
 
 
 def load_run_for_search(run: Path, split: str | None, files: RunFileOptions, device: str) -> TrainedRun:
-    """Load a run for a search in a split (None: the default split), and call :func:`set_search_device`."""
+    """Load a run and a split (None: the default split) for a search, and call :func:`set_search_device`."""
     opened = open_run(run, files, device, allow_unfinished=True)
     trained = load_opened_run(opened, split or find_default_split(opened.dataset), files)
     set_search_device(trained)
@@ -379,7 +379,7 @@ def load_run_for_search(run: Path, split: str | None, files: RunFileOptions, dev
 
 
 def set_search_device(trained: TrainedRun) -> None:
-    """Let FAISS search on the device of a run. Also log a warning if the training of the run did not finish."""
+    """Set the device of FAISS to the device of a run. Also log a warning if the training of the run did not finish."""
     if state := unfinished_state(trained.record):
         run = trained.folder.path
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)

@@ -1,8 +1,8 @@
-"""The correction of hubs that belongs to a run: ``vse-embed --correct`` stores it, and searches use it.
+"""The correction of hubs in the folder of a run: ``vse-embed --correct`` stores the correction, and searches use it.
 
-The file ``correction.safetensors`` holds the method, its parameters and the bank: the embeddings of the training split. A
-corrected score is x · y - b_x, where b_x is the number that the method subtracts from all scores of the candidate x. This is
-the inner product of (x, -b_x) and (y, 1), so every index of inner products can search it. See
+The file ``correction.safetensors`` contains the method, its parameters and the bank: the embeddings of the training split.
+The corrected score of a candidate x and a query y is x · y - b_x. The method computes the number b_x from the bank. The score
+is the inner product of (x, -b_x) and (y, 1), so every index of inner products can find the highest scores. See
 :mod:`vse.eval.protocols.correction`.
 """
 
@@ -33,16 +33,16 @@ from vse.training.run.packed import open_model_folder
 
 log = logging.getLogger(__name__)
 _ROWS_PER_BLOCK = 4096
-_NOT_LINEAR = "qb-norm"  # it corrects only some queries, so no index can search its scores
+_NOT_LINEAR = "qb-norm"  # this method corrects only some queries, so no index can search its scores
 _ADVICE = "store it again with vse-embed --correct, or delete the file to search without a correction"
 
 
 @dataclass(frozen=True)
 class StoredCorrection:
-    """A correction with its bank, the training embeddings by which it finds hubs.
+    """A correction of hubs with its bank, the embeddings of the training split.
 
     ``method``, ``parameters`` : see :func:`vse.eval.ranking.hubness.compute_biases`.
-    ``images``, ``captions`` : embeddings of the bank, (n_images, dim) and (n_captions, dim).
+    ``images``, ``captions`` : image and caption embeddings of the bank, (n_images, dim) and (n_captions, dim).
     ``sha256`` : SHA-256 of the file.
     """
 
@@ -53,7 +53,7 @@ class StoredCorrection:
     sha256: str
 
     def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
-        """Append -b_x to each candidate x: (n, dim + 1). Candidates are captions if ``by_photo``, else images."""
+        """Return (n, dim + 1), each candidate x with -b_x appended. Candidates are captions if ``by_photo``, else images."""
         bank = (self.images if by_photo else self.captions).numpy()
         blocks = []
         for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):
@@ -63,12 +63,12 @@ class StoredCorrection:
 
 
 def extend_queries(queries: Vectors, corrected: bool = True) -> Vectors:
-    """Append a number to each query for a search among extended candidates: 1 for corrected scores, 0 for plain scores."""
+    """Append a number to each query for a search in extended candidates: 1 for corrected scores, 0 for uncorrected scores."""
     return np.column_stack([queries, np.full(len(queries), float(corrected), np.float32)])
 
 
 def check_correctable(text: str, run: Path) -> None:
-    """Raise UserError if no index can search the scores of a run after the correction ``text``, such as ``csls``."""
+    """Raise UserError if the correction ``text``, such as ``csls``, cannot be used in searches with a run."""
     if parse_correction(text)[0] == _NOT_LINEAR:
         raise UserError(f"--correct {text}: corrects only some queries, so no index can search it; name another method")
     if open_model_folder(run).read_settings(ExperimentConfig).model.similarity.ranking_similarity != "cosine":
@@ -76,10 +76,10 @@ def check_correctable(text: str, run: Path) -> None:
 
 
 def store_correction(run: Path, text: str, train_file: Path, val_file: Path) -> Path:
-    """Write the correction ``text``, such as ``csls`` or ``csls:k=10``, to the folder of a run; return the path of the file.
+    """Write the correction ``text``, such as ``csls`` or ``csls:k=10``, to the folder of a run, and return the file's path.
 
-    The bank comes from ``train_file``, the embeddings of the training split. Parameters that ``text`` does not give are chosen
-    for the highest rsum on ``val_file``, the embeddings of the validation split.
+    The bank is read from ``train_file``, the embeddings of the training split. Parameters that are not in ``text`` get the
+    values with the highest rsum on ``val_file``, the embeddings of the validation split.
     """
     method, _ = parse_correction(text)
     folder = RunFolder(run)
@@ -94,9 +94,9 @@ def store_correction(run: Path, text: str, train_file: Path, val_file: Path) -> 
 
 
 def read_correction(folder: RunFolder, weights_sha256: str) -> StoredCorrection | None:
-    """Return the stored correction of a run or packed model, or None without such a file.
+    """Return the stored correction of a run or packed model, or None if there is no such file.
 
-    Raises UserError if the file is damaged, or was stored for other weights than those with ``weights_sha256``.
+    Raises UserError if the file is damaged, or if it was stored for weights with another SHA-256 than ``weights_sha256``.
     """
     if not folder.correction_file.is_file():
         return None
