@@ -178,7 +178,7 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
     return list_setting_changes(preset.weight_settings(), experiment.weight_settings())
 
 
-def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
+def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
     """Return the names of the combinations of a ladder that can be trained, and a dict with a reason for each other name.
 
     A ladder combines each of its image and caption features with each of its experiments. An experiment may be unable to read
@@ -199,14 +199,14 @@ def trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[lis
     return fits, misfits
 
 
-def correctable_combinations(names: Sequence[str], dataset: str | None = None) -> list[str]:
+def select_correctable_experiments(names: Sequence[str], dataset: str | None = None) -> list[str]:
     """Return those of the experiments ``names`` whose scores can be corrected for hubs: inner products of vectors."""
     return [name for name in names if load_experiment(name, dataset).model.similarity.ranking_similarity == "cosine"]
 
 
 def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
     """Return the reason why an experiment cannot read the features of a combination, or None if it can read them."""
-    image_input = InputSpec(_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
+    image_input = InputSpec(_find_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
     if experiment.solver.reads_phrases:
         return f"the solver {experiment.solver.name!r} reads phrases, not captions"
     caption_feature = combination.caption_feature
@@ -217,7 +217,7 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
         if not experiment.solver.accepts_words:
             return f"the solver {experiment.solver.name!r} reads captions as vectors, not as words"
     else:
-        caption_input = InputSpec(_input_kind(caption_feature, "text", dataset), 1, f"the feature {caption_feature!r}")
+        caption_input = InputSpec(_find_input_kind(caption_feature, "text", dataset), 1, f"the feature {caption_feature!r}")
     try:
         check_compatibility(experiment.model, image_input, caption_input)
     except UserError as refusal:
@@ -225,7 +225,7 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
     return None
 
 
-def _input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
+def _find_input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
     """Return the kind of input (vectors or sets) of a feature. Raises UserError if the feature is not one of ``medium``."""
     settings = load_feature_preset(feature, dataset)
     if settings.kind != medium or settings.text_unit != "captions":

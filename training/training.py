@@ -199,7 +199,7 @@ def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> ExperimentConfig:
     """Return the experiment with the names of the features that the run reads instead of those that the preset names."""
-    feature_names = _input_settings(experiment, inputs)
+    feature_names = _find_input_settings(experiment, inputs)
     for key, name in feature_names.items():
         if (preset := getattr(experiment, key)) != name:
             log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, preset or "words", name)
@@ -214,7 +214,7 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> Ex
     )
 
 
-def _input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
+def _find_input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
     """Return the settings that name features, such as ``feature``, with the feature names of the caches that the run reads."""
     backbone = read_backbone(inputs.image_cache)
     if experiment.backbone is not None and backbone is not None:
@@ -295,12 +295,12 @@ def _run_epochs(
         if first:
             folder.save_checkpoint({**solver.state(), **extra_state, "best_sha256": best_sha256})
 
-    def done() -> bool:
+    def is_done() -> bool:
         return bool(solver.processes.broadcast(int(first and solver.progress.is_finished(solver.epochs, patience))))
 
     solver.processes.share_signals(solver.interruption)
     with solver.interruption.catch_signals():
-        while not done():
+        while not is_done():
             solver.run_epoch(save)
             if first:
                 is_best = _is_best_epoch(solver)

@@ -186,7 +186,7 @@ class InputEncoder:
             self.arrays.check_vectors(name, vectors, are_captions)
             return vectors
         assert texts is not None
-        if (dim := self.arrays.imported_dim(are_captions)) is not None:
+        if (dim := self.arrays.find_imported_dim(are_captions)) is not None:
             kind, function = ("texts", "text_features") if are_captions else ("paths", "photo_features")
             raise UserError(
                 f"{name}={format_value(texts[:1])}: {kind}, but the model was fitted on vectors of {name}; pass the vectors "
@@ -263,7 +263,7 @@ class FittedRun:
     ) -> FittedRun:
         """Read a run that was trained on ``data`` from its folder. The folder is not needed afterwards."""
         from vse.training.run.folder import RunFolder
-        from vse.training.use.arrays import hold_in_memory
+        from vse.training.use.arrays import load_array_encoder
 
         run = RunFolder(folder)
         files = {
@@ -275,7 +275,7 @@ class FittedRun:
             record=run.read_record(),
             settings=read_yaml(run.config_file),
             frame=pd.read_csv(run.metrics_file),
-            arrays=hold_in_memory(folder, data, device),
+            arrays=load_array_encoder(folder, data, device),
             files=files,
             photos=photos or (),
             has_texts=data.texts is not None,

@@ -335,7 +335,7 @@ def load(
         ```
     """
     from vse.features.backbones.device import set_thread_count
-    from vse.training.share.pack import find_model
+    from vse.training.share.pack import find_model_folder
 
     set_thread_count(threads)
     files = RunFileOptions(
@@ -344,4 +344,4 @@ def load(
         caption_features=caption_features,
         weights_dir=as_path(weights_dir or os.environ.get("VSE_WEIGHTS_DIR") or None),
     )
-    return TrainedModel(find_model(as_path(run)), files, device or os.environ.get("VSE_DEVICE") or "auto", allow_code)
+    return TrainedModel(find_model_folder(as_path(run)), files, device or os.environ.get("VSE_DEVICE") or "auto", allow_code)

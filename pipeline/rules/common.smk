@@ -259,9 +259,9 @@ def _phrase_models(wildcards):
 @functools.cache
 def ladder_experiments(dataset):
     """Return the experiments of a ladder whose parts fit together. Print a reason for each other experiment, but only once."""
-    from vse.training.experiment import trainable_combinations  # lazy: imports torch
+    from vse.training.experiment import find_trainable_combinations  # lazy: imports torch
 
-    fits, misfits = load_or_stop(trainable_combinations, SETTINGS.ladder or dataset, dataset)
+    fits, misfits = load_or_stop(find_trainable_combinations, SETTINGS.ladder or dataset, dataset)
     for name, why in misfits.items():
         print(f"{name} is left out: {why}", file=sys.stderr)
     return fits
@@ -269,14 +269,14 @@ def ladder_experiments(dataset):
 
 def ladder_results(wildcards):
     """Return the result files of all rows of a ladder, and of the same rows with each correction of hubs in the ladder."""
-    from vse.training.experiment import correctable_combinations  # lazy: imports torch
+    from vse.training.experiment import select_correctable_experiments  # lazy: imports torch
 
     dataset = wildcards.dataset
     names = ladder_experiments(dataset)
     corrections = presets.load_ladder(SETTINGS.ladder or dataset).corrections
     corrected = [
         f"results/corrected/{dataset}_{name}_{correction}.json"
-        for name in (correctable_combinations(names, dataset) if corrections else [])
+        for name in (select_correctable_experiments(names, dataset) if corrections else [])
         for correction in corrections
     ]
     return [*(f"results/{dataset}_{name}.json" for name in names), *corrected]

@@ -10,7 +10,7 @@ from vse.eval.protocols.correction import METHODS
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import list_preset_names, load_ladder
 from vse.pipeline.presets.schema import CORRECTIONS
-from vse.training.experiment import correctable_combinations
+from vse.training.experiment import select_correctable_experiments
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_ladder_takes_every_correction_of_vse_eval() -> None:
 
 
 def test_only_models_that_compare_vectors_by_inner_products_are_corrected() -> None:
-    assert correctable_combinations(["vsepp", "scan_t2i_avg", "order0", "cca"]) == ["vsepp", "cca"]
+    assert select_correctable_experiments(["vsepp", "scan_t2i_avg", "order0", "cca"]) == ["vsepp", "cca"]
 
 
 SOUND = {"features": "[fc7]", "caption_features": "[words]", "experiments": "{ vsepp: }", "seeds": "[0]"}

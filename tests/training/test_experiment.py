@@ -14,7 +14,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.training.cli import embed_main, train_main
-from vse.training.experiment import find_misfit_reason, load_experiment, trainable_combinations
+from vse.training.experiment import find_misfit_reason, find_trainable_combinations, load_experiment
 from vse.training.options import TrainInputs
 from vse.training.training import train
 
@@ -109,7 +109,7 @@ def test_a_preset_by_path_may_extend_one_by_name_and_an_empty_dictionary_replace
 @pytest.mark.parametrize("name", list_preset_names("ladders"))
 def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
     ladder, dataset = load_ladder(name), name if name in list_preset_names("datasets") else None
-    fits, misfits = trainable_combinations(name, dataset)
+    fits, misfits = find_trainable_combinations(name, dataset)
     assert {*fits, *misfits} == {made.name for made in ladder.combinations()}
     for composed in fits:
         made, experiment = parse_composed_name(composed), load_experiment(composed, dataset)
@@ -120,7 +120,7 @@ def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
 
 
 def test_the_ladder_of_flickr8k_leaves_out_words_where_vectors_are_read() -> None:
-    _, misfits = trainable_combinations("f8k", "f8k")
+    _, misfits = find_trainable_combinations("f8k", "f8k")
     assert {name.partition("@")[0] for name in misfits} == {"twobranch_effnet", "cca_effnet"}
     assert all("+words+" in name for name in misfits)
 
@@ -175,7 +175,7 @@ def test_a_mistake_in_a_ladder_is_one_line(ladder: str, message: str, tmp_path: 
     (tmp_path / "ladders" / "own.yaml").write_text(ladder)
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     with pytest.raises(UserError, match=message):
-        trainable_combinations("own")
+        find_trainable_combinations("own")
 
 
 def test_bad_usage_is_one_line(cache: Path, tmp_path: Path, own_cache: Path, fails: Fails) -> None:

@@ -172,7 +172,7 @@ class ContrastiveLoss(RankingLoss):
         """
         processes = batch.processes or ProcessGroup()
         image_indices = torch.from_numpy(batch.image_indices).to(batch.image_embeddings[0].device)
-        shares = processes.share_sizes(len(image_indices))
+        shares = processes.compute_share_sizes(len(image_indices))
         first, size = sum(shares[: processes.rank]), self.block or max(shares)
 
         def compute_block(images: Tensor, captions: Tensor, start: int) -> BlockResult:

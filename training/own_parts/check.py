@@ -45,34 +45,34 @@ def check_encoder(settings: EncoderSettings) -> None:
     """
     for kind in settings.input_kinds:
         if kind in _BATCHES:
-            _check_kind(settings, kind, _BATCHES[kind]())
+            _check_input_kind(settings, kind, _BATCHES[kind]())
 
 
-def _check_kind(settings: EncoderSettings, kind: InputKind, batch: BatchVectors) -> None:
+def _check_input_kind(settings: EncoderSettings, kind: InputKind, batch: BatchVectors) -> None:
     with explain_own_errors(settings.name, ENCODER_FORM):
         torch.manual_seed(0)
         encoder = settings.build(EncoderSpec(kind, _INPUT_DIM, _DIM, _WORD_DIM))
     if not isinstance(encoder, Encoder) or not isinstance(getattr(encoder, "dim", None), int):
-        raise _refuse_encoder(
+        raise _encoder_error(
             settings, kind, f"build returns {type(encoder).__name__}, not an Encoder with a whole number `dim`"
         )
     with explain_own_errors(settings.name, ENCODER_FORM):
         encoded = encoder(*batch)
     if not isinstance(encoded, tuple) or not all(isinstance(part, Tensor) for part in encoded):
-        raise _refuse_encoder(settings, kind, f"it returns {type(encoded).__name__}, not a tuple of tensors")
+        raise _encoder_error(settings, kind, f"it returns {type(encoded).__name__}, not a tuple of tensors")
     is_set = settings.embedding_kind(kind) == InputKind.SETS
     if len(encoded) != 1 + is_set:
-        raise _refuse_encoder(settings, kind, f"it returns {len(encoded)} tensors for {settings.embedding_kind(kind)}")
+        raise _encoder_error(settings, kind, f"it returns {len(encoded)} tensors for {settings.embedding_kind(kind)}")
     vectors = encoded[0]
     if vectors.ndim != 2 + is_set or len(vectors) != _N_ROWS or vectors.shape[-1] != encoder.dim:
         found = f"embeddings of shape {tuple(vectors.shape)} for {_N_ROWS} inputs, and its dim is {encoder.dim}"
-        raise _refuse_encoder(settings, kind, f"it returns {found}")
+        raise _encoder_error(settings, kind, f"it returns {found}")
     if is_set and encoded[1].shape != vectors.shape[:2]:
-        raise _refuse_encoder(
+        raise _encoder_error(
             settings, kind, f"its mask {tuple(encoded[1].shape)} does not fit the vectors {tuple(vectors.shape)}"
         )
     if not vectors.isfinite().all():
-        raise _refuse_encoder(settings, kind, "an embedding is not finite")
+        raise _encoder_error(settings, kind, "an embedding is not finite")
     weights = [weight for weight in encoder.parameters() if weight.requires_grad]
     if weights:
         _check_gradient(settings, kind, vectors, weights)
@@ -80,11 +80,11 @@ def _check_kind(settings: EncoderSettings, kind: InputKind, batch: BatchVectors)
 
 def _check_gradient(settings: EncoderSettings, kind: InputKind, vectors: Tensor, weights: list[nn.Parameter]) -> None:
     if not vectors.requires_grad:
-        raise _refuse_encoder(settings, kind, "its weights get no gradient; detach and numpy cut it off")
+        raise _encoder_error(settings, kind, "its weights get no gradient; detach and numpy cut it off")
     with explain_own_errors(settings.name, ENCODER_FORM):
         gradients = torch.autograd.grad(vectors.square().sum(), weights, allow_unused=True)
     if not all(gradient is None or gradient.isfinite().all() for gradient in gradients):
-        raise _refuse_encoder(settings, kind, "the gradient of a weight is not finite")
+        raise _encoder_error(settings, kind, "the gradient of a weight is not finite")
 
 
 def _draw_vectors() -> BatchVectors:
@@ -109,7 +109,7 @@ _BATCHES: dict[InputKind, Callable[[], BatchVectors]] = {
 }
 
 
-def _refuse_encoder(settings: EncoderSettings, kind: InputKind, fault: str) -> UserError:
+def _encoder_error(settings: EncoderSettings, kind: InputKind, fault: str) -> UserError:
     return UserError(f"{settings.name}, tried on {_N_ROWS} {kind}: {fault}; {ENCODER_FORM}")
 
 
@@ -155,13 +155,13 @@ def _check_ranking_loss(loss: RankingLoss, n_more_negatives: int) -> None:
     unrelated = ~negatives
     unrelated[positives, positives] = False
     if loss.same_image != "positive" and gradient[unrelated].any():
-        raise _refuse_loss(
+        raise _loss_error(
             loss,
             "it counts the score of a caption of the same image, which same_image excludes; multiply the costs by `negatives`",
             RANKING_FORM,
         )
     if gradient[positives, positives].sum() > 0:
-        raise _refuse_loss(loss, "a higher score of the positives costs more; the sign is the wrong way round", RANKING_FORM)
+        raise _loss_error(loss, "a higher score of the positives costs more; the sign is the wrong way round", RANKING_FORM)
     twice = {name: torch.cat([part, part]) for name, part in arguments.items()}
     doubled = float(loss.cost(**twice))
     if not loss.is_mean_over_queries and abs(doubled - value) <= _MEAN_TOLERANCE * abs(value):
@@ -176,7 +176,7 @@ def _check_pair_loss(loss: PairLoss) -> None:
     labels = torch.tensor([1.0, 1, -1, -1])
     gradient, _ = _differentiate(loss, {"scores": torch.tensor([-0.4, 0.2, 0.3, -0.1]), "labels": labels}, PAIR_FORM)
     if gradient[labels > 0].sum() > 0:
-        raise _refuse_loss(loss, "a higher score of the positives costs more; the sign is the wrong way round", PAIR_FORM)
+        raise _loss_error(loss, "a higher score of the positives costs more; the sign is the wrong way round", PAIR_FORM)
 
 
 def _differentiate(loss: RankingLoss | PairLoss, arguments: dict[str, Tensor], form: str) -> tuple[Tensor, float]:
@@ -187,31 +187,29 @@ def _differentiate(loss: RankingLoss | PairLoss, arguments: dict[str, Tensor], f
         cost = loss.cost(**given)
     changed = [name for name, part in arguments.items() if not torch.equal(given[name].detach(), part)]
     if changed:
-        raise _refuse_loss(loss, f"it changes its argument {changed[0]} in place; work on a copy, {changed[0]}.clone()", form)
+        raise _loss_error(loss, f"it changes its argument {changed[0]} in place; work on a copy, {changed[0]}.clone()", form)
     if not isinstance(cost, Tensor):
-        raise _refuse_loss(
+        raise _loss_error(
             loss, f"it returns {type(cost).__name__}, not a tensor (.item() and float() lose the gradient)", form
         )
     if cost.shape:
-        raise _refuse_loss(loss, f"it returns a tensor of shape {tuple(cost.shape)}, not one number; end with .sum()", form)
+        raise _loss_error(loss, f"it returns a tensor of shape {tuple(cost.shape)}, not one number; end with .sum()", form)
     if not cost.isfinite():
-        raise _refuse_loss(loss, f"its cost of four pairs is {cost.item()}", form)
+        raise _loss_error(loss, f"its cost of four pairs is {cost.item()}", form)
     if not cost.requires_grad:
-        raise _refuse_loss(loss, "its cost has no gradient; detach, numpy, argmax and comparisons cut it off", form)
+        raise _loss_error(loss, "its cost has no gradient; detach, numpy, argmax and comparisons cut it off", form)
     with explain_own_errors(loss.name, form):
         gradient = torch.autograd.grad(cost, leaf, allow_unused=True)[0]
     if gradient is None or not gradient.any():
-        raise _refuse_loss(
-            loss, "its cost does not change with the scores, even where negatives are above the positives", form
-        )
+        raise _loss_error(loss, "its cost does not change with the scores, even where negatives are above the positives", form)
     if not gradient.isfinite().all():
-        raise _refuse_loss(
+        raise _loss_error(
             loss, "its gradient is not finite, though its cost is; add a small number in roots and logarithms", form
         )
     return gradient, cost.item()
 
 
-def _refuse_loss(loss: Loss, fault: str, form: str) -> UserError:
+def _loss_error(loss: Loss, fault: str, form: str) -> UserError:
     return UserError(f"{loss.name}, tried on four pairs: {fault}; {form}")
 
 
@@ -238,59 +236,71 @@ def check_similarity(settings: SimilaritySettings) -> None:
         torch.manual_seed(0)
         network = settings.build(_EMBEDDING_DIM)
     if not isinstance(network, nn.Module):
-        raise _refuse_similarity(settings, f"build returns {type(network).__name__}, not a torch module")
+        raise _similarity_error(settings, f"build returns {type(network).__name__}, not a torch module")
     network.eval()
     for embeddings in (images, captions):
         embeddings[0].requires_grad_()
-    matrices = _score(settings, network, images, captions)
+    matrices = _compute_scores(settings, network, images, captions)
     with explain_own_errors(settings.name, SIMILARITY_FORM):
         total = torch.stack([(part * torch.rand(part.shape, generator=generator)).sum() for part in matrices]).sum()
         gradients = torch.autograd.grad(total, [images[0], captions[0]], allow_unused=True)
     for side, gradient in zip(("image", "caption"), gradients, strict=True):
         if gradient is None or not gradient.any():
-            raise _refuse_similarity(
+            raise _similarity_error(
                 settings, f"the {side} embeddings get no gradient; detach, numpy, argmax and comparisons cut it off"
             )
         if not gradient.isfinite().all():
-            raise _refuse_similarity(settings, f"the gradient of the {side} embeddings is not finite")
+            raise _similarity_error(settings, f"the gradient of the {side} embeddings is not finite")
     with torch.no_grad():
-        _compare(settings, matrices, _score(settings, network, images, captions), "two calls give different scores (dropout?)")
+        _check_equal(
+            settings,
+            matrices,
+            _compute_scores(settings, network, images, captions),
+            "two calls give different scores (dropout?)",
+        )
         n, m = _N_IMAGES - 2, _N_CAPTIONS - 3
-        fewer = _score(settings, network, select_rows(images, slice(n)), select_rows(captions, slice(m)))
+        fewer = _compute_scores(settings, network, select_rows(images, slice(n)), select_rows(captions, slice(m)))
         cut = [part[:n, :m] for part in matrices]
         fault = "the score of a pair changes with the other images and captions of the batch; do not use means over a batch"
-        _compare(settings, cut, fewer, fault)
+        _check_equal(settings, cut, fewer, fault)
         padded = _change_padding(images), _change_padding(captions)
-        _compare(settings, matrices, _score(settings, network, *padded), "a score depends on padding; use the mask of the set")
+        _check_equal(
+            settings,
+            matrices,
+            _compute_scores(settings, network, *padded),
+            "a score depends on padding; use the mask of the set",
+        )
         _warn_about_distance(settings, network, images)
 
 
-def _score(settings: SimilaritySettings, network: nn.Module, images: BatchVectors, captions: BatchVectors) -> list[Tensor]:
+def _compute_scores(
+    settings: SimilaritySettings, network: nn.Module, images: BatchVectors, captions: BatchVectors
+) -> list[Tensor]:
     with explain_own_errors(settings.name, SIMILARITY_FORM):
         scores = network(images, captions)
     shape = len(images[0]), len(captions[0])
     matrices = list(scores) if isinstance(scores, tuple) else [scores]
     if not all(isinstance(part, Tensor) for part in matrices) or len(matrices) not in (1, 2):
-        raise _refuse_similarity(settings, f"it returns {type(scores).__name__}, not one tensor or a tuple of two")
+        raise _similarity_error(settings, f"it returns {type(scores).__name__}, not one tensor or a tuple of two")
     for part in matrices:
         if part.shape != shape and part.shape == shape[::-1]:
-            raise _refuse_similarity(
+            raise _similarity_error(
                 settings, f"its matrix {tuple(part.shape)} is transposed: rows are images, columns are captions"
             )
         if part.shape != shape:
             found = f"{tuple(part.shape)} for {shape[0]} images and {shape[1]} captions"
-            raise _refuse_similarity(settings, f"it returns scores of shape {found}")
+            raise _similarity_error(settings, f"it returns scores of shape {found}")
         if not part.isfinite().all():
-            raise _refuse_similarity(settings, "a score is not finite")
+            raise _similarity_error(settings, "a score is not finite")
         if torch.is_grad_enabled() and not part.requires_grad:
-            raise _refuse_similarity(settings, "its scores have no gradient; detach, numpy, argmax and comparisons cut it off")
+            raise _similarity_error(settings, "its scores have no gradient; detach, numpy, argmax and comparisons cut it off")
     return matrices
 
 
-def _compare(settings: SimilaritySettings, expected: list[Tensor], found: list[Tensor], fault: str) -> None:
+def _check_equal(settings: SimilaritySettings, expected: list[Tensor], found: list[Tensor], fault: str) -> None:
     for one, other in zip(expected, found, strict=True):
         if not torch.allclose(one, other, atol=_TOLERANCE, rtol=_TOLERANCE):
-            raise _refuse_similarity(settings, f"{fault} (the largest difference is {(one - other).abs().max():.2g})")
+            raise _similarity_error(settings, f"{fault} (the largest difference is {(one - other).abs().max():.2g})")
 
 
 def _draw_embeddings(kind: InputKind, n: int, generator: torch.Generator) -> BatchVectors:
@@ -302,17 +312,17 @@ def _draw_embeddings(kind: InputKind, n: int, generator: torch.Generator) -> Bat
     return vectors * mask[:, :, None], mask
 
 
-def _change_padding(side: BatchVectors) -> BatchVectors:
-    if len(side) == 1:
-        return side
-    vectors, mask = side
+def _change_padding(embeddings: BatchVectors) -> BatchVectors:
+    if len(embeddings) == 1:
+        return embeddings
+    vectors, mask = embeddings
     return vectors.masked_fill(~mask[:, :, None], 2.0), mask
 
 
 def _warn_about_distance(settings: SimilaritySettings, network: nn.Module, images: BatchVectors) -> None:
     if settings.image_kind != settings.caption_kind or any(True for _ in network.parameters()):
         return
-    scores = _score(settings, network, images, images)[0]
+    scores = _compute_scores(settings, network, images, images)[0]
     equal = torch.eye(len(scores), dtype=torch.bool)
     if scores[equal].mean() < scores[~equal].mean():
         log.warning(
@@ -324,7 +334,7 @@ def _warn_about_distance(settings: SimilaritySettings, network: nn.Module, image
         )
 
 
-def _refuse_similarity(settings: SimilaritySettings, fault: str) -> UserError:
+def _similarity_error(settings: SimilaritySettings, fault: str) -> UserError:
     return UserError(f"{settings.name}, tried on {_N_IMAGES} images and {_N_CAPTIONS} captions: {fault}; {SIMILARITY_FORM}")
 
 

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vse.pipeline.errors import Interrupted, UserError
 from vse.training.kinds import BatchVectors, pad_sets
-from vse.training.processes.interruption import Interruption, Watch
+from vse.training.processes.interruption import Interruption, ProcessWatch
 
 _CPU = torch.device("cpu")
 _UNUSED = "unused"  # name of a parameter that no computation uses
@@ -46,7 +46,7 @@ class ProcessGroup:
     size: int = 1
     device: torch.device = _CPU
     store: Any = None
-    watch: Watch | None = None
+    watch: ProcessWatch | None = None
     timeout: timedelta = timedelta(minutes=10)
 
     @property
@@ -54,11 +54,11 @@ class ProcessGroup:
         """True in the process with rank 0, which validates, writes and logs."""
         return self.rank == 0
 
-    def own_share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+    def select_own_share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return this process's share of a batch. The sizes of shares differ by one at most, so a share may be empty."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
-    def share_sizes(self, n_pairs: int) -> list[int]:
+    def compute_share_sizes(self, n_pairs: int) -> list[int]:
         """Return the sizes of the shares of a batch of ``n_pairs``, in the order of the processes."""
         return [len(part) for part in np.array_split(np.empty(n_pairs), self.size)]
 
@@ -71,10 +71,10 @@ class ProcessGroup:
         if self.size == 1:
             return embeddings
         if len(embeddings) == 1:
-            return (self.gather_rows(embeddings[0], self.share_sizes(n_pairs), adds_gradients),)
+            return (self.gather_rows(embeddings[0], self.compute_share_sizes(n_pairs), adds_gradients),)
         longest = self._exchange(distributed.all_reduce, torch.tensor([embeddings[1].shape[1]]), distributed.ReduceOp.MAX)
         vectors, mask = pad_sets(embeddings, int(longest.item()))
-        sizes = self.share_sizes(n_pairs)
+        sizes = self.compute_share_sizes(n_pairs)
         rows = self.gather_rows(vectors.flatten(1), sizes, adds_gradients)
         return rows.view(n_pairs, *vectors.shape[1:]), self.gather_rows(mask.to(torch.uint8), sizes).bool()
 
@@ -110,21 +110,21 @@ class ProcessGroup:
                 init_sync=False,  # all processes start with the same weights
             )
         wrapped.register_comm_hook(
-            None, lambda _, bucket: _start_sum(bucket.buffer())
+            None, lambda _, bucket: _start_gradient_sum(bucket.buffer())
         )  # by default, torch computes the mean instead of the sum
         return wrapped
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter], complete: bool) -> None:
+    def sum_gradients(self, parameters: Iterable[nn.Parameter], are_complete: bool) -> None:
         """Sum the gradients of a few parameters over the processes. All processes must have gradients of the same parameters.
 
-        ``complete`` : True if each process has the gradients of the complete batch. Then the gradients are averaged instead.
+        ``are_complete`` : True if each process has the gradients of the complete batch. Then they are averaged instead.
         """
         if self.size == 1:
             return
         for parameter in parameters:
             if parameter.grad is not None:
                 self._exchange(distributed.all_reduce, parameter.grad)
-                if complete:
+                if are_complete:
                     parameter.grad /= self.size
 
     def sum(self, value: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ class ProcessGroup:
         return tensor
 
 
-def postpone_sum(encoders: nn.Module, postpone: bool) -> AbstractContextManager[None]:
+def postpone_gradient_sum(encoders: nn.Module, postpone: bool) -> AbstractContextManager[None]:
     """Return a context in which wrapped encoders keep the gradients of this process, and do not sum them over the processes.
 
     ``encoders`` : encoders that :meth:`ProcessGroup.wrap_encoders` returned.
@@ -222,7 +222,7 @@ def postpone_sum(encoders: nn.Module, postpone: bool) -> AbstractContextManager[
     return nullcontext()
 
 
-def _start_sum(bucket: Tensor) -> torch.futures.Future[Tensor]:
+def _start_gradient_sum(bucket: Tensor) -> torch.futures.Future[Tensor]:
     future: torch.futures.Future[list[Tensor]] = distributed.all_reduce(bucket, async_op=True).get_future()
     return future.then(lambda done: done.value()[0])
 

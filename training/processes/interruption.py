@@ -88,7 +88,7 @@ _SILENT_SECONDS = 5.0  # a process without a report for this time counts as sile
 
 
 @dataclass(frozen=True)
-class Report:
+class ProcessReport:
     """The state of a process in a report. Each process sends a report every second.
 
     ``number`` : number of reports of the process so far.
@@ -106,12 +106,12 @@ class Report:
         return f"{self.number} {self.exchanges} {self.signal} {self.host}"
 
     @classmethod
-    def from_text(cls, text: str) -> Report:
+    def from_text(cls, text: str) -> ProcessReport:
         number, exchanges, stop, host = text.split(" ", 3)
         return cls(int(number), int(exchanges), int(stop), host)
 
 
-class Watch:
+class ProcessWatch:
     """A thread that reports the state of this process to the others, and reads their reports.
 
     A signal to one process stops all processes, so SIGTERM to any process ends the training with a checkpoint.
@@ -128,7 +128,7 @@ class Watch:
         self.interruption: Interruption | None = None
         self.exchanges = 0
         self._number = 0
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, ProcessReport] = {}
         self._last_report_times: dict[int, float] = {}  # when the last new report of each process was read
         self._last_read = time.monotonic()
         self._ends = threading.Event()
@@ -184,11 +184,11 @@ class Watch:
     def _report(self) -> None:
         stop = 0 if self.interruption is None else self.interruption.signal or 0
         self._number += 1
-        own = Report(self._number, self.exchanges, stop, socket.gethostname())
+        own = ProcessReport(self._number, self.exchanges, stop, socket.gethostname())
         self._store.set(f"report {self._rank}", own.to_text())
         for rank in range(self._size):
             if rank != self._rank and self._store.check([f"report {rank}"]):
-                report = Report.from_text(self._store.get(f"report {rank}").decode())
+                report = ProcessReport.from_text(self._store.get(f"report {rank}").decode())
                 if report != self._reports.get(rank):
                     self._last_report_times[rank] = time.monotonic()
                 self._reports[rank] = report

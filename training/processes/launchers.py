@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from vse.features.backbones.device import pick_device
 from vse.pipeline.errors import UserError
 from vse.training.processes.group import ProcessGroup
-from vse.training.processes.interruption import Watch
+from vse.training.processes.interruption import ProcessWatch
 
 _FIRST_PORT, _N_PORTS = 20_000, 10_000  # a range of ports that systems do not assign to clients
 _MAX_PORT = 2**16 - 1
@@ -68,7 +68,7 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
     return launch if launch.size > 1 or "TORCHELASTIC_RUN_ID" in environment else None
 
 
-def first_host(node_list: str) -> str:
+def parse_first_host(node_list: str) -> str:
     """Return the first host in a SLURM list of nodes, e.g. ``gpu07`` for ``gpu[07-09,12],cpu1``."""
     first = re.match(r"[^,\[]*(\[[^\]]*\][^,\[]*)*", node_list)
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else node_list
@@ -80,7 +80,7 @@ class _Variables:
     def __init__(self, launcher: str, values: Mapping[str, str]) -> None:
         self.launcher, self.values = launcher, values
 
-    def text(self, name: str, advice: str = "") -> str:
+    def read_text(self, name: str, advice: str = "") -> str:
         if not self.values.get(name):
             raise UserError(
                 f"{self.launcher} started this process, but the variable {name} is not set; "
@@ -88,65 +88,65 @@ class _Variables:
             )
         return self.values[name]
 
-    def number(self, name: str) -> int:
-        text = self.text(name)
+    def read_number(self, name: str) -> int:
+        text = self.read_text(name)
         if not text.isdecimal():
             raise UserError(f"{name}={text} is not a number")
         return int(text)
 
-    def port(self, *names: str, advice: str = "") -> int:
+    def read_port(self, *names: str, advice: str = "") -> int:
         """Return ``MASTER_PORT`` or, if it is not set, a port that all processes compute from the variables ``names``."""
         if names and "MASTER_PORT" not in self.values:
-            job = ".".join(self.text(name, advice) for name in names)
+            job = ".".join(self.read_text(name, advice) for name in names)
             return _FIRST_PORT + crc32(job.encode()) % _N_PORTS
-        port = self.number("MASTER_PORT")
+        port = self.read_number("MASTER_PORT")
         if not 0 < port <= _MAX_PORT:
             raise UserError(f"MASTER_PORT={port} is not a port; it is a number from 1 to {_MAX_PORT}")
         return port
 
 
 def _read_torchrun(variables: _Variables) -> Launch:
-    local_rank = variables.number("LOCAL_RANK")
+    local_rank = variables.read_number("LOCAL_RANK")
     has_local_size = "LOCAL_WORLD_SIZE" in variables.values
     return Launch(
-        variables.number("RANK"),
-        variables.number("WORLD_SIZE"),
+        variables.read_number("RANK"),
+        variables.read_number("WORLD_SIZE"),
         local_rank,
-        variables.number("LOCAL_WORLD_SIZE") if has_local_size else local_rank + 1,
-        variables.text("MASTER_ADDR"),
-        variables.port(),
+        variables.read_number("LOCAL_WORLD_SIZE") if has_local_size else local_rank + 1,
+        variables.read_text("MASTER_ADDR"),
+        variables.read_port(),
         "start torchrun with --nproc-per-node {n}",
     )
 
 
 def _read_slurm(variables: _Variables) -> Launch:
-    rank, size = variables.number("SLURM_PROCID"), variables.number("SLURM_STEP_NUM_TASKS")
-    local_rank, node = variables.number("SLURM_LOCALID"), variables.number("SLURM_NODEID")
-    nodes = variables.text("SLURM_STEP_NODELIST")
-    per_node = _expand_counts(variables.text("SLURM_STEP_TASKS_PER_NODE"))
+    rank, size = variables.read_number("SLURM_PROCID"), variables.read_number("SLURM_STEP_NUM_TASKS")
+    local_rank, node = variables.read_number("SLURM_LOCALID"), variables.read_number("SLURM_NODEID")
+    nodes = variables.read_text("SLURM_STEP_NODELIST")
+    per_node = _parse_task_counts(variables.read_text("SLURM_STEP_TASKS_PER_NODE"))
     if node >= len(per_node):
         raise UserError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has {len(per_node)} nodes")
-    address = variables.values.get("MASTER_ADDR") or first_host(nodes)
-    port = variables.port("SLURM_JOB_ID", "SLURM_STEP_ID")
+    address = variables.values.get("MASTER_ADDR") or parse_first_host(nodes)
+    port = variables.read_port("SLURM_JOB_ID", "SLURM_STEP_ID")
     return Launch(rank, size, local_rank, per_node[node], address, port, "start srun with --ntasks-per-node={n}")
 
 
 def _read_open_mpi(variables: _Variables) -> Launch:
-    size, local_size = variables.number("OMPI_COMM_WORLD_SIZE"), variables.number("OMPI_COMM_WORLD_LOCAL_SIZE")
+    size, local_size = variables.read_number("OMPI_COMM_WORLD_SIZE"), variables.read_number("OMPI_COMM_WORLD_LOCAL_SIZE")
     advice = "set it to the host name of the first process: mpirun -x MASTER_ADDR=HOST"
     one_machine = size <= local_size
     return Launch(
-        variables.number("OMPI_COMM_WORLD_RANK"),
+        variables.read_number("OMPI_COMM_WORLD_RANK"),
         size,
-        variables.number("OMPI_COMM_WORLD_LOCAL_RANK"),
+        variables.read_number("OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size,
-        "127.0.0.1" if one_machine else variables.text("MASTER_ADDR", advice),
-        variables.port("PMIX_NAMESPACE", advice="set MASTER_PORT to a free port: mpirun -x MASTER_PORT=29500"),
+        "127.0.0.1" if one_machine else variables.read_text("MASTER_ADDR", advice),
+        variables.read_port("PMIX_NAMESPACE", advice="set MASTER_PORT to a free port: mpirun -x MASTER_PORT=29500"),
         "start mpirun with --map-by ppr:{n}:node",
     )
 
 
-def _expand_counts(counts: str) -> list[int]:
+def _parse_task_counts(counts: str) -> list[int]:
     """Return the number of tasks of each node, e.g. [2, 2, 1] for ``2(x2),1``."""
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in counts.split(",")]
     if not all(parts):
@@ -171,9 +171,9 @@ def join_processes(device: str, timeout_minutes: float = 10.0) -> ProcessGroup:
     has_server = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # then torchrun itself runs the store
     prefix = f"vse {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"  # torchrun's store outlives a restart of the processes
     try:
-        store = PrefixStore(prefix, _connect(launch, launch.rank == 0 and not has_server, launch.size))
+        store = PrefixStore(prefix, _connect_to_store(launch, launch.rank == 0 and not has_server, launch.size))
         distributed.init_process_group(backend, timeout=timeout, store=store, rank=launch.rank, world_size=launch.size)
-        watch = Watch(PrefixStore(prefix, _connect(launch, False, None)), launch.rank, launch.size)
+        watch = ProcessWatch(PrefixStore(prefix, _connect_to_store(launch, False, None)), launch.rank, launch.size)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(
@@ -184,7 +184,7 @@ def join_processes(device: str, timeout_minutes: float = 10.0) -> ProcessGroup:
     return ProcessGroup(launch.rank, launch.size, where, store, watch, timeout)
 
 
-def _connect(launch: Launch, is_server: bool, n_processes: int | None) -> Any:
+def _connect_to_store(launch: Launch, is_server: bool, n_processes: int | None) -> Any:
     """Return a connection to the store through which the processes find each other.
 
     ``is_server`` : whether this process runs the store.

@@ -151,7 +151,7 @@ class RunFolder:
         cache = self.read_record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
 
-    def build_feature(self, record: Mapping[str, Any]) -> FeatureCache:
+    def build_rowless_cache(self, record: Mapping[str, Any]) -> FeatureCache:
         """Return a cache object without rows that describes one feature of the run. The cache file need not exist.
 
         ``record`` is the entry of the feature in ``run.json``, such as ``features``. The entries of earlier versions have no
@@ -275,7 +275,7 @@ class RunFolder:
         content = buffer.getbuffer()
         with open_atomic(self.checkpoint_file) as stream:
             stream.write(content)
-            stream.write(_hash_line(content))
+            stream.write(_build_hash_line(content))
 
     def read_checkpoint(self) -> dict[str, Any]:
         """Load the last checkpoint, which may contain only tensors and plain values. Raises UserError if it is damaged."""
@@ -293,16 +293,16 @@ class RunFolder:
         return state
 
 
-def _hash_line(content: bytes | memoryview) -> bytes:
+def _build_hash_line(content: bytes | memoryview) -> bytes:
     return f"\nsha256 {hashlib.sha256(content).hexdigest()}\n".encode()
 
 
 def _check_hash(content: bytes) -> None:
     """Raise ValueError if a checkpoint is damaged: its SHA-256 is not that of its last line, or a zip checksum differs."""
-    size = len(_hash_line(b""))
+    size = len(_build_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):
-        if line != _hash_line(saved):
+        if line != _build_hash_line(saved):
             raise ValueError("its bytes changed since they were written: their SHA-256 differs")
         return
     with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -185,7 +185,7 @@ def open_inputs(
     eval_cache = _open_cache(cache, experiment.eval_feature, paths.eval_features, hint) or cache
     for images in {cache.path: cache, eval_cache.path: eval_cache}.values():
         if images is not cache:
-            _check_compatible(images, cache)
+            _check_compatible_caches(images, cache)
         check_belongs_to_dataset(images, dataset)
         if images.kind != "image":
             raise UserError(f"{images.path} holds {images.describe()}; features of images are needed")
@@ -201,7 +201,7 @@ def open_inputs(
     hint = f"{name} is trained on {experiment.truth_feature!r}: {extract} --truth-features"
     truths = _open_cache(cache, experiment.truth_feature, paths.truth_features, hint)
     if truths is not None:
-        _check_compatible(truths, cache)
+        _check_compatible_caches(truths, cache)
         if has_truth_boxes(truths):
             check_truth_cache(truths, cache)
         check_belongs_to_dataset(truths, dataset)
@@ -237,7 +237,7 @@ def _open_cache(
     return open_cache(path or default)
 
 
-def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
+def _check_compatible_caches(other: FeatureCache, cache: FeatureCache) -> None:
     """Raise UserError if a model that was trained on ``cache`` cannot read the images in ``other``.
 
     Both caches must have the same data set, photos, length of vectors, kind of rows (vectors or sets) and network.
@@ -269,7 +269,7 @@ def _find_start_run(
     return base
 
 
-def training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
+def find_training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
     """Return the path of the ``dataset.json`` that a run was trained on.
 
     Usually, the cache of the run names this file. A run on another data set that was derived from the data set of the cache,
@@ -280,35 +280,35 @@ def training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: F
 
 
 def count_leaked_images(
-    folder: RunFolder, restval: bool, cache: FeatureCache, tested: Dataset, split: str, allowed: bool = False
+    folder: RunFolder, restval: bool, cache: FeatureCache, test_dataset: Dataset, split: str, allowed: bool = False
 ) -> int:
     """Count the images of a split that were training images of a run. Raises UserError if there are any, unless ``allowed``.
 
     Two images are the same if they have the same id on Flickr or in MS-COCO, or if their files have the same checksum. Returns
-    0 if ``tested`` is the data set of the training. Also returns 0, with a log message, if that data set cannot be read.
+    0 if ``test_dataset`` is the training data set. Also returns 0, with a log message, if that data set cannot be read.
 
     ``restval`` : True if the run was also trained on the split ``restval``.
-    ``cache``, ``tested``, ``split`` : image features, data set and split on which the run is tested.
+    ``cache``, ``test_dataset``, ``split`` : image features, data set and split on which the run is tested.
     """
     own_key = folder.read_eval_cache_record()["key"]
     try:
         own_cache = cache if cache.key == own_key else open_cache(folder.image_cache_file())
-        own = load_dataset_file(training_dataset_file(folder, folder.read_record(), own_cache))
+        own = load_dataset_file(find_training_dataset_file(folder, folder.read_record(), own_cache))
     except UserError as error:
-        level = logging.INFO if tested.name == folder.read_record()["dataset"] else logging.WARNING
-        log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, tested.path, error)
+        level = logging.INFO if test_dataset.name == folder.read_record()["dataset"] else logging.WARNING
+        log.log(level, "%s: cannot check whether it was trained on images of %s (%s)", folder.path, test_dataset.path, error)
         return 0
-    if own.sha256 == tested.sha256:
+    if own.sha256 == test_dataset.sha256:
         return 0
     splits = ("train", "restval") if restval else ("train",)
     training_images = [image for image in own.images if image.split in splits]
-    shared = find_same_images(tested.split(split), training_images, _photo_checksums(cache), _photo_checksums(own_cache))
+    shared = find_same_images(test_dataset.split(split), training_images, _photo_checksums(cache), _photo_checksums(own_cache))
     if not shared:
         return 0
     image, twin = shared[0]
     message = (
-        f"{folder.path}: was trained on {len(shared)} of the {len(tested.split(split))} images of split {split!r} of "
-        f"{tested.path}; {image.file} is {twin.file} in split {twin.split!r} of {own.path}"
+        f"{folder.path}: was trained on {len(shared)} of the {len(test_dataset.split(split))} images of split {split!r} of "
+        f"{test_dataset.path}; {image.file} is {twin.file} in split {twin.split!r} of {own.path}"
     )
     if not allowed:
         raise UserError(f"{message}. Metrics on them are meaningless. --allow-leak accepts them, and the result records it")

@@ -111,7 +111,7 @@ class PackedFolder(RunFolder):
             raise UserError(f"{file}: its SHA-256 is not the one in {CONFIG_FILE_NAME}; get the model again")
         return content, source.sha256
 
-    def build_feature(self, record: Mapping[str, Any]) -> FeatureCache:
+    def build_rowless_cache(self, record: Mapping[str, Any]) -> FeatureCache:
         with wrap_read_errors(self.config_file, "the settings of a packed model"):
             description = FeatureDescription.model_validate(record["description"])
             if "backbone" in description.provenance:

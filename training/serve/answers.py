@@ -22,7 +22,7 @@ from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, count_pixels, read_image_bytes
 from vse.training.options import RunFileOptions
-from vse.training.run.inputs import training_dataset_file
+from vse.training.run.inputs import find_training_dataset_file
 from vse.training.serve.page_request import SMALL_PHOTO_SIDE, ItemKind, RunAnswer, SplitImage, read_photo
 from vse.training.use.corpus import describe_searched_images, find_default_split
 from vse.training.use.model import EncodedQuery, Query, TrainedRun
@@ -30,12 +30,12 @@ from vse.training.use.searcher import SearchAnswer, Searcher, SearchOptions, Sea
 
 log = logging.getLogger(__name__)
 
-Asked = TypeVar("Asked")
+BatchedQuery = TypeVar("BatchedQuery")
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 
 
-class QueryBatches(Generic[Asked, Answer]):
+class QueryBatches(Generic[BatchedQuery, Answer]):
     """A thread that answers the queries of other threads in batches.
 
     Queries that arrive during a computation form the next batch. The thread never waits for further queries to arrive.
@@ -44,9 +44,9 @@ class QueryBatches(Generic[Asked, Answer]):
         the thread that waits for the answer.
     """
 
-    def __init__(self, answer_all: Callable[[Sequence[Asked]], Sequence[Answer | Exception]]) -> None:
+    def __init__(self, answer_all: Callable[[Sequence[BatchedQuery]], Sequence[Answer | Exception]]) -> None:
         self._answer_all = answer_all
-        self._waiting: SimpleQueue[tuple[Asked, Future[Answer]]] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[BatchedQuery, Future[Answer]]] = SimpleQueue()
         self._executor = ThreadPoolExecutor(1)
 
     @property
@@ -54,7 +54,7 @@ class QueryBatches(Generic[Asked, Answer]):
         """The number of queries that wait for the next batch."""
         return self._waiting.qsize()
 
-    def ask(self, query: Asked) -> Answer:
+    def ask(self, query: BatchedQuery) -> Answer:
         """Return the answer to a query. Raises the exception that ``answer_all`` returned for this query."""
         future: Future[Answer] = Future()
         self._waiting.put((query, future))
@@ -66,7 +66,7 @@ class QueryBatches(Generic[Asked, Answer]):
         return self._executor.submit(work).result()
 
     def _answer_waiting(self) -> None:
-        batch: list[tuple[Asked, Future[Answer]]] = []
+        batch: list[tuple[BatchedQuery, Future[Answer]]] = []
         try:
             while True:
                 batch.append(self._waiting.get_nowait())
@@ -169,7 +169,7 @@ class ServedRuns:
     def has_captions(self) -> bool:
         return any(len(run.searcher.trained.split.pairs) for run in self.runs)
 
-    def list_examples(self) -> list[str]:
+    def list_example_queries(self) -> list[str]:
         """Return example queries: captions of the searched images or, if they have none, of the first run's training data."""
         trained = self.runs[0].searcher.trained
         images: Sequence[Image] = trained.split.pairs.images
@@ -177,7 +177,7 @@ class ServedRuns:
             with suppress(UserError):  # a packed model has no data set
                 own_cache = open_cache(trained.folder.image_cache_file())
                 images = load_dataset_file(
-                    training_dataset_file(trained.folder, trained.folder.read_record(), own_cache)
+                    find_training_dataset_file(trained.folder, trained.folder.read_record(), own_cache)
                 ).images
         spaced = (images[row] for row in range(0, len(images), max(1, len(images) // _N_EXAMPLE_IMAGES)))
         captions = (image.captions[0].raw for image in spaced if image.captions)
@@ -207,7 +207,7 @@ class ServedRuns:
         """Return a large JPEG of an image of the split. Raises UnknownId if the image file is missing or cannot be read."""
         return self._encode_photo(image_id, _LARGE_PHOTO_SIDE)
 
-    def read_original(self, image_id: int) -> tuple[str, bytes]:
+    def read_original_photo(self, image_id: int) -> tuple[str, bytes]:
         """Return the name and the unchanged bytes of the file of an image of the split.
 
         Raises UnknownId if the file is missing or is not an image.
@@ -217,10 +217,10 @@ class ServedRuns:
             content = read_image_bytes(file)
             count_pixels(file, content)
         except BadImage as error:
-            raise self._unreadable(image_id, error) from None
+            raise self._build_unreadable_error(image_id, error) from None
         return file.name, content
 
-    def attention(self, index: int, query: Query, hit_id: int) -> Attention:
+    def compute_attention(self, index: int, query: Query, hit_id: int) -> Attention:
         """Return the attention that one run computes between a query and a hit.
 
         ``index`` : position of the run in ``runs``.
@@ -238,7 +238,7 @@ class ServedRuns:
         if not (run.attends and run.reads(query)):
             raise UserError(f"{run.name} cannot show where it looked")
         row, searcher = int(rows.argmax()), run.searcher
-        (attention,) = run.batches.run(lambda: searcher.attention(query, searcher.encode(query), [row]))
+        (attention,) = run.batches.run(lambda: searcher.compute_attention(query, searcher.encode(query), [row]))
         if attention is None:
             raise UserError("its photo cannot be read, or it is not known where on it the regions are")
         return attention
@@ -251,7 +251,7 @@ class ServedRuns:
         try:
             return small_jpeg(read_photo(file), side)
         except BadImage as error:
-            raise self._unreadable(image_id, error) from None
+            raise self._build_unreadable_error(image_id, error) from None
 
     def _find_photo_file(self, image_id: int) -> Path:
         image = self.find_image(image_id)
@@ -259,7 +259,7 @@ class ServedRuns:
             raise UnknownId(f"the data set has no photo {image_id}")
         return self.dataset.image_path(image)
 
-    def _unreadable(self, image_id: int, error: BadImage) -> UnknownId:
+    def _build_unreadable_error(self, image_id: int, error: BadImage) -> UnknownId:
         log.warning("%s", error)
         return UnknownId(f"photo {image_id} cannot be read")
 
@@ -309,7 +309,7 @@ def _can_attend(searcher: Searcher) -> bool:
     if searcher.trained.experiment.model.similarity.attention_direction is None:
         return False
     try:
-        searcher.attention("", searcher.encode(searcher.choose_sample_text()), [])
+        searcher.compute_attention("", searcher.encode(searcher.choose_sample_text()), [])
     except UserError as error:
         log.info("%s; so the page does not show where it looked", error)
         return False
@@ -356,13 +356,13 @@ def _search_all(searcher: Searcher, queries: Sequence[_RunQuery]) -> list[_Answe
     for k, query in enumerate(queries):
         if k not in texts:
             try:
-                answers[k] = _search_photo(searcher, query), ""
+                answers[k] = _search_by_photo(searcher, query), ""
             except UserError as error:
                 answers[k] = error
     return [answers[k] for k in range(len(queries))]
 
 
-def _search_photo(searcher: Searcher, query: _RunQuery) -> SearchAnswer:
+def _search_by_photo(searcher: Searcher, query: _RunQuery) -> SearchAnswer:
     """Return the answer of a run to a query that is a photo or an image of the split."""
     if isinstance(query.query, SplitImage):
         rows = np.flatnonzero(searcher.trained.split.pairs.image_ids == query.query.image_id)

@@ -123,19 +123,19 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
     @app.get("/image/<int:image_id>", provide_automatic_options=False)
     def image(image_id: int) -> str:
         fields = build_image(served.dataset, served.find_image(image_id))
-        return render_page("serve_image.html", image=fields) if _answer_format() == "part" else page.render(image=fields)
+        return render_page("serve_image.html", image=fields) if _read_answer_format() == "part" else page.render(image=fields)
 
     @app.get("/photo/<int:image_id>", provide_automatic_options=False)
     def photo(image_id: int) -> flask.Response:
-        return _photo_response(served.read_small_photo(image_id))
+        return _build_photo_response(served.read_small_photo(image_id))
 
     @app.get("/photo/<int:image_id>/large", provide_automatic_options=False)
     def large_photo(image_id: int) -> flask.Response:
-        return _photo_response(served.read_large_photo(image_id))
+        return _build_photo_response(served.read_large_photo(image_id))
 
     @app.get("/photo/<int:image_id>/file", provide_automatic_options=False)
     def original(image_id: int) -> flask.Response:
-        name, content = served.read_original(image_id)
+        name, content = served.read_original_photo(image_id)
         return flask.send_file(BytesIO(content), "application/octet-stream", as_attachment=True, download_name=name)
 
     @app.get("/page.js", provide_automatic_options=False)
@@ -172,7 +172,7 @@ class _Page:
             "names": [run.name for run in served.runs],
             "photos": served.reads_photos,
             "captions": served.has_captions,
-            "examples": served.list_examples(),
+            "examples": served.list_example_queries(),
             "most": MAX_RESULTS,
             "longest": MAX_TEXT_LENGTH,
             "upload_bytes": settings.max_upload_bytes,
@@ -198,7 +198,7 @@ class _Page:
     def answer_upload(self) -> flask.Response | str:
         """Answer an uploaded photo with JSON, or store the photo in memory and redirect to the page of the results."""
         content = _read_uploaded_file(self._settings)
-        if _answer_format() == "json":
+        if _read_answer_format() == "json":
             return self._answer_photo(self._read_request(""), content)
         address = self._read_request(self._uploads.keep(content)).build_address()
         return flask.Response(status=303, headers={"Location": address})
@@ -218,9 +218,9 @@ class _Page:
 
     def answer_error(self, message: str, code: int) -> tuple[flask.Response | str, int]:
         line = to_printable_line(message)
-        if _answer_format() == "json":
+        if _read_answer_format() == "json":
             return flask.jsonify({"error": line}), code
-        if _answer_format() == "part":
+        if _read_answer_format() == "part":
             return render_page("serve_error.html", error=line), code
         return self.render(error=line, text=flask.request.args.get("q", "")[:MAX_TEXT_LENGTH]), code
 
@@ -234,11 +234,11 @@ class _Page:
             return self._answer(request, read_upload(content, self._settings.max_pixels))
 
     def _answer(self, request: PageRequest, query: Query | SplitImage) -> flask.Response | str:
-        arguments, served, form = flask.request.args, self._served, _answer_format()
+        arguments, served, form = flask.request.args, self._served, _read_answer_format()
         text = query if isinstance(query, str) else ""
         if ("run" in arguments or "hit" in arguments) and not isinstance(query, SplitImage):
             index, hit_id = read_number(arguments, "run", 0, 2**31), read_id(arguments, "hit")
-            attention = served.attention(index, query, hit_id)
+            attention = served.compute_attention(index, query, hit_id)
             if form == "json":
                 return flask.jsonify(build_attention_json(attention))
             fields = build_attention(query, attention, served.runs[index].name, hit_id)
@@ -262,7 +262,7 @@ def _read_host_name() -> str:
     return match[1] if match else ""
 
 
-def _answer_format() -> str:
+def _read_answer_format() -> str:
     """Return the requested format of the answer: ``page``, ``part`` (HTML for a dialog of the page) or ``json``."""
     form = flask.request.args.get("as", "page")
     return form if form in ("part", "json") else "page"
@@ -285,7 +285,7 @@ def _read_uploaded_file(settings: PageSettings) -> bytes:
     return content
 
 
-def _photo_response(content: bytes) -> flask.Response:
+def _build_photo_response(content: bytes) -> flask.Response:
     answer = flask.Response(content, mimetype="image/jpeg")
     answer.headers["Cache-Control"] = "private, max-age=3600"
     return answer

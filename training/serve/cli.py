@@ -39,8 +39,8 @@ def serve_command(request: ServeRequest) -> None:
     from vse.features.backbones.device import set_thread_count, wrap_memory_errors
     from vse.training.serve.answers import ServedRuns
     from vse.training.serve.app import PageSettings, create_app
-    from vse.training.serve.server import PageServer, is_loopback, trusted_hosts
-    from vse.training.share.pack import find_model
+    from vse.training.serve.server import PageServer, is_loopback, list_trusted_hosts
+    from vse.training.share.pack import find_model_folder
     from vse.training.use.searcher import SearchOptions
 
     set_thread_count(request.threads)
@@ -57,9 +57,9 @@ def serve_command(request: ServeRequest) -> None:
     )
     upload_bytes, pixels = request.upload_mb * 2**20, int(request.max_megapixels * 1e6)
     with wrap_memory_errors("--device cpu does without it"):
-        runs, files = [find_model(run) for run in request.runs], _list_run_file_options(request)
+        runs, files = [find_model_folder(run) for run in request.runs], _list_run_file_options(request)
         served = ServedRuns(runs, request.split, files, options, request.device)
-        app = create_app(served, PageSettings(request.k, upload_bytes, trusted_hosts(request.host), pixels))
+        app = create_app(served, PageSettings(request.k, upload_bytes, list_trusted_hosts(request.host), pixels))
         if request.check:
             _print_best_hits(app, served.runs[0].searcher.choose_sample_text())
             return

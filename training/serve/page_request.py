@@ -150,11 +150,11 @@ class PageRequest:
             fields["page"] = self.page
         return f"/?{urlencode({**fields, **parameters})}"
 
-    def turn_to(self, page: int) -> str:
+    def build_page_address(self, page: int) -> str:
         """Return the address of another page of the results."""
         return replace(self, page=page).build_address()
 
-    def find(self, finds: ItemKind) -> str:
+    def build_find_address(self, finds: ItemKind) -> str:
         """Return the address of the first page of results for the same query, which then finds ``finds``."""
         return replace(self, finds=finds, page=1).build_address()
 
@@ -286,8 +286,8 @@ def build_results(
         "finds": request.finds,
         "page": request.page,
         "columns": _build_columns(dataset, request, answers),
-        "previous": request.turn_to(request.page - 1) if request.page > 1 else "",
-        "next": request.turn_to(request.page + 1) if has_more else "",
+        "previous": request.build_page_address(request.page - 1) if request.page > 1 else "",
+        "next": request.build_page_address(request.page + 1) if has_more else "",
     }
 
 
@@ -324,7 +324,7 @@ def _build_heading(dataset: Dataset, request: PageRequest, query: Query | SplitI
         source = f"/photo/{query.image_id}" if dataset.has_image_files else ""
         return {"text": "", "title": f"Images like {name}", "source": source, "choices": []}
     names: dict[ItemKind, str] = {"captions": "Captions", "images": "Similar images"}
-    choices = [(name, request.find(kind), kind == request.finds) for kind, name in names.items()]
+    choices = [(name, request.build_find_address(kind), kind == request.finds) for kind, name in names.items()]
     return {
         "text": "",
         "title": "Captions for your photograph" if request.finds == "captions" else "Images like your photograph",

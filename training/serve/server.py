@@ -269,7 +269,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def trusted_hosts(host: str) -> Sequence[str] | None:
+def list_trusted_hosts(host: str) -> Sequence[str] | None:
     """Return the host names that requests may address, or None for any name if other machines can reach ``host``.
 
     If only this machine can reach ``host``, a list of names prevents attacks by DNS rebinding.
@@ -313,7 +313,7 @@ class PageServer:
                 self._servers.append(server)
         except (OSError, ValueError) as error:
             self._disconnect()
-            raise UserError(f"--host {host} --port {port}: cannot be served at ({_error_text(error)})") from None
+            raise UserError(f"--host {host} --port {port}: cannot be served at ({_describe_error(error)})") from None
         work.set_thread_count(_N_THREADS)
         refusals.set_thread_count(1)
         self.url = f"http://{_bracket_ipv6(host)}:{self._servers[0].effective_port}/"
@@ -376,5 +376,5 @@ def _bracket_ipv6(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _error_text(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -79,7 +79,7 @@ _ENVIRONMENT = Environment(
 )  # values are not escaped, because the card is Markdown
 
 
-def write_card(
+def render_card(
     name: str, experiment: ExperimentConfig, config: PackedConfig, features: Mapping[str, FeatureDescription], notes: str
 ) -> str:
     """Return the text of the model card.

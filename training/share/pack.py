@@ -44,8 +44,8 @@ from vse.training.run.packed import (
     PackedFolder,
     is_packed,
 )
-from vse.training.share.card import collect_results, write_card
-from vse.training.use.open_run import unfinished_state
+from vse.training.share.card import collect_results, render_card
+from vse.training.use.open_run import find_unfinished_state
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None,
     """
     if cache.provenance.get("config", {}).get("extractor") != "cnn":
         log.warning("%s: its features are not vectors of a CNN, so the packed model reads no photos", cache.path)
-        return _describe(cache, {})
+        return _describe_feature(cache, {})
     try:
         weights, notes = load_cnn_weights(cache, weights_dir)
     except UserError as error:
@@ -69,7 +69,7 @@ def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None,
         file = out / IMAGE_NETWORK_FILE_NAME
         _save_tensors(file, weights)
         notes = {"weights": file.name, WEIGHTS_FILE_KEY: WeightsFile.describe(file)}
-    return _describe(cache, notes)
+    return _describe_feature(cache, notes)
 
 
 def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
@@ -82,16 +82,16 @@ def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | Non
     if settings is not None and settings.fits_encoder:
         load_cache_encoder(cache, "cpu")
         write_bytes(out / PACKED_ENCODER_NAME, InputFile(encoder_path(cache.path)).read())
-        return _describe(cache, {})
+        return _describe_feature(cache, {})
     if extractor != "text":
         log.warning("%s: no encoder of vse computed its captions, so the packed model reads no texts", cache.path)
-        return _describe(cache, {})
+        return _describe_feature(cache, {})
     try:
         encoder = rebuild_text_extractor(cache, weights_dir, "cpu")
     except UserError as error:
         return _describe_unverified(cache, error, with_network)
     notes = {name: value for name, value in encoder.provenance.items() if name in (WEIGHTS_FILE_KEY, "commit")}
-    return _describe(cache, {**notes, **(_copy_text_network(encoder, out) if with_network else {})})
+    return _describe_feature(cache, {**notes, **(_copy_text_network(encoder, out) if with_network else {})})
 
 
 def _copy_text_network(encoder: TextExtractor, out: Path) -> dict[str, Any]:
@@ -113,10 +113,10 @@ def _describe_unverified(cache: FeatureCache, error: UserError, with_network: bo
     if with_network:
         raise error
     log.warning("%s. The packed model names the network; whoever uses it needs that file", error)
-    return _describe(cache, {})
+    return _describe_feature(cache, {})
 
 
-def _describe(cache: FeatureCache, changes: Mapping[str, Any]) -> FeatureDescription:
+def _describe_feature(cache: FeatureCache, changes: Mapping[str, Any]) -> FeatureDescription:
     """Return the description of a feature without names of local files. ``changes`` replace entries of the provenance."""
     description = describe_feature(cache)
     provenance = {name: value for name, value in description.provenance.items() if name not in _LOCAL_NOTES}
@@ -147,12 +147,12 @@ def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
     if is_packed(run):
         raise UserError(f"{run}: is packed already; name the folder of a run")
     experiment, record = folder.read_settings(ExperimentConfig), folder.read_record()
-    _check_run(folder, experiment, record)
+    _check_can_be_packed(folder, experiment, record)
     notes = "" if options.notes is None else InputFile(options.notes).read().decode(errors="replace")
     results = collect_results(folder, experiment, record, options.results)
     if options.licence is None:
         log.warning("no licence is given, so others do not know whether they may use the model; add --licence")
-    with _write_folder(out) as staged:
+    with _stage_folder(out) as staged:
         write_bytes(staged / WEIGHTS_FILE_NAME, folder.read_file_with_sha256(folder.best_weights_file)[0])
         vocabularies = folder.vocabulary_file, folder.tokenizer_file, folder.transformer_file
         for file in (*vocabularies, folder.metrics_file, folder.correction_file):
@@ -163,13 +163,13 @@ def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
         files = sorted(file for file in staged.rglob("*") if file.is_file())
         config = PackedConfig(
             settings=_select_settings(experiment),
-            run={**_select_record(record), **{name: _build_entry(feature) for name, feature in features.items()}},
+            run={**_select_record(record), **{name: _build_feature_entry(feature) for name, feature in features.items()}},
             results=results,
             licence=options.licence,
             files={file.relative_to(staged).as_posix(): sha256_file(file) for file in files},
         )
         write_json(staged / CONFIG_FILE_NAME, config.model_dump(mode="json"))
-        write_text(staged / CARD_FILE_NAME, write_card(out.resolve().name, experiment, config, features, notes))
+        write_text(staged / CARD_FILE_NAME, render_card(out.resolve().name, experiment, config, features, notes))
     return out
 
 
@@ -200,9 +200,9 @@ def describe_preprocessing(feature: FeatureDescription) -> dict[str, Any]:
     }
 
 
-def _check_run(folder: RunFolder, experiment: ExperimentConfig, record: Mapping[str, Any]) -> None:
+def _check_can_be_packed(folder: RunFolder, experiment: ExperimentConfig, record: Mapping[str, Any]) -> None:
     """Raise UserError if a run cannot be packed."""
-    if state := unfinished_state(record):
+    if state := find_unfinished_state(record):
         raise UserError(f"{folder.path}: its training did not finish (state: {state}); continue it with vse-train --resume")
     if experiment.solver.reads_phrases:
         raise UserError(f"{folder.path}: localises phrases in regions of a cache, so it cannot be used without the cache")
@@ -221,8 +221,8 @@ def _pack_features(
 
     The keys of the result are the keys of the features in ``run.json``, such as ``features``.
     """
-    images = folder.build_feature(folder.read_eval_cache_record())
-    captions = folder.build_feature(record["caption_features"]) if "caption_features" in record else None
+    images = folder.build_rowless_cache(folder.read_eval_cache_record())
+    captions = folder.build_rowless_cache(record["caption_features"]) if "caption_features" in record else None
     for cache in (images, captions):
         if cache is not None and "backbone" in cache.provenance:
             raise UserError(f"{folder.path}: reads the embeddings of another run, and only one model can be packed")
@@ -246,7 +246,7 @@ def _select_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "made": {name: made[name] for name in ("date", "code") if name in made}}
 
 
-def _build_entry(feature: FeatureDescription) -> dict[str, Any]:
+def _build_feature_entry(feature: FeatureDescription) -> dict[str, Any]:
     """Return the entry of a feature in the record of a packed model. Unlike in ``run.json``, it has no path of a cache."""
     identity = feature.build_cache(Path(CONFIG_FILE_NAME)).extractor_identity
     entry = {"name": feature.feature, "key": feature.key, "path": CONFIG_FILE_NAME, "extractor": dict(identity)}
@@ -254,7 +254,7 @@ def _build_entry(feature: FeatureDescription) -> dict[str, Any]:
 
 
 @contextmanager
-def _write_folder(out: Path) -> Iterator[Path]:
+def _stage_folder(out: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``out`` at the end of the block.
 
     Raises UserError if ``out`` exists, unless ``out`` is a packed model and ``--force`` is given.
@@ -285,7 +285,7 @@ _NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?
 _FILE_PATTERNS = (CARD_FILE_NAME, "*.json", "*.safetensors", "metrics.csv", "text_network/*")
 
 
-def find_model(place: Path) -> Path:
+def find_model_folder(place: Path) -> Path:
     """Return the folder of a model. Download the model first if ``place`` is ``hf://user/name`` or ``hf://user/name@revision``.
 
     Raises UserError if the Hugging Face hub is out of reach, or if the repository is not a packed model.

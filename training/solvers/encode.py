@@ -20,7 +20,7 @@ from vse.training.data.pairs import RetrievalSplit
 from vse.training.kinds import BatchVectors, InputKind, PackedEmbeddings, pack_embeddings, pad_sets
 from vse.training.models.build import Model
 from vse.training.models.encoders.base import l2_normalize
-from vse.training.processes.group import postpone_sum
+from vse.training.processes.group import postpone_gradient_sum
 
 _ROWS_PER_BLOCK = 512  # images or captions that are embedded at once
 _PHOTOS_PER_BLOCK = 64  # photos that a CNN embeds at once
@@ -317,7 +317,7 @@ class BatchEmbedder:
         """
         self._chunks, self._ends_update = chunks, ends_update
         if len(chunks) == 1:
-            with postpone_sum(self._summing_encoders, not ends_update):
+            with postpone_gradient_sum(self._summing_encoders, not ends_update):
                 self._joined = self._embed_chunk(self._summing_encoders, 0)
             return self._joined
         with torch.no_grad():
@@ -330,14 +330,14 @@ class BatchEmbedder:
 
     def backward(self, cost: Tensor) -> None:
         """Add the gradients of a cost of the last embedded batch to the gradients of the encoders."""
-        with postpone_sum(self._summing_encoders, not self._ends_update):
+        with postpone_gradient_sum(self._summing_encoders, not self._ends_update):
             cost.backward()  # type: ignore[no-untyped-call]
         if len(self._chunks) == 1:
             return
         start = 0
         for k, (images, _) in enumerate(self._chunks):
             rows = slice(start, start + len(images[0]))
-            with postpone_sum(self._summing_encoders, not self._ends_update or k < len(self._chunks) - 1):
+            with postpone_gradient_sum(self._summing_encoders, not self._ends_update or k < len(self._chunks) - 1):
                 sides = self._embed_chunk(self._summing_encoders, k)
                 vectors = [(side[0], joined[0].grad) for side, joined in zip(sides, self._joined, strict=True)]
                 learned = [(side, gradient) for side, gradient in vectors if side.requires_grad and gradient is not None]

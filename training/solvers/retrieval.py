@@ -121,7 +121,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         self._check_batch_norms(batches)
         self._summing_encoders = self._encoders  # frees the old gradient buffers before new ones are allocated
         self._summing_encoders = self.processes.wrap_encoders(self._encoders)
-        shares = [self.processes.own_share(batch) for batch in batches]
+        shares = [self.processes.select_own_share(batch) for batch in batches]
         stream = self.task.image_inputs.read_batches(shares, self.pairs.image_indices, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:
             self.adversary.start_epoch(self.model)
@@ -153,7 +153,9 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         loss = self.task.select_loss(self.progress.epoch)
         self.clear_old_gradients()
         embedder = BatchEmbedder(self._encoders, self._summing_encoders, self.step_seed(1 + self.processes.rank))
-        images, captions = embedder.embed(self._read_chunks(image_inputs, self.processes.own_share(batch)), self.ends_update())
+        images, captions = embedder.embed(
+            self._read_chunks(image_inputs, self.processes.select_own_share(batch)), self.ends_update()
+        )
         is_split = self._splits_by_image(loss)
         captions = self.processes.gather_embeddings(captions, len(batch), adds_gradients=is_split)
         images = images if is_split else self.processes.gather_embeddings(images, len(batch))
@@ -173,7 +175,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         if self.ends_update():
             other_modules = self.model.similarity, self.learned_scale or nn.Module()
             weights = (weight for module in other_modules for weight in module.parameters())
-            self.processes.sum_gradients(weights, complete=not is_split)
+            self.processes.sum_gradients(weights, are_complete=not is_split)
             self.update_weights()
         if self.adversary is not None:
             self._step_adversary()

@@ -53,7 +53,7 @@ class ArrayEncoder:
     def __init__(self, trained: TrainedRun, queries: QueryEncoder) -> None:
         self.trained, self.queries = trained, queries
 
-    def imported_dim(self, of_captions: bool) -> int | None:
+    def find_imported_dim(self, of_captions: bool) -> int | None:
         """Return the length of the run's caption vectors (``of_captions``) or image vectors from another program.
 
         Returns None if ``vse`` itself computed the vectors, or if the run reads captions as words.
@@ -146,7 +146,7 @@ class ArrayEncoder:
         )
 
 
-def hold_in_memory(run: Path, data: ArrayData, device: str) -> ArrayEncoder:
+def load_array_encoder(run: Path, data: ArrayData, device: str) -> ArrayEncoder:
     """Load a run that was trained on ``data`` into memory. Later, no file of the run or of its caches is read."""
     trained = load_run(run, None, device=device)
     queries, pairs = QueryEncoder(trained, None), trained.split.pairs

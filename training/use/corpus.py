@@ -108,7 +108,7 @@ def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -
         }
 
     def compute_vectors() -> Corpus:
-        return pool_embeddings(encode_side(trained, by_photo))
+        return pool_embeddings(encode_items(trained, by_photo))
 
     if by_photo:
         return SearchTarget("captions", pairs.caption_ids, pairs.caption_image_ids, compute_vectors, describe_source)
@@ -147,7 +147,7 @@ def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int)
     return SearchTarget(name, ids, image_ids, lambda: vectors, lambda: source, is_in_dataset)
 
 
-def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> PackedEmbeddings:
+def encode_items(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> PackedEmbeddings:
     """Return the embeddings of the items of a split for a search: captions if ``by_photo``, images otherwise.
 
     ``rows`` are the positions of the items to embed; None embeds all items.
@@ -157,7 +157,9 @@ def encode_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | N
     return encode_images(trained.model, trained.split, trained.device, rows)
 
 
-def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple[NDArray[np.float32], PackedEmbeddings | None]:
+def pool_items(
+    trained: TrainedRun, by_photo: bool, max_held_bytes: int
+) -> tuple[NDArray[np.float32], PackedEmbeddings | None]:
     """Return a pooled vector of each item of a split for a search, and the embeddings of all items.
 
     The items are captions if ``by_photo``, images otherwise. For the vectors see
@@ -168,7 +170,7 @@ def pool_side(trained: TrainedRun, by_photo: bool, max_held_bytes: int) -> tuple
     vectors: list[NDArray[np.float32]] = []
     held: list[PackedEmbeddings] | None = []
     for start in range(0, n_rows, _ROWS_PER_BLOCK):
-        block = encode_side(trained, by_photo, np.arange(start, min(start + _ROWS_PER_BLOCK, n_rows)))
+        block = encode_items(trained, by_photo, np.arange(start, min(start + _ROWS_PER_BLOCK, n_rows)))
         vectors.append(pool_embeddings(block))
         n_bytes += block.vectors.nbytes
         held = None if held is None or n_bytes > max_held_bytes else [*held, block]

@@ -42,9 +42,9 @@ from vse.training.options import EmbedRequest, RunFileOptions
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import count_leaked_images
 from vse.training.solvers.encode import PairScores, build_vector_fields, encode_split, pool_sets, score_with_bank
-from vse.training.use.localise import score_phrases, score_sentences
+from vse.training.use.localise import save_phrase_scores, save_sentence_scores
 from vse.training.use.model import TrainedRun, load_opened_run, load_run
-from vse.training.use.open_run import OpenedRun, open_run, read_recorded_identity, unfinished_state
+from vse.training.use.open_run import OpenedRun, find_unfinished_state, open_run, read_recorded_identity
 from vse.training.use.stored_correction import check_correctable, store_correction
 
 log = logging.getLogger(__name__)
@@ -80,15 +80,15 @@ def embed_split(
 
     A model that compares vectors writes the vectors. A model that scores pairs writes the scores, and also pooled vectors by
     which a search chooses candidates. A run that localises phrases writes the scores of
-    :func:`vse.training.use.localise.score_phrases` or, with ``sentences``, of
-    :func:`vse.training.use.localise.score_sentences`.
+    :func:`vse.training.use.localise.save_phrase_scores` or, with ``sentences``, of
+    :func:`vse.training.use.localise.save_sentence_scores`.
     """
     opened = open_run(run, files, device, allow_unfinished)
     if out is None:
         suffixes = {"_sentences": sentences, "_last": last_epoch, f"_pooled_{pool_regions}": pool_regions is not None}
         suffixes |= {"_shortlist": shortlist}
         name = f"{split}{''.join(suffix for suffix, is_given in suffixes.items() if is_given)}.h5"
-        out = run / name if opened.training_data_name is None else _path_for_other_data(opened, split, name)
+        out = run / name if opened.training_data_name is None else _choose_path_for_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
     kind = PHRASE_SCORES_KIND if localises and not sentences else EMBEDDINGS_KIND
     check_output(out, kind, [*RunFolder(run).output_files, *opened.input_paths])
@@ -106,7 +106,7 @@ def embed_split(
         if value is not None and localises:
             raise UserError(f"{run}: {option} is for runs on captions; leave it out")
     if localises:
-        write = score_sentences if sentences else score_phrases
+        write = save_sentence_scores if sentences else save_phrase_scores
         return write(opened, out, split, files, overlap)
     if sentences:
         raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
@@ -134,14 +134,14 @@ def embed_split(
     if last_epoch:
         provenance["training"] |= {"selection": "last epoch"}
         provenance["best_epoch"] = None
-        _add_change(provenance, "epoch", "best", "last")
+        _record_changed_option(provenance, "epoch", "best", "last")
     if images.lengths is not None:
         vectors_per_image = len(images.vectors) / len(images)
         provenance["regions"] = {"per_image": vectors_per_image, "bytes_per_image": 4 * vectors_per_image * trained.model.dim}
     if pool_regions is not None:
-        _add_change(provenance, "pool_regions", "none", str(pool_regions))
+        _record_changed_option(provenance, "pool_regions", "none", str(pool_regions))
     if shortlist:
-        _add_change(provenance, "pairs", "all", "shortlist")
+        _record_changed_option(provenance, "pairs", "all", "shortlist")
     inputs = trained.split.caption_inputs
     inputs = inputs.inputs if isinstance(inputs, CaptionsLoadedAtFirstRead) else inputs
     if isinstance(inputs, TokenIndices):
@@ -172,7 +172,7 @@ def embed_split(
         **encode_languages(pairs.caption_languages),
         **build_vector_fields(trained.model, images, captions),
         **bank_scores,
-        **trained.photo_and_caption_hashes(pairs.images),
+        **trained.find_photo_and_caption_hashes(pairs.images),
     )
     if not trained.model.scores_every_pair:
         return write_embeddings(out, embeddings)
@@ -184,7 +184,7 @@ def embed_split(
     return write_scores(out, embeddings, *blocks, provenance_json)
 
 
-def _add_change(provenance: dict[str, Any], option: str, default: str, value: str) -> None:
+def _record_changed_option(provenance: dict[str, Any], option: str, default: str, value: str) -> None:
     """Record an option of ``vse-embed`` as a changed setting in ``provenance``, and in the label of the run if it has one."""
     provenance["changed_settings"].append(f"{option}: {default} -> {value}")
     config = provenance["config"]
@@ -192,7 +192,7 @@ def _add_change(provenance: dict[str, Any], option: str, default: str, value: st
         provenance["config"] = {**config, "label": f"{config['label']}, {option}={value}"}
 
 
-def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
+def _choose_path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     """Return the default output file for a data set that the run was not trained on.
 
     If this file exists but has the embeddings of other data with the same name, a checksum is added to the name.
@@ -201,7 +201,7 @@ def _path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
     existing = read_recorded_identity(out) if out.is_file() else None
     images = select_images_with_features(opened.dataset, [split], opened.image_cache)
     if existing is None or not describe_data_differences(
-        build_identity(images, opened.photo_and_caption_hashes(images)["photo_hashes"]), existing
+        build_identity(images, opened.find_photo_and_caption_hashes(images)["photo_hashes"]), existing
     ):
         return out
     log.warning("%s: of another data set of this name, and is kept", out)
@@ -258,7 +258,7 @@ def cache_run_embeddings(
         "dataset": trained.record["dataset"],
         "features": {one.feature: one.key for one in (cache, trained.caption_cache) if one is not None},
     }
-    if state := unfinished_state(trained.record):
+    if state := find_unfinished_state(trained.record):
         facts["unfinished"] = state
     backbone = Backbone(trained.weights_sha256, trained.experiment.name, facts, run)
     skipped = dict.fromkeys(cache.skipped_ids, "no features")

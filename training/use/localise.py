@@ -67,7 +67,7 @@ class PhrasesEncodedOnRead:
         return encode_texts(self._cache, self._encoder, [(text, text.split(" ")) for text in texts], self._device)
 
 
-def score_phrases(
+def save_phrase_scores(
     opened: OpenedRun,
     out: Path,
     split: str,
@@ -98,12 +98,12 @@ def score_phrases(
         seed=opened.record["seed"],
         provenance=json.dumps({**opened.build_provenance(out), **overlap}, sort_keys=True),
         trained_on=opened.training_data_name,
-        **_phrase_hashes(opened, pairs),
+        **_find_phrase_hashes(opened, pairs),
     )
     return write_phrase_scores(out, written)
 
 
-def score_sentences(
+def save_sentence_scores(
     opened: OpenedRun,
     out: Path,
     split: str,
@@ -112,7 +112,7 @@ def score_sentences(
 ) -> Path:
     """Write the scores of all captions of a split with all images, computed from their phrases, and return ``out``.
 
-    ``overlap`` : see :func:`score_phrases`.
+    ``overlap`` : see :func:`save_phrase_scores`.
     """
     model, scored = _load_model_and_split(opened, split, files)
     pairs = Pairs(select_images_with_features(opened.dataset, [split], opened.image_cache))
@@ -125,7 +125,7 @@ def score_sentences(
         caption_ids=pairs.caption_ids,
         caption_image_ids=pairs.caption_image_ids,
         coco_ids=pairs.coco_ids,
-        **opened.photo_and_caption_hashes(pairs.images),
+        **opened.find_photo_and_caption_hashes(pairs.images),
         scores=scores,
         n_phrases=np.bincount(caption_indices, minlength=len(pairs)),
         n_regions=scored.region_inputs.candidates.region_counts,
@@ -145,7 +145,7 @@ def _rank_boxes(
 ) -> tuple[Float[np.ndarray, "n 4"], Float[np.ndarray, " n"]]:
     """Return the candidate boxes of a photo and their scores for a phrase, best first."""
     opened = open_run(run, files, device, allow_unfinished=True)
-    phrase_settings, phrases = _phrase_settings(opened), opened.caption_cache
+    phrase_settings, phrases = _require_phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     same = (read_input_hashes(opened.image_cache) == sha256_bytes(read_image_bytes(photo))).all(1)
     if not same.any():
@@ -168,7 +168,7 @@ def _rank_boxes(
     return candidates.boxes[best], scores[best]
 
 
-def _phrase_settings(opened: OpenedRun) -> PhraseSettings:
+def _require_phrase_settings(opened: OpenedRun) -> PhraseSettings:
     phrase_settings = opened.experiment.solver
     if not isinstance(phrase_settings, PhraseSettings):
         raise UserError(f"{opened.folder.path}: matches images and captions, and does not localise phrases")
@@ -176,7 +176,7 @@ def _phrase_settings(opened: OpenedRun) -> PhraseSettings:
 
 
 def _load_model_and_split(opened: OpenedRun, split: str, files: RunFileOptions) -> tuple[Model, PhraseSplit]:
-    phrase_settings, phrases = _phrase_settings(opened), opened.caption_cache
+    phrase_settings, phrases = _require_phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     model = _load_best_model(opened, phrase_settings)
     images = select_images_with_features(opened.dataset, [split], opened.image_cache)
@@ -197,10 +197,10 @@ def _load_best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Mode
     return model
 
 
-def _phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
+def _find_phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
     """Return the fields ``photo_hashes`` and ``caption_hashes`` of :class:`PhraseScores`, with a row for each phrase."""
     images = [opened.dataset.images[row] for row in opened.dataset.find_image_rows(pairs.image_ids).tolist()]
-    hashes = opened.photo_and_caption_hashes(images)
+    hashes = opened.find_photo_and_caption_hashes(images)
     rows = {"photo_hashes": pairs.image_indices, "caption_hashes": IdIndex(caption_ids(images)).find_rows(pairs.caption_ids)}
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 

@@ -35,7 +35,7 @@ from vse.training.experiment import ExperimentConfig, list_changed_settings
 from vse.training.models.build import Model
 from vse.training.options import RunFileOptions
 from vse.training.run.folder import RunFolder
-from vse.training.run.inputs import training_dataset_file
+from vse.training.run.inputs import find_training_dataset_file
 from vse.training.run.packed import open_model_folder
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class OpenedRun:
         checksums = self.other_data_checksums
         return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short_hash}"
 
-    def photo_and_caption_hashes(self, images: Sequence[Image]) -> dict[str, Any]:
+    def find_photo_and_caption_hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return ``photo_hashes`` (n_images, 32) and ``caption_hashes`` (n_captions, 8). Unknown photo hashes are None."""
         identity = read_data_identity(self.image_cache)
         rows = IdIndex(identity.image_ids).find_rows(image_ids(images))
@@ -186,7 +186,7 @@ class OpenedRun:
             *self.dataset.input_paths,
         ]
 
-    def _list_word_stand_ins(self) -> list[str]:
+    def _list_words_without_file(self) -> list[str]:
         """Return a line, in the form of a changed setting, for each use of word vectors that do not come from a file.
 
         Papers that use word vectors read them from a file (``--words``). Without a file, a caption feature uses vectors that
@@ -203,13 +203,13 @@ class OpenedRun:
     def build_provenance(self, out: Path) -> dict[str, Any]:
         """Return the provenance for an output file ``out`` of this run: settings, features, data set, programs and costs."""
         caches = [cache for cache in (self.image_cache, self.caption_cache) if cache is not None]
-        state = unfinished_state(self.record)
+        state = find_unfinished_state(self.record)
         return {
             "features": {cache.feature: cache.key for cache in caches},
             "config": self.experiment.model_dump(mode="json"),
             "changed_settings": [
                 *list_changed_settings(self.experiment, self.record["dataset"]),
-                *self._list_word_stand_ins(),
+                *self._list_words_without_file(),
                 *([f"noise: none -> {self.record['noise']}"] if "noise" in self.record else []),
             ],
             "captions": os.path.relpath(self.dataset.path, out.parent),
@@ -255,7 +255,7 @@ def open_run(
     folder = open_model_folder(run)
     experiment, record = folder.read_settings(ExperimentConfig), folder.read_record()
     folder.read_file_with_sha256(folder.config_file)
-    if (state := unfinished_state(record)) and not allow_unfinished:
+    if (state := find_unfinished_state(record)) and not allow_unfinished:
         raise UserError(
             f"{run}: its training did not finish (state: {state}); continue it with vse-train --resume, or take the best "
             "weights so far with --allow-unfinished"
@@ -276,7 +276,7 @@ def open_run(
         caption_cache = _build_caption_feature(folder, record)
     elif caption_file is not None:
         caption_cache = _open_compatible_cache(caption_file, record["caption_features"], folder, "--caption-features")
-    dataset = load_dataset_file(files.captions or training_dataset_file(folder, record, cache))
+    dataset = load_dataset_file(files.captions or find_training_dataset_file(folder, record, cache))
     check_belongs_to_dataset(cache, dataset)
     other_checksums, of_training = None, None
     if dataset.name == record["dataset"]:
@@ -302,7 +302,7 @@ def _open_without_cache(
             raise UserError(f"{option} {getattr(files, name)}: does not go with --images, a folder of photos; leave one out")
     tokeniser = str(record.get("tokeniser", DEFAULT_TOKENISER))
     data = build_empty_photo_folder(folder.path, tokeniser)
-    cache = folder.build_feature(folder.read_eval_cache_record())
+    cache = folder.build_rowless_cache(folder.read_eval_cache_record())
     if files.images is not None:
         data = open_photo_folder(files.images, tokeniser)
         cache = replace(cache, dataset=data.name, key=sha256_json([cache.key, data.sha256]))
@@ -311,7 +311,7 @@ def _open_without_cache(
 
 
 def _build_caption_feature(folder: RunFolder, record: Mapping[str, Any]) -> FeatureCache | None:
-    return folder.build_feature(record["caption_features"]) if "caption_features" in record else None
+    return folder.build_rowless_cache(record["caption_features"]) if "caption_features" in record else None
 
 
 def load_weights(folder: RunFolder, model: Model, last_epoch: bool = False) -> str:
@@ -330,7 +330,7 @@ def load_weights(folder: RunFolder, model: Model, last_epoch: bool = False) -> s
     return sha256
 
 
-def unfinished_state(record: Mapping[str, Any]) -> str | None:
+def find_unfinished_state(record: Mapping[str, Any]) -> str | None:
     """Return the state of an unfinished training, e.g. ``running`` or ``collapsed``, or None if the training finished."""
     state = record.get("state", "unknown")
     return None if state == "finished" else str(state)

@@ -40,14 +40,14 @@ from vse.training.use.corpus import (
     build_file_target,
     build_split_target,
     check_has_captions,
-    encode_side,
+    encode_items,
     find_default_split,
-    pool_side,
+    pool_items,
     read_or_build_index,
     vector_similarity_name,
 )
 from vse.training.use.model import EncodedQuery, Query, QueryEncoder, TrainedRun, load_opened_run
-from vse.training.use.open_run import open_run, unfinished_state
+from vse.training.use.open_run import find_unfinished_state, open_run
 from vse.training.use.stored_correction import extend_queries, read_correction
 
 log = logging.getLogger(__name__)
@@ -178,27 +178,27 @@ class Searcher:
         """Return the answer to each query as :meth:`answer` does. The queries are either all photos or all texts."""
         if by_photo and self._options.corpus_file is None:
             check_has_captions(self.trained, self.split)
-        side = self._open_gallery(by_photo, queries[0].encoded.vectors[0].shape[-1])
-        n_items, is_cosine = len(side.target.item_ids), vector_similarity_name(self.trained) == "cosine"
+        gallery = self._open_gallery(by_photo, queries[0].encoded.vectors[0].shape[-1])
+        n_items, is_cosine = len(gallery.target.item_ids), vector_similarity_name(self.trained) == "cosine"
         n_candidates = [min(n_items, max(query.k, self._options.n_reranked or N_RESCORED_CANDIDATES)) for query in queries]
         if self.trained.model.scores_every_pair:
             candidates: list[RowIndices | None] = [None] * len(queries)
-            if side.vectors is not None:
+            if gallery.vectors is not None:
                 pooled = np.concatenate([_pool_query(query.encoded) for query in queries])
-                candidates = [rows for _, rows in self._find_nearest(side, pooled, n_candidates, by_photo)]
+                candidates = [rows for _, rows in self._find_nearest(gallery, pooled, n_candidates, by_photo)]
             n_ranked = [n_items if rows is None else len(rows) for rows in candidates]
             found = [
-                self._find_best_pairs(side, query.encoded.vectors, query.start + query.k, by_photo, rows)
+                self._find_best_pairs(gallery, query.encoded.vectors, query.start + query.k, by_photo, rows)
                 for query, rows in zip(queries, candidates, strict=True)
             ]
         else:
             n_ranked = [n_items] * len(queries) if is_cosine else n_candidates
             vectors = np.concatenate([query.encoded.vectors[0].numpy() for query in queries])
             n_found = [min(query.start + query.k, most) for query, most in zip(queries, n_ranked, strict=True)]
-            found = self._find_nearest(side, vectors, n_found, by_photo)
+            found = self._find_nearest(gallery, vectors, n_found, by_photo)
         answers = []
         for query, (scores, rows), most in zip(queries, found, n_ranked, strict=True):
-            hits = self._to_hits(side.target, scores[query.start :], rows[query.start :], by_photo)
+            hits = self._to_hits(gallery.target, scores[query.start :], rows[query.start :], by_photo)
             n_scored = most if self.trained.model.scores_every_pair else None
             answers.append(SearchAnswer(hits, rows[query.start :], most, n_scored))
         return answers
@@ -213,31 +213,31 @@ class Searcher:
 
         Raises UserError if the search has no pooled vectors, because the model scores every pair.
         """
-        side = self._open_gallery(False, encoded.vectors[0].shape[-1])
-        if side.vectors is None:
+        gallery = self._open_gallery(False, encoded.vectors[0].shape[-1])
+        if gallery.vectors is None:
             raise UserError(f"{self.trained.folder.path}: has no pooled vectors to compare photos; add --rerank")
-        n_ranked = len(side.target.item_ids) - (excluded_row is not None)
+        n_ranked = len(gallery.target.item_ids) - (excluded_row is not None)
         end = min(start + k, n_ranked)
         n_found = end + (excluded_row is not None)
         query = _pool_query(encoded)
         if self._correction is not None:
             query = extend_queries(query, corrected=False)
-        (found,) = side.search(query, [n_found])
+        (found,) = gallery.search(query, [n_found])
         scores, rows = (values[0][(found.rows[0] >= 0) & (found.rows[0] != excluded_row)] for values in found)
         scores, rows = scores[start:end], rows[start:end]
-        return SearchAnswer(self._to_hits(side.target, scores, rows, by_photo=False), rows, n_ranked)
+        return SearchAnswer(self._to_hits(gallery.target, scores, rows, by_photo=False), rows, n_ranked)
 
     def encode_image_of_split(self, row: int) -> EncodedQuery:
         """Compute the embedding of the image at ``row`` of the split from the features of the image."""
-        return EncodedQuery(encode_side(self.trained, False, np.asarray([row])).unpack(torch.zeros(1, dtype=torch.int64)))
+        return EncodedQuery(encode_items(self.trained, False, np.asarray([row])).unpack(torch.zeros(1, dtype=torch.int64)))
 
     def count_items(self, by_photo: bool) -> int:
         """Return the number of items to search: captions for a photo (``by_photo``), images for a text."""
-        side = self._galleries.get(by_photo)
+        gallery = self._galleries.get(by_photo)
         pairs = self.trained.split.pairs
-        return len(side.target.item_ids) if side else len(pairs) if by_photo else len(pairs.images)
+        return len(gallery.target.item_ids) if gallery else len(pairs) if by_photo else len(pairs.images)
 
-    def attention(self, query: Query, encoded: EncodedQuery, rows: Sequence[int]) -> list[Attention | None]:
+    def compute_attention(self, query: Query, encoded: EncodedQuery, rows: Sequence[int]) -> list[Attention | None]:
         """Return the attention between a query and each hit at ``rows``. Raises UserError if the model has no attention."""
         return compute_query_attention(self._pair_attention, query, encoded.vectors, rows)
 
@@ -281,7 +281,7 @@ class Searcher:
             target, dim = target.correct(self._correction, by_photo), dim + 1
         pairwise, packed_sets = trained.model.scores_every_pair, None
         if pairwise and options.n_reranked is None:
-            return _Gallery(target, packed_sets=encode_side(trained, by_photo))
+            return _Gallery(target, packed_sets=encode_items(trained, by_photo))
         if similarity != "cosine":
             log.info(
                 "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
@@ -293,7 +293,7 @@ class Searcher:
         elif options.expects_many_queries:
             vectors: Corpus
             if pairwise:
-                vectors, packed_sets = pool_side(trained, by_photo, options.max_held_bytes)
+                vectors, packed_sets = pool_items(trained, by_photo, options.max_held_bytes)
             else:
                 vectors = target.compute_vectors()
             if options.index_type in (None, "Flat"):
@@ -307,23 +307,23 @@ class Searcher:
         return _Gallery(target, IndexVectors(index), index, packed_sets=packed_sets)
 
     def _find_nearest(
-        self, side: _Gallery, queries: Vectors, ks: Sequence[int], by_photo: bool
+        self, gallery: _Gallery, queries: Vectors, ks: Sequence[int], by_photo: bool
     ) -> list[tuple[Scores, RowIndices]]:
         """Return the scores and positions of the ``ks[i]`` items with the highest scores for the query i, for all queries.
 
         An approximate index may find fewer items.
         """
-        assert side.vectors is not None
+        assert gallery.vectors is not None
         similarity, direction = vector_similarity_name(self.trained), "i2t" if by_photo else "t2i"
         if self._correction is not None:
             queries = extend_queries(queries)
         if similarity == "cosine":
-            found = side.search(queries, ks)
+            found = gallery.search(queries, ks)
         else:
             n_candidates = [max(k, self._options.n_reranked or N_RESCORED_CANDIDATES) for k in ks]
             found = [
-                sort_by_exact_scores(side.vectors, query[None], near.rows, k, similarity, direction)
-                for query, near, k in zip(queries, side.search(queries, n_candidates), ks, strict=True)
+                sort_by_exact_scores(gallery.vectors, query[None], near.rows, k, similarity, direction)
+                for query, near, k in zip(queries, gallery.search(queries, n_candidates), ks, strict=True)
             ]
         nearest = []
         for (scores,), (rows,) in found:
@@ -334,16 +334,16 @@ class Searcher:
         return nearest
 
     def _find_best_pairs(
-        self, side: _Gallery, encoded_query: BatchVectors, k: int, by_photo: bool, candidate_rows: RowIndices | None
+        self, gallery: _Gallery, encoded_query: BatchVectors, k: int, by_photo: bool, candidate_rows: RowIndices | None
     ) -> tuple[Scores, RowIndices]:
         """Score the items at ``candidate_rows`` (None: all items). Return the scores and positions of the ``k`` best items."""
-        model, candidates = self.trained.model, side.packed_sets
+        model, candidates = self.trained.model, gallery.packed_sets
         if candidate_rows is not None:
             if not len(candidate_rows):
                 return np.empty(0, np.float32), candidate_rows
             candidate_rows = np.sort(candidate_rows)  # items with equal scores are then ordered by position
             if candidates is None:
-                candidates = encode_side(self.trained, by_photo, candidate_rows)
+                candidates = encode_items(self.trained, by_photo, candidate_rows)
             else:
                 candidates = candidates.select_rows(torch.from_numpy(candidate_rows))
         assert candidates is not None
@@ -380,7 +380,7 @@ def load_run_for_search(run: Path, split: str | None, files: RunFileOptions, dev
 
 def set_search_device(trained: TrainedRun) -> None:
     """Set the device of FAISS to the device of a run. Also log a warning if the training of the run did not finish."""
-    if state := unfinished_state(trained.record):
+    if state := find_unfinished_state(trained.record):
         run = trained.folder.path
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
     choose_faiss_device(str(trained.device) if trained.device.type == "cuda" else "cpu")

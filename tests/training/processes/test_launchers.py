@@ -10,7 +10,7 @@ import torch
 from tests.training import forked
 from tests.training.conftest import COMMAND, options, state
 from vse.pipeline.errors import UserError
-from vse.training.processes.launchers import find_launch, first_host
+from vse.training.processes.launchers import find_launch, parse_first_host
 
 LAUNCHERS = ["torchrun", "srun", "mpirun"]
 
@@ -105,7 +105,7 @@ def test_several_machines() -> None:
     ],
 )
 def test_the_first_host_of_a_list(nodes: str, host: str) -> None:
-    assert first_host(nodes) == host
+    assert parse_first_host(nodes) == host
 
 
 @pytest.mark.slow

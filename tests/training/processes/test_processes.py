@@ -231,7 +231,7 @@ def test_a_refusal_ends_all_processes(cache: Path, own_run: Path, tmp_path: Path
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_shares_make_up_the_batch_in_its_order(n: int, size: int) -> None:
     batch = np.arange(n) + 100
-    shares = [ProcessGroup(rank, size).own_share(batch) for rank in range(size)]
+    shares = [ProcessGroup(rank, size).select_own_share(batch) for rank in range(size)]
     assert np.concatenate(shares).tolist() == batch.tolist()
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

@@ -20,7 +20,7 @@ from tests.training.conftest import Capture, Fails, Patch, done
 from tests.training.serve.conftest import running
 from vse.pipeline.errors import UserError
 from vse.training.serve.cli import serve_main
-from vse.training.serve.server import ConnectionLimits, PageServer, is_loopback, trusted_hosts
+from vse.training.serve.server import ConnectionLimits, PageServer, is_loopback, list_trusted_hosts
 
 IMPATIENT = ConnectionLimits(idle_timeout_s=0.2, request_timeout_s=0.4, refused_timeout_s=0.2)
 LARGE = 30_000_000  # bytes, more than the buffers of a socket hold
@@ -246,7 +246,7 @@ def test_a_taken_port_and_wrong_options_are_one_line(
 )
 def test_only_on_loopback_is_the_name_of_the_host_checked(host: str, loopback: bool) -> None:
     assert is_loopback(host) == loopback
-    trusted = trusted_hosts(host)
+    trusted = list_trusted_hosts(host)
     assert (trusted is not None) == loopback
     if trusted is not None:
         assert {"localhost", "127.0.0.1", "[::1]"} <= set(trusted)

@@ -25,7 +25,7 @@ from vse.training.serve import page_request
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import create_app
 from vse.training.use.model import load_run
-from vse.training.use.searcher import encode_side
+from vse.training.use.searcher import encode_items
 
 
 def read_page(client: FlaskClient, address: str, **options: Any) -> str:
@@ -65,7 +65,7 @@ def test_further_pages_continue_the_results(client: FlaskClient, number: int) ->
 
 def test_an_image_finds_similar_images_by_its_vectors(client: FlaskClient, vectors_run: Path, photo: Path) -> None:
     trained = load_run(vectors_run, "test", device="cpu")
-    vectors = encode_side(trained, by_photo=False).vectors.numpy()
+    vectors = encode_items(trained, by_photo=False).vectors.numpy()
     ids = trained.split.pairs.image_ids
     expected = [int(image) for image in ids[np.argsort(-vectors @ vectors[3], kind="stable")]]
     assert expected[0] == ids[3]

@@ -24,7 +24,7 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import pool_embeddings
 from vse.training.training import train
 from vse.training.use import corpus as searched
-from vse.training.use.corpus import encode_side, pool_side
+from vse.training.use.corpus import encode_items, pool_items
 from vse.training.use.model import load_run
 from vse.training.use.search import LastSearcherCache, SearchRequest, search_run
 from vse.training.use.searcher import Searcher, SearchOptions
@@ -175,11 +175,11 @@ def test_each_of_many_queries_finds_what_it_finds_alone(of_form: Path, photo: Pa
 @pytest.mark.parametrize("by_photo", [False, True])
 def test_pooled_vectors_made_in_blocks_are_those_made_at_once(of_form: Path, by_photo: bool, monkeypatch: Patch) -> None:
     opened = load_run(of_form, "test", device="cpu")
-    whole = encode_side(opened, by_photo)
+    whole = encode_items(opened, by_photo)
     monkeypatch.setattr(searched, "_ROWS_PER_BLOCK", 5)
-    vectors, kept = pool_side(opened, by_photo, max_held_bytes=2**30)
+    vectors, kept = pool_items(opened, by_photo, max_held_bytes=2**30)
     np.testing.assert_allclose(vectors, pool_embeddings(whole), atol=1e-5)
     np.testing.assert_allclose(kept.vectors, whole.vectors, atol=1e-5)
     assert (kept.lengths is None) == (whole.lengths is None)
     assert kept.lengths is None or kept.lengths.tolist() == whole.lengths.tolist()
-    assert pool_side(opened, by_photo, max_held_bytes=100)[1] is None
+    assert pool_items(opened, by_photo, max_held_bytes=100)[1] is None
