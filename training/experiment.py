@@ -179,7 +179,7 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
 
 
 def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the names of the combinations of a ladder that can be trained, and a dict with a reason for each other name.
+    """Return the names of a ladder's combinations that can be trained, and for each other name the reason why it cannot.
 
     A ladder combines each of its image and caption features with each of its experiments. An experiment may be unable to read
     a feature: an encoder, similarity or solver may accept only words, only vectors or only sets. Raises :class:`UserError` if
@@ -200,7 +200,7 @@ def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tupl
 
 
 def select_correctable_experiments(names: Sequence[str], dataset: str | None = None) -> list[str]:
-    """Return those of the experiments ``names`` whose scores can be corrected for hubs: inner products of vectors."""
+    """Return those of the experiments ``names`` whose scores are inner products of vectors, so that hubs can be corrected."""
     return [name for name in names if load_experiment(name, dataset).model.similarity.ranking_similarity == "cosine"]
 
 
@@ -226,7 +226,7 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
 
 
 def _find_input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
-    """Return the kind of input (vectors or sets) of a feature. Raises UserError if the feature is not one of ``medium``."""
+    """Return the kind of input (vectors or sets) of a feature. Raises UserError if it is not a feature of ``medium``."""
     settings = load_feature_preset(feature, dataset)
     if settings.kind != medium or settings.text_unit != "captions":
         found = "phrases" if settings.text_unit == "phrases" else "images" if settings.kind == "image" else "captions"

@@ -18,7 +18,7 @@ BatchVectors = tuple[Tensor, ...]
 class InputKind(StrEnum):
     """The kind of tensors that represent a batch of images or captions. A batch is a tuple of one or two tensors.
 
-    ``vectors`` : a single vector (dim,) of each image or caption, (n, dim).
+    ``vectors`` : (n, dim), a single vector of each image or caption.
     ``sets`` : vectors (n, longest, dim) of regions, positions or words, and their mask (n, longest); no set is empty.
     ``words`` : padded indices (n, longest) into the vocabulary of the run, and lengths (n,) on the CPU.
     ``tokens`` : padded indices (n, longest) into the vocabulary of a transformer's tokenizer, and their mask (n, longest).
@@ -31,7 +31,7 @@ class InputKind(StrEnum):
 
 
 def to_input_kind(row_kind: str) -> InputKind:
-    """Return the kind of input for the rows of a feature cache. A row of several crops gives the vector of a single crop."""
+    """Return the kind of input that a model reads from a cache. From a row with vectors of crops, it reads a single vector."""
     return InputKind.SETS if row_kind == "sets" else InputKind.VECTORS
 
 
@@ -49,7 +49,7 @@ def select_rows(encoded: BatchVectors, rows: Tensor | slice) -> BatchVectors:
 class PackedEmbeddings:
     """The embeddings of images or captions. Sets are stored without padding.
 
-    ``vectors`` : (n, dim), or for sets (n_vectors, dim), the vectors of all sets one after the other.
+    ``vectors`` : single vectors (n, dim), or the vectors of all sets one after the other, (n_vectors, dim).
     ``lengths`` : (n,) number of vectors of each set, or None for single vectors.
     """
 
@@ -75,7 +75,7 @@ class PackedEmbeddings:
         return self.vectors[where] * mask[:, :, None], mask
 
     def select_rows(self, rows: Tensor) -> PackedEmbeddings:
-        """Return the embeddings at ``rows``, packed."""
+        """Return the embeddings at ``rows`` in packed form."""
         if self.lengths is None:
             return PackedEmbeddings(self.vectors[rows])
         lengths = self.lengths[rows]

@@ -1,4 +1,4 @@
-"""Build the task of a solver, its pairs, images, captions and model, from the input files of a run."""
+"""Build the task of a solver (pairs, images, captions and model) from the input files of a run."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def prepare_task(
 def _encode_wrong_captions(
     cached: CaptionInputs, pairs: Pairs, cache: FeatureCache, inputs: RunInputs, device: torch.device
 ) -> CaptionInputs:
-    """Return the captions of ``pairs`` from the cache, except captions with changed words: these are encoded here."""
+    """Return the cached captions of ``pairs``. Captions whose words the noise file changes are encoded instead."""
     assert inputs.noise is not None
     if cached.kind != InputKind.VECTORS:
         raise UserError(

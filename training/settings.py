@@ -226,7 +226,7 @@ class SolverSettings(Settings):
 
 
 class GradientSettings(SolverSettings):
-    """Gradient descent by Adam (VSE++ paper, section 3.2) or AdamW; the group ``train`` holds its settings."""
+    """The solver by gradient descent with Adam (VSE++ paper, section 3.2) or AdamW; see :class:`TrainConfig`."""
 
     solver_class_path: ClassVar[str] = "vse.training.solvers.retrieval:RetrievalTrainer"
 

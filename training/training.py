@@ -127,7 +127,7 @@ def train(
         precision = experiment.train.precision
         experiment = experiment.with_precision(_agree_on_precision(precision, processes))
 
-        def decide() -> str:
+        def choose_folder_action() -> str:
             at_end.enter_context(lock_for_writing(folder.path, folder=True))
             base = () if opened.start_run is None else opened.start_run.output_files
             folder.check_output_folder(
@@ -135,16 +135,16 @@ def train(
             )
             return choose_action(folder, experiment, identity, options, precision)
 
-        action = _agree_on_action(processes, decide)
+        action = _agree_on_action(processes, choose_folder_action)
         if action == "nothing":
             log.info("%s: this run is finished (add --overwrite to train it again)", folder.path)
             return folder.path
 
-        def build() -> tuple[Solver, Vocabulary]:
+        def build_solver() -> tuple[Solver, Vocabulary]:
             task, vocabulary = prepare_task(experiment, opened, seed, processes, options.log_negatives)
             return experiment.solver.build(task), vocabulary
 
-        solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build, action, options.overwrite, processes)
+        solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build_solver, action, options.overwrite, processes)
         record = {**identity, **opened.build_record(folder.path), **_build_run_record(experiment, solver, vocabulary, options)}
         extra_state: dict[str, Any] = {"identity": identity, "log_negatives": options.log_negatives}
         processes.broadcast(0)  # a barrier: no process writes to the folder before all processes have read from it
@@ -167,7 +167,11 @@ def train(
 
 
 def _build_or_resume(
-    folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, overwrite: bool, processes: ProcessGroup
+    folder: RunFolder,
+    build_solver: Callable[[], tuple[Solver, Vocabulary]],
+    action: str,
+    overwrite: bool,
+    processes: ProcessGroup,
 ) -> tuple[Solver, Vocabulary, str, str | None]:
     """Build the solver and, for a resume, restore the checkpoint.
 
@@ -175,7 +179,7 @@ def _build_or_resume(
     for a start). If the checkpoint is not usable, the training starts again with ``overwrite``, and raises UserError without
     ``overwrite``.
     """
-    solver, vocabulary = build()
+    solver, vocabulary = build_solver()
     if action != "resume":
         return solver, vocabulary, action, None
     fault, best_sha256 = _restore_checkpoint(folder, solver, processes)
@@ -186,7 +190,7 @@ def _build_or_resume(
     if not overwrite:
         raise refusal
     log.warning("%s. Training starts from the beginning", refusal)
-    return *build(), "start", None
+    return *build_solver(), "start", None
 
 
 def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
@@ -198,7 +202,7 @@ def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
 
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> ExperimentConfig:
-    """Return the experiment with the names of the features that the run reads instead of those that the preset names."""
+    """Return the experiment, with the features that the preset names replaced by those that the run reads."""
     feature_names = _find_input_settings(experiment, inputs)
     for key, name in feature_names.items():
         if (preset := getattr(experiment, key)) != name:
@@ -229,7 +233,7 @@ def _find_input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dic
 
 
 def _agree_on_action(processes: ProcessGroup, decide: Callable[[], str]) -> str:
-    """Call ``decide`` in the first process, and return its result in all processes. All raise UserError if ``decide`` does."""
+    """Call ``decide`` in the first process, and return the result in all. If ``decide`` raises UserError, all processes do."""
     refusal = None
     code = -1
     if processes.is_first:
@@ -246,7 +250,7 @@ def _agree_on_action(processes: ProcessGroup, decide: Callable[[], str]) -> str:
 
 
 def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: ProcessGroup) -> tuple[UserError | None, str | None]:
-    """Restore the checkpoint, and return the SHA-256 of the best weights in it. Return an error if it is not usable."""
+    """Restore the checkpoint. Return an error (None if it is usable) and the SHA-256 of the best weights that it records."""
     try:
         state = folder.read_checkpoint()
         with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
@@ -345,7 +349,7 @@ def _write_csv_files(folder: RunFolder, solver: Solver) -> None:
 
 
 def _open_tensorboard_writer(folder: RunFolder, epoch: int) -> Any:
-    """Return a writer of TensorBoard events. TensorBoard will hide older events of epochs after ``epoch``."""
+    """Return a writer of TensorBoard events. TensorBoard then hides events of an earlier run for epochs after ``epoch``."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -347,7 +347,7 @@ _N_MORE_NEGATIVES = 3  # candidates that an adversary adds to the four pairs
 
 
 def check_own_parts(experiment: ExperimentConfig) -> None:
-    """Try those of the loss, the similarity and the encoders of an experiment that are a user's own code.
+    """Try the loss, the similarity and the encoders of an experiment, if they are a user's own code.
 
     This takes less than a second. For errors see :func:`check_loss`, :func:`check_similarity` and :func:`check_encoder`.
     """

@@ -34,9 +34,9 @@ _POLL_SECONDS = 0.05  # time between two checks whether the first process has fi
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes that train one model, seen from the process with this ``rank``, and their exchange of data.
+    """The processes that train one model together, and their exchange of data.
 
-    ``device`` : device of this process.
+    ``rank``, ``size``, ``device`` : rank of this process, number of processes, and device of this process.
     ``store`` : store (``torch.distributed.Store``) through which several processes found each other; None for one process.
     ``watch`` : thread that watches the other processes; None for one process.
     ``timeout`` : longest time that a process waits for the others.
@@ -65,8 +65,8 @@ class ProcessGroup:
     def gather_embeddings(self, embeddings: BatchVectors, n_pairs: int, adds_gradients: bool = False) -> BatchVectors:
         """Return the embeddings of the complete batch of ``n_pairs``. Gradients reach only the share of this process.
 
-        ``adds_gradients`` : whether each process computes other terms of the loss, so that the gradients of a share are summed
-            over the processes.
+        ``adds_gradients`` : True if the processes compute different terms of the loss. Then the gradients of a share are
+            summed over the processes.
         """
         if self.size == 1:
             return embeddings
@@ -139,7 +139,7 @@ class ProcessGroup:
         return bool(self._exchange(distributed.all_reduce, flags, distributed.ReduceOp.MAX).item())
 
     def broadcast(self, number: int) -> int:
-        """Return the ``number`` that the first process passes, in all processes."""
+        """Send ``number`` from the first process to all processes, and return it."""
         if self.size == 1:
             return number
         return int(self._exchange(distributed.broadcast, torch.tensor([number]), 0).item())

@@ -1,6 +1,6 @@
 """Join the processes that torchrun, SLURM's ``srun`` or Open MPI's ``mpirun`` started.
 
-Each launcher sets environment variables with the rank of a process and the address of the first one.
+Each launcher sets environment variables with the rank of a process and the address of the first process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
-    """Return the rank of this process and related values, or None for a single process that torchrun did not start.
+    """Return the :class:`Launch` of this process, or None for a single process that torchrun did not start.
 
     The variables of torchrun are read first, because ``srun`` or ``mpirun`` may have started torchrun. The script of
     ``sbatch`` is a single process, because only ``srun`` sets ``SLURM_STEP_NUM_TASKS``. Raises UserError if a variable is

@@ -128,7 +128,7 @@ class RunFolder:
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
-        """Return the transformer of a model that reads tokens, without weights. The weights of the run contain its weights."""
+        """Return the transformer of a model that reads tokens, without weights. The weights of the run include them."""
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
@@ -191,7 +191,7 @@ class RunFolder:
     def save_vocabulary_and_transformer(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
         """Write the vocabulary and, if there is a transformer, the files of the transformer.
 
-        Returns a dict of SHA-256 by file name: of these files, of the settings, and of the copies of user code.
+        Returns the SHA-256 of these files, of the settings and of the copies of user code, as a dict by file name.
         """
         vocabulary.save(self.vocabulary_file)
         written = [self.config_file, self.vocabulary_file, *sorted(self.code_folder.glob("*-*.py"))]

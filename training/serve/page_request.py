@@ -155,7 +155,7 @@ class PageRequest:
         return replace(self, page=page).build_address()
 
     def build_find_address(self, finds: ItemKind) -> str:
-        """Return the address of the first page of results for the same query, which then finds ``finds``."""
+        """Return the address of the first page of results of the same query for another kind of items, ``finds``."""
         return replace(self, finds=finds, page=1).build_address()
 
 
@@ -217,11 +217,11 @@ _MAX_KEPT_BYTES = 64 * 2**20
 
 
 class TooManyLargePhotos(UserError):
-    """An error for a large upload while another large upload is decoded and a third one already waits."""
+    """The error for a large upload that arrives while one large upload is decoded and another one waits."""
 
 
 class UploadedPhotos:
-    """The files of the last uploaded photos, in memory. They have at most 64 MiB in total, except a single larger file.
+    """The files of the last uploaded photos, in memory: as many as fit in 64 MiB, but at least one.
 
     The key of a file is a hash with a secret, so that only the client that sent a photo knows the address of the results.
     """
@@ -257,7 +257,7 @@ def read_photo(path: Path) -> Image.Image:
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Decode an uploaded photo. Raises BadImage if it is invalid, or TooManyLargePhotos if two large photos are in work."""
+    """Decode an uploaded photo. Raises BadImage if it is invalid, or TooManyLargePhotos if two large uploads came before."""
     is_large = LARGE_PHOTO_PIXELS < count_pixels(_UPLOAD_NAME, content, QUERY_IMAGE_FORMATS) <= max_pixels
     if not is_large:
         return decode_image(_UPLOAD_NAME, content, max_pixels, QUERY_IMAGE_FORMATS)

@@ -73,9 +73,9 @@ def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None,
 
 
 def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
-    """Return the description of a caption feature for a packed model. Write an encoder that was fitted to captions to ``out``.
+    """Return the description of a caption feature for a packed model, and write the encoder of the feature to ``out``.
 
-    With ``with_network``, a pretrained text encoder is written as well. Raises UserError if an encoder to write is missing.
+    A pretrained text encoder is written only with ``with_network``. Raises UserError if an encoder to write is missing.
     """
     extractor = cache.provenance.get("config", {}).get("extractor")
     settings = find_extractor(extractor)

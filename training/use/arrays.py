@@ -54,7 +54,7 @@ class ArrayEncoder:
         self.trained, self.queries = trained, queries
 
     def find_imported_dim(self, of_captions: bool) -> int | None:
-        """Return the length of the run's caption vectors (``of_captions``) or image vectors from another program.
+        """Return the length of the caption vectors (``of_captions``) or image vectors that another program computed.
 
         Returns None if ``vse`` itself computed the vectors, or if the run reads captions as words.
         """

@@ -238,7 +238,7 @@ class QueryEncoder:
 
     @cached_property
     def encodes_texts_together(self) -> bool:
-        """True if texts that are encoded together get bit-identical embeddings to texts that are encoded one by one.
+        """True if the embedding of a text is bit-identical when it is encoded alone and in a group of texts.
 
         On a CPU, the matrix products of a GRU or LSTM have the same shape for 1 to 16 texts, see
         :mod:`vse.training.models.recurrent_states`. Still, the processor may round the rows of a product differently. A test

@@ -88,7 +88,7 @@ def find_training_checksums(folder: RunFolder, record: Mapping[str, Any]) -> Dat
 
 
 def read_recorded_identity(path: Path) -> DataIdentity | None:
-    """Return the identity of the data set in a file of embeddings or phrase scores, or None if the file is unreadable."""
+    """Return the ids and hashes of the data that a file of embeddings or phrase scores records; None if it is unreadable."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
@@ -162,7 +162,7 @@ class OpenedRun:
         return {"photo_hashes": photos, "caption_hashes": hash_captions(images)}
 
     def split_into_words(self, text: str) -> list[str]:
-        """Split a new text into words with the run's tokeniser. The data set may name another one if it has no captions."""
+        """Split a new text into words with the run's tokeniser. A data set without captions may name another tokeniser."""
         return find_tokeniser(self._query_tokeniser, self.folder.record_file)(text)
 
     def list_written_words(self, text: str) -> list[str]:
@@ -339,7 +339,7 @@ def find_unfinished_state(record: Mapping[str, Any]) -> str | None:
 def _open_compatible_cache(
     file: Path, cache_record: Mapping[str, Any], folder: RunFolder, option: str = "--features"
 ) -> FeatureCache:
-    """Open a cache that a run is to read. Raises UserError if another extractor computed it than the run's own cache.
+    """Open a cache that a run is to read. Raises UserError if a different extractor computed the run's own cache.
 
     ``cache_record`` is the entry of the run's own cache in ``run.json``. ``option`` is the command-line option for ``file``,
     which messages name.

@@ -37,7 +37,7 @@ class _CachedSearcher:
 
 
 class LastSearcherCache:
-    """A cache of the last searcher, for the next query with the same request. Changed files make the entry invalid."""
+    """A cache of the last searcher, for the next query with the same request and unchanged files."""
 
     def __init__(self) -> None:
         self._cached: _CachedSearcher | None = None

@@ -116,7 +116,7 @@ class _Gallery:
     packed_sets: PackedEmbeddings | None = None
 
     def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
-        """Find the ``ks[i]`` vectors with the highest inner products with the query i, for all ``queries`` (m, dim)."""
+        """Find the best vectors by inner products for each of ``queries`` (m, dim): ``ks[i]`` vectors for the query i."""
         if self.matrix is not None:
             return self.matrix.search(queries, ks)
         assert self.vectors is not None
@@ -298,7 +298,7 @@ class Searcher:
                 vectors = target.compute_vectors()
             if options.index_type in (None, "Flat"):
                 matrix = VectorMatrix(np.asarray(vectors))
-                set_search_parameters(faiss.IndexFlatIP(dim), options.index_parameters)  # refuses parameters
+                set_search_parameters(faiss.IndexFlatIP(dim), options.index_parameters)  # UserError: Flat has none
                 return _Gallery(target, matrix.vectors, matrix=matrix, packed_sets=packed_sets)
             index = build_checked_index(vectors, target.item_type, similarity, options.index_type).index
         else:
@@ -309,7 +309,7 @@ class Searcher:
     def _find_nearest(
         self, gallery: _Gallery, queries: Vectors, ks: Sequence[int], by_photo: bool
     ) -> list[tuple[Scores, RowIndices]]:
-        """Return the scores and positions of the ``ks[i]`` items with the highest scores for the query i, for all queries.
+        """Return the scores and positions of the best items for each query: ``ks[i]`` items for the query i.
 
         An approximate index may find fewer items.
         """

@@ -53,7 +53,7 @@ class StoredCorrection:
     sha256: str
 
     def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
-        """Return (n, dim + 1), each candidate x with -b_x appended. Candidates are captions if ``by_photo``, else images."""
+        """Append -b_x to each candidate x, and return (n, dim + 1). Candidates are captions if ``by_photo``, else images."""
         bank = (self.images if by_photo else self.captions).numpy()
         blocks = []
         for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):
