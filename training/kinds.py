@@ -40,7 +40,7 @@ def add_full_mask(vectors: Tensor) -> BatchVectors:
     return vectors, torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
 
 
-def select_rows(encoded: BatchVectors, rows: Tensor | slice) -> BatchVectors:
+def select_batch_rows(encoded: BatchVectors, rows: Tensor | slice) -> BatchVectors:
     """Return the images or captions at ``rows`` of a batch."""
     return tuple(part[rows] for part in encoded)
 

@@ -13,7 +13,7 @@ from pydantic import create_model
 from torch import Tensor, nn
 
 from vse.pipeline.errors import UserError
-from vse.training.kinds import BatchVectors, select_rows
+from vse.training.kinds import BatchVectors, select_batch_rows
 from vse.training.losses.base import (
     Batch,
     Cost,
@@ -148,7 +148,9 @@ class RankingLoss(Loss):
             total = Cost(value, collapsed, query_scores)
             for weight, side, items, partners in _list_neighbourhood_constraints(self, batch):
                 found = find_neighbours(items, partners, side[0].device)
-                total = add_neighbourhood_cost(total, weight, select_rows(side, found.first_pair), found, similarity, self)
+                total = add_neighbourhood_cost(
+                    total, weight, select_batch_rows(side, found.first_pair), found, similarity, self
+                )
             return total
 
         return cost

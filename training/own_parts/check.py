@@ -19,7 +19,7 @@ from vse.pipeline.presets.own_code import explain_own_errors, is_code_name, load
 from vse.pipeline.presets.parts import Registry, is_user_written
 from vse.pipeline.presets.presets import apply_overrides, validate_settings
 from vse.training.experiment import ExperimentConfig
-from vse.training.kinds import BatchVectors, InputKind, select_rows
+from vse.training.kinds import BatchVectors, InputKind, select_batch_rows
 from vse.training.losses import LOSSES
 from vse.training.losses.base import Loss, PairLoss
 from vse.training.losses.ranking import RankingLoss, mask_negative_pairs
@@ -259,7 +259,7 @@ def check_similarity(settings: SimilaritySettings) -> None:
             "two calls give different scores (dropout?)",
         )
         n, m = _N_IMAGES - 2, _N_CAPTIONS - 3
-        fewer = _compute_scores(settings, network, select_rows(images, slice(n)), select_rows(captions, slice(m)))
+        fewer = _compute_scores(settings, network, select_batch_rows(images, slice(n)), select_batch_rows(captions, slice(m)))
         cut = [part[:n, :m] for part in matrices]
         fault = "the score of a pair changes with the other images and captions of the batch; do not use means over a batch"
         _check_equal(settings, cut, fewer, fault)

@@ -13,7 +13,7 @@ from tests.eval.slow_ranks import slow_ranks
 from tests.training.conftest import Patch, experiment, numbers
 from tests.training.toy_similarity import ToySettings
 from vse.eval.ranking.metrics import compute_metrics
-from vse.training.kinds import BatchVectors, InputKind, pack_embeddings, select_rows
+from vse.training.kinds import BatchVectors, InputKind, pack_embeddings, select_batch_rows
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.models.similarities import SIMILARITIES
 from vse.training.solvers import encode as encode_module
@@ -67,7 +67,7 @@ def sides(similarity: str, n_images: int, n_captions: int, seed: int) -> tuple[B
 
 def own(side: BatchVectors, row: int) -> BatchVectors:
     """One image or caption alone, without its padding."""
-    one = select_rows(side, torch.tensor([row]))
+    one = select_batch_rows(side, torch.tensor([row]))
     return one if len(one) == 1 else (one[0][:, one[1][0]], one[1][:, one[1][0]])
 
 

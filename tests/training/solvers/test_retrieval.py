@@ -11,7 +11,7 @@ import torch
 from tests.training import forked
 from tests.training.conftest import COMMAND, Fails, Log, Patch, assert_same, experiment, losses, options, state, weights
 from vse.training.cli import train_main
-from vse.training.kinds import select_rows
+from vse.training.kinds import select_batch_rows
 from vse.training.losses.base import Batch, Cost, Objective
 from vse.training.losses.hinges import SumOfHinges
 from vse.training.losses.ranking import RankingLoss
@@ -81,7 +81,7 @@ def test_an_epoch_has_the_loss_of_its_pairs(
     assert len(set(pairs.text_indices)) < len(pairs), "some images share a text"
     loss = settings.loss if not settings.warmup.epochs else SumOfHinges(margin=settings.loss.margin)
     batch = Batch(
-        select_rows(images, torch.from_numpy(pairs.image_indices)), captions, pairs.image_indices, pairs.text_indices
+        select_batch_rows(images, torch.from_numpy(pairs.image_indices)), captions, pairs.image_indices, pairs.text_indices
     )
     cost = loss.build_objective(found.model.similarity)(batch, 0).value.item() / len(pairs)
     assert cost > 0

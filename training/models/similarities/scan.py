@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 from torch.utils.checkpoint import checkpoint
 
-from vse.training.kinds import BatchVectors, InputKind, is_known_full, select_rows
+from vse.training.kinds import BatchVectors, InputKind, is_known_full, select_batch_rows
 from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
 _EPS = 1e-8  # added to norms, and lower bound on the denominator of a cosine, as in the authors' code
@@ -82,7 +82,7 @@ class ScanSimilarity(Similarity):
             return self._score_all(images, captions)
         order = captions[1].sum(1).argsort()
         groups = order.chunk(_N_LENGTH_GROUPS)
-        return torch.cat([self._score_all(images, _trim_padding(select_rows(captions, group))) for group in groups], 1)[
+        return torch.cat([self._score_all(images, _trim_padding(select_batch_rows(captions, group))) for group in groups], 1)[
             :, order.argsort()
         ]
 
@@ -118,7 +118,7 @@ class ScanSimilarity(Similarity):
         The query mask has the shape (k, n_queries, 1), as if each context were compared with m = 1 set of queries.
         """
         (context, context_mask), (queries, query_mask) = self._context_and_queries(
-            select_rows(images, rows), select_rows(captions, columns)
+            select_batch_rows(images, rows), select_batch_rows(captions, columns)
         )
         return context, context_mask, queries, query_mask[:, :, None]
 
@@ -270,7 +270,7 @@ class MaxSimSimilarity(Similarity):
     def score_pairs(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        (regions, region_mask), (words, word_mask) = select_rows(images, rows), select_rows(captions, columns)
+        (regions, region_mask), (words, word_mask) = select_batch_rows(images, rows), select_batch_rows(captions, columns)
         return self._aggregate((regions @ words.transpose(1, 2))[:, :, None], region_mask, word_mask[:, None])[:, 0]
 
     def _aggregate(

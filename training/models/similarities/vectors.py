@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from vse.eval.ranking.ranks import write_order_scores
-from vse.training.kinds import BatchVectors, select_rows
+from vse.training.kinds import BatchVectors, select_batch_rows
 from vse.training.models.encoders.base import xavier_linear
 from vse.training.models.similarities.base import Similarity, SimilaritySettings, safe_sqrt
 
@@ -181,7 +181,7 @@ class SimilarityNetwork(Similarity):
     def score_pairs(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        return self._score_products(select_rows(images, rows)[0] * select_rows(captions, columns)[0])
+        return self._score_products(select_batch_rows(images, rows)[0] * select_batch_rows(captions, columns)[0])
 
     def _score_products(self, products: Float[Tensor, "n dim"]) -> Float[Tensor, " n"]:
         *hidden, last = self.linears

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from tests.training.conftest import Patch
-from vse.training.kinds import BatchVectors, select_rows
+from vse.training.kinds import BatchVectors, select_batch_rows
 from vse.training.models.similarities import scan
 from vse.training.models.similarities.scan import ScanSettings
 
@@ -115,7 +115,7 @@ def test_a_score_does_not_depend_on_padding_blocks_or_neighbours(
     assert scores.shape == (len(counts), len(lengths))
     for i in range(len(counts)):
         for c in range(len(lengths)):
-            (v, there), (e, spoken) = select_rows(images, slice(i, i + 1)), select_rows(captions, slice(c, c + 1))
+            (v, there), (e, spoken) = select_batch_rows(images, slice(i, i + 1)), select_batch_rows(captions, slice(c, c + 1))
             alone = similarity((v[:, there[0]], there[:, there[0]]), (e[:, spoken[0]], spoken[:, spoken[0]]))
             torch.testing.assert_close(alone, scores[i : i + 1, c : c + 1], rtol=1e-9, atol=1e-10)
 
@@ -140,7 +140,7 @@ def test_an_image_without_a_region_has_finite_scores_and_gradients(attention: st
     assert all(part.isfinite().all() for part in (scores, *gradients))
     if aggregation in ("avg", "sum"):
         assert not scores[-1].any()
-    torch.testing.assert_close(scores[:-1, :3], similarity(IMAGES, select_rows(CAPTIONS, slice(0, 3))))
+    torch.testing.assert_close(scores[:-1, :3], similarity(IMAGES, select_batch_rows(CAPTIONS, slice(0, 3))))
 
 
 def test_cases_by_hand() -> None:
