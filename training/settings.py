@@ -94,8 +94,8 @@ class TrainConfig(Settings):
     )
     frozen: dict[str, Annotated[int, Field(ge=0)] | Literal["always"]] = Field(
         default_factory=dict,
-        description="number of first epochs in which a part of the model is frozen, or always, with names as in "
-        "learning_rates; a frozen part is in evaluation mode",
+        description="number of first epochs in which a module is frozen, or always, with names as in learning_rates; a frozen "
+        "module is in evaluation mode",
     )
     optimizer: Literal["adam", "adamw"] = Field(
         "adam",
