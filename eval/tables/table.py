@@ -8,12 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import matplotlib
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from vse.eval.files.results import drop_transductive_results
 from vse.eval.options import TableRequest
@@ -21,6 +18,9 @@ from vse.eval.ranking.metrics import DIRECTIONS, metric_title
 from vse.pipeline.errors import UserError, escape_csv_cell, to_printable_line
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
 from vse.pipeline.files.writing import write_bytes, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FILE_MARKER = "made by vse-table"  # LaTeX tables and charts have this text; only files with this text may be replaced
 _BOLD_PATTERN = re.compile(r"\*\*(.*?)\*\*")
@@ -207,6 +207,9 @@ _FILE_METADATA = {
 
 def write_chart_file(out: Path, draw: Callable[[Axes], None], name: str) -> Path:
     """Call ``draw``, write its chart to the ``.svg`` or ``.png`` file ``out``, and return ``out``. ``name`` seeds SVG ids."""
+    import matplotlib  # only charts need it, and it starts slowly
+    from matplotlib.figure import Figure
+
     suffix = out.suffix.removeprefix(".")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # ignore the user's matplotlibrc

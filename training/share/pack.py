@@ -44,7 +44,6 @@ from vse.training.run.packed import (
     PackedFolder,
     is_packed,
 )
-from vse.training.share.card import collect_results, render_card
 from vse.training.use.open_run import find_unfinished_state
 
 log = logging.getLogger(__name__)
@@ -143,6 +142,8 @@ def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
     The folder is written under a temporary name first. Raises UserError if the model cannot be used without the data set, or
     if ``out`` exists. With ``--force``, an earlier packed model is replaced.
     """
+    from vse.training.share.card import collect_results, render_card  # imports pandas, which a search does not need
+
     folder = RunFolder(run)
     if is_packed(run):
         raise UserError(f"{run}: is packed already; name the folder of a run")
