@@ -89,8 +89,8 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
             for minutes in (60, 10)
         },
         "planning of these jobs by Snakemake": span(extended(growth["workflow"], "cpu_s", jobs)),
-        "planning if all shards are there, whose photographs are compared": span(extended(planning, "cpu_s", n_images)),
-        "memory of this plan": gigabytes(extended(planning, "peak_gb", n_images)),
+        "planning if all shards exist (the photographs are compared)": span(extended(planning, "cpu_s", n_images)),
+        "memory of this planning": gigabytes(extended(planning, "peak_gb", n_images)),
         f"training of `{EXPERIMENT}`, one machine or job": span(training),
         f"embeddings, {DIM} numbers, float32": gigabytes((n_images + n_pairs) * DIM * 4 / 1e9),
         "an exact query among all images, 512 numbers": span(extended(growth["search"], "cpu_s", n_images)),
