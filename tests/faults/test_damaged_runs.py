@@ -58,7 +58,7 @@ def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(
     kind: str, request: pytest.FixtureRequest, suite_of_faults: StartSuite
 ) -> None:
     run: Path = request.getfixturevalue("phrase_run" if kind == "phrases" else kind)
-    suite, rng = suite_of_faults(f"run with a damaged file, embedding, {kind}", 6), random.Random(kind)
+    suite, rng = suite_of_faults(f"vse-embed with a damaged file of the run, {kind}", 6), random.Random(kind)
     assert refused_or_done(embed_main, run, "--out", run.parent / f"{kind}.h5") is None
     expected = content(run.parent / f"{kind}.h5")
     files = sorted(path.name for path in run.iterdir() if path.suffix in (".json", ".yaml", ".safetensors", ".ckpt", ".csv"))

@@ -267,7 +267,7 @@ def test_no_name_of_a_network_makes_a_library_read_a_folder(
     (folder / "config.json").write_text(json.dumps({"architecture": "resnet18", "pretrained_cfg": {"custom_load": "canary"}}))
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"text_cfg": {"hf_model_name": str(folder)}}}))
     torch.save({"a": Payload()}, folder / "pytorch_model.bin")
-    suite = suite_of_faults(f"names of networks that are paths, {weights} weights", 2 * len(NAMES))
+    suite = suite_of_faults(f"paths in place of names of networks, {weights} weights", 2 * len(NAMES))
     kinds = (lambda name: CnnConfig(name="x", model=name, weights=weights), lambda name: TextConfig(name="x", model=name))
     for number in range(suite.n_tries):
         name = NAMES[number % len(NAMES)].format(folder=folder)
