@@ -57,7 +57,7 @@ def test_a_page_fits_the_screen_and_is_accessible(site: Path, chromium: Any, wid
     [
         ("--set", "howto/experiment.html#change-one-setting-once"),
         ("--encoding", "commands/vse-data.html#vse-data-import"),
-        ("predict", "python.html#how-the-parts-fit-together"),
+        ("predict", "python.html#which-function-to-call"),
         ("train.on_collapse", "training.html#progress-stopping-and-resuming"),
     ],
 )

@@ -180,8 +180,8 @@ def test_the_table_on_late_interaction_is_the_committed_file() -> None:
     page, results = (ROOT / "docs/late_interaction.md").read_text(encoding="utf-8"), ROOT / "docs/results/late_interaction"
     assert render_late_interaction(results) in page
     for head, sentence in (
-        ("maxsim_both", "rsum is {found:.1f}, and that of the exact ranks {exact:.1f}"),
-        ("maxsim_words", "{found:.1f} against {exact:.1f}"),
+        ("maxsim_both", "it is {found:.1f}, instead of {exact:.1f}"),
+        ("maxsim_words", "is {found:.1f}, instead of {exact:.1f}"),
     ):
         two_stages = json.loads((results / f"{head}_reranked.json").read_text(encoding="utf-8"))["rerank"][0]
         assert sentence.format(found=two_stages["rsum"], exact=two_stages["exact"]["rsum"]) in page
