@@ -27,7 +27,7 @@ OTHER = ("text", "json", "ini", "yaml", "diff")
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?$')
 _DOCUMENTED = re.compile(r"^::: (vse\.\S+)$((?:\n    .*)*)", re.M)
 _DIRECTIVE = re.compile(r"^<!-- test: (.+) -->$")
-_KNOWN = re.compile(r"skip: .+|dry-run: .+|replace \S+ by \S+: .+|fails|same output( but for numbers)?")
+_KNOWN = re.compile(r"skip: .+|dry-run: .+|replace .+? by \S+: .+|fails|same output( but for numbers)?")
 
 
 @dataclass(frozen=True)
