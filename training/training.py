@@ -309,10 +309,10 @@ def _run_epochs(
             if first:
                 is_best = _is_best_epoch(solver)
                 if is_best:
-                    best_sha256 = folder.save_next_best_weights(solver.validation_weights())
+                    best_sha256 = folder.save_new_best_weights(solver.validation_weights())
                 _save_epoch(folder, solver, save)
                 if is_best:
-                    folder.promote_next_best_weights()
+                    folder.replace_best_weights()
             if events is not None:
                 for name, value in solver.progress.rows[-1].items():
                     events.add_scalar(name, value, solver.progress.epoch)

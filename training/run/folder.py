@@ -56,7 +56,7 @@ class RunFolder:
         self.metrics_file = path / "metrics.csv"
         self.negatives_file = path / "negatives.csv"
         self.best_weights_file = path / "best.safetensors"
-        self.next_best_weights_file = path / "best.next.safetensors"  # new best weights, until the checkpoint is written
+        self.new_best_weights_file = path / "best.next.safetensors"  # new best weights, until the checkpoint is written
         self.checkpoint_file = path / "last.ckpt"  # the state for a bit-exact resume
         self.correction_file = path / "correction.safetensors"  # the correction of searches, see vse-embed --correct
         self.record_file = path / "run.json"  # features, versions, seed, timings, state
@@ -66,7 +66,7 @@ class RunFolder:
     def output_files(self) -> tuple[Path, ...]:
         """All files that a training may write. Some of these files may not exist."""
         texts = (self.vocabulary_file, self.tokenizer_file, self.transformer_file)
-        weights = (self.best_weights_file, self.next_best_weights_file, self.checkpoint_file, self.correction_file)
+        weights = (self.best_weights_file, self.new_best_weights_file, self.checkpoint_file, self.correction_file)
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def read_settings(self, schema: type[_Schema]) -> _Schema:
@@ -128,7 +128,7 @@ class RunFolder:
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
-        """Return the transformer of a model that reads tokens, without weights. The weights of the run include them."""
+        """Return the transformer of a model that reads tokens. Its weights are not loaded: they are among those of the run."""
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
@@ -138,7 +138,7 @@ class RunFolder:
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
     def read_eval_cache_record(self) -> dict[str, Any]:
-        """Return the entry of ``run.json`` for the image cache that the run reads in validation and test."""
+        """Return the entry of ``run.json`` for the image cache of validation and test, by default that of the training."""
         record = self.read_record()
         eval_cache: dict[str, Any] = record.get("eval_features", record["features"])
         return eval_cache
@@ -152,10 +152,10 @@ class RunFolder:
         return None if cache is None else self.path / str(cache["path"])
 
     def build_rowless_cache(self, record: Mapping[str, Any]) -> FeatureCache:
-        """Return a cache object without rows that describes one feature of the run. The cache file need not exist.
+        """Return a cache object without rows, which describes a feature of the run. The cache file need not exist.
 
-        ``record`` is the entry of the feature in ``run.json``, such as ``features``. The entries of earlier versions have no
-        description; then the cache file must exist.
+        ``record`` is the value that ``run.json`` has for the feature, for example under the key ``features``. If an earlier
+        version wrote the value, it has no description of the feature, and the cache file must exist.
         """
         path = self.path / str(record["path"])
         if "description" not in record:
@@ -209,29 +209,28 @@ class RunFolder:
         table.writerows(rows)
         write_text(self.metrics_file, text.getvalue())
 
-    def save_next_best_weights(self, weights: Mapping[str, Tensor]) -> str:
-        """Write new best weights to a separate file, and return the SHA-256 of the file.
+    def save_new_best_weights(self, weights: Mapping[str, Tensor]) -> str:
+        """Write new best weights to a separate file, next to the old best weights, and return the SHA-256 of the new file.
 
-        Call :meth:`promote_next_best_weights` after the checkpoint of the same epoch is written. Until then, the old best
-        weights are kept.
+        Call :meth:`replace_best_weights` after the checkpoint of the same epoch is written.
         """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
-        write_bytes(self.next_best_weights_file, content)
+        write_bytes(self.new_best_weights_file, content)
         return hashlib.sha256(content).hexdigest()
 
-    def promote_next_best_weights(self) -> None:
-        """Replace the best weights by those that :meth:`save_next_best_weights` wrote."""
-        os.replace(self.next_best_weights_file, self.best_weights_file)
+    def replace_best_weights(self) -> None:
+        """Replace the file of the best weights by the new file that :meth:`save_new_best_weights` wrote."""
+        os.replace(self.new_best_weights_file, self.best_weights_file)
 
     def recover_best_weights(self, sha256: str | None) -> bool:
         """Finish or undo an interrupted replacement of the best weights, and return whether ``best_weights_file`` is valid.
 
-        ``sha256`` is the SHA-256 of the best weights that the last checkpoint records, or None. New best weights with this
-        SHA-256 replace the old best weights. New best weights with another SHA-256 are deleted.
+        ``sha256`` is the SHA-256 of the best weights that the last checkpoint records, or None if it records none. New best
+        weights with this SHA-256 replace the old best weights. Other new best weights are deleted.
         """
-        if sha256 is not None and self.next_best_weights_file.is_file() and sha256_file(self.next_best_weights_file) == sha256:
-            self.promote_next_best_weights()
-        self.next_best_weights_file.unlink(missing_ok=True)
+        if sha256 is not None and self.new_best_weights_file.is_file() and sha256_file(self.new_best_weights_file) == sha256:
+            self.replace_best_weights()
+        self.new_best_weights_file.unlink(missing_ok=True)
         return self.has_best_weights(sha256)
 
     def has_best_weights(self, sha256: str | None) -> bool:
@@ -256,8 +255,8 @@ class RunFolder:
     def read_last_weights_with_sha256(self) -> tuple[dict[str, Tensor], str]:
         """Return the weights after the last epoch, and the SHA-256 of the checkpoint that contains them.
 
-        With ``train.ema``, these are the averaged weights. Raises UserError if there is no readable checkpoint, or if the
-        training stopped within an epoch.
+        With the setting ``train.ema``, these are a moving average of the weights. Raises UserError if there is no readable
+        checkpoint, or if the training stopped within an epoch.
         """
         if not self.checkpoint_file.is_file():
             raise UserError(f"{self.checkpoint_file}: no such file; it holds the weights of the last epoch, so train again")
@@ -278,7 +277,7 @@ class RunFolder:
             stream.write(_build_hash_line(content))
 
     def read_checkpoint(self) -> dict[str, Any]:
-        """Load the last checkpoint, which may contain only tensors and plain values. Raises UserError if it is damaged."""
+        """Load the last checkpoint. Raises UserError if it is damaged, or has objects besides tensors and plain values."""
         content = InputFile(self.checkpoint_file).read()
         try:
             _check_hash(content)
@@ -386,7 +385,10 @@ def choose_action(
 
 
 def _read_existing_record(folder: RunFolder, options: TrainOptions) -> dict[str, Any]:
-    """Return the content of ``run.json``, or an empty dict if the file is missing, or damaged with --resume --overwrite."""
+    """Return the content of ``run.json``, or an empty dict if there is no such file.
+
+    A damaged file also counts as missing if both ``--resume`` and ``--overwrite`` are given.
+    """
     try:
         return folder.read_record() if folder.record_file.is_file() else {}
     except UserError as refusal:

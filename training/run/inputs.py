@@ -70,12 +70,13 @@ class RunInputs:
 
     ``image_cache``, ``eval_image_cache`` : caches of image features, for training and for validation.
     ``caption_cache`` : cache of captions, or of phrases for training on phrases; None for captions as tokens or words.
-    ``transformer`` : transformer whose tokens the model reads; None for captions as words.
+    ``transformer`` : transformer whose tokens the model reads; None for captions as words or from a cache.
     ``start_run``, ``start_weights_sha256`` : run whose best weights are the initial weights, and their SHA-256. For random
         weights, these are None and an empty string.
     ``weights_dir`` : folder of pretrained networks; None: the default folder.
-    ``word_vector_file``, ``word_vectors_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256.
-    ``truth_cache`` : cache of the ground-truth regions of phrases; None for training on captions.
+    ``word_vector_file``, ``word_vectors_sha256`` : file of word vectors that initialise the word embeddings, and its SHA-256;
+        None for random word embeddings.
+    ``truth_cache`` : cache of the ground-truth regions of phrases; None if the experiment reads no such regions.
     ``noise``, ``noise_file``, ``noise_sha256`` : content, path and SHA-256 of the noise file; None without noise.
     """
 
@@ -106,7 +107,7 @@ class RunInputs:
         return InputKind.WORDS if self.transformer is None else InputKind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
-        """Return the seed, and the keys and checksums by which a resume recognises the same inputs.
+        """Return the seed, and the keys and checksums of the inputs. A run can be resumed only with the same values.
 
         The value for an input that the run does not have is None.
         """
@@ -223,9 +224,9 @@ def open_inputs(
 def _open_cache(
     cache: FeatureCache, feature: str | None, path: Path | None, hint: str, dataset: str | None = None
 ) -> FeatureCache | None:
-    """Open the cache in ``path`` or, without a path, the cache of ``feature`` in the folder of ``cache``.
+    """Open the cache in ``path``. If ``path`` is None, open the cache of ``feature`` in the folder of ``cache``.
 
-    The file name begins with ``dataset`` if such a file exists, and otherwise with the name of the data set of ``cache``.
+    This default file is ``<dataset>_<feature>.h5`` if it exists; otherwise its name begins with the data set of ``cache``.
     Returns None if ``path`` and ``feature`` are None. ``hint`` is the end of the error message for a missing file.
     """
     if feature is None and path is None:
@@ -255,7 +256,10 @@ def _check_compatible_caches(other: FeatureCache, cache: FeatureCache) -> None:
 def _find_start_run(
     experiment: ExperimentOutline, dataset: str, seed: int, folder: RunFolder, path: Path | None
 ) -> RunFolder | None:
-    """Return the run with the initial weights of a training, from ``path`` or the default folder; None for random weights."""
+    """Return the run whose weights are the initial weights of a training, or None for random weights.
+
+    ``path`` : folder of this run; None: the folder of the experiment and the seed that the training starts from by default.
+    """
     if experiment.start_from is None and path is None:
         return None
     base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")
@@ -272,8 +276,9 @@ def _find_start_run(
 def find_training_dataset_file(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache) -> Path:
     """Return the path of the ``dataset.json`` that a run was trained on.
 
-    Usually, the cache of the run names this file. A run on another data set that was derived from the data set of the cache,
-    such as a fold for cross-validation, names the file itself.
+    Usually, the path is recorded in ``cache``, the image cache of the run. A run may also be trained on a data set that was
+    derived from that of the cache, such as a fold for cross-validation. In this case, the path is in ``record``, the content
+    of ``run.json``.
     """
     is_from_parent = "fold" in record or record.get("parent") == cache.dataset
     return folder.path / str(record["captions"]) if is_from_parent else cache.dataset_file
@@ -285,7 +290,8 @@ def count_leaked_images(
     """Count the images of a split that were training images of a run. Raises UserError if there are any, unless ``allowed``.
 
     Two images are the same if they have the same id on Flickr or in MS-COCO, or if their files have the same checksum. Returns
-    0 if ``test_dataset`` is the training data set. Also returns 0, with a log message, if that data set cannot be read.
+    0 if ``test_dataset`` is the training data set. Also returns 0, with a log message, if the training data set cannot
+    be read.
 
     ``restval`` : True if the run was also trained on the split ``restval``.
     ``cache``, ``test_dataset``, ``split`` : image features, data set and split on which the run is tested.

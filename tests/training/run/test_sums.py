@@ -278,7 +278,7 @@ def killed_in_epoch_2(cache: Path, tmp_path: Path) -> Callable[[str], RunFolder]
     return kill
 
 
-KILLED = {"before the new best weights": "save_next_best_weights", "before the checkpoint": "save_checkpoint"}
+KILLED = {"before the new best weights": "save_new_best_weights", "before the checkpoint": "save_checkpoint"}
 
 
 @pytest.mark.parametrize("when", KILLED)
@@ -293,15 +293,15 @@ def test_killed_before_the_checkpoint_where_the_repeated_epoch_is_no_longer_the_
     record = folder.read_record()
     assert (record["state"], record["best_epoch"], record["best_rsum"]) == ("finished", 1, 5.0)
     assert all(torch.equal(best[name], value) for name, value in weights(folder.path).items())
-    assert not folder.next_best_weights_file.exists()
+    assert not folder.new_best_weights_file.exists()
 
 
 def test_killed_after_checkpoint(
     killed_in_epoch_2: Callable[[str], RunFolder], rsums: Callable[..., None], cache: Path
 ) -> None:
     rsums(5.0, 6.0)
-    folder = killed_in_epoch_2("promote_next_best_weights")
-    best = weights(folder.path, folder.next_best_weights_file.name)
+    folder = killed_in_epoch_2("replace_best_weights")
+    best = weights(folder.path, folder.new_best_weights_file.name)
     rsums(4.0)
     train(cache, experiment(), out=folder.path, options=TrainOptions(resume=True))
     assert (folder.read_record()["best_epoch"], folder.read_record()["best_rsum"]) == (2, 6.0)
