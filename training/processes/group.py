@@ -84,7 +84,7 @@ class ProcessGroup:
         """Return the rows of all processes, in the order of the processes.
 
         ``sizes`` : number of rows of each process; None if all have the same number.
-        ``adds_gradients`` : see :meth:`gather_embeddings`.
+        ``adds_gradients`` : True to sum the gradients of a row over the processes, see :meth:`gather_embeddings`.
         """
         if self.size == 1:
             return rows
@@ -212,7 +212,7 @@ class ProcessGroup:
 
 
 def postpone_gradient_sum(encoders: nn.Module, postpone: bool) -> AbstractContextManager[None]:
-    """Return a context in which wrapped encoders keep the gradients of this process, and do not sum them over the processes.
+    """Return a context in which encoders keep the gradients of this process, and do not sum them over the processes.
 
     ``encoders`` : encoders that :meth:`ProcessGroup.wrap_encoders` returned.
     ``postpone`` : False for a context without effect.
@@ -228,7 +228,7 @@ def _start_gradient_sum(bucket: Tensor) -> torch.futures.Future[Tensor]:
 
 
 class _GatheredRows(torch.autograd.Function):
-    """The rows of all processes.
+    """The autograd function that gathers the rows of all processes.
 
     The backward pass returns a gradient with respect to the rows of this process. With ``adds_gradients``, this is the
     gradient of the sum of the losses of all processes; otherwise it is the gradient of the loss of this process.

@@ -55,7 +55,7 @@ class Interruption:
 
     @contextmanager
     def raise_on_signal(self) -> Iterator[None]:
-        """Raise :class:`StopNow` in this block as soon as a signal arrives."""
+        """Raise :class:`StopNow` in this block as soon as a signal arrives, or at its start if one has already arrived."""
         self._raises_on_signal = True
         try:
             if self.signal is not None:
@@ -64,8 +64,11 @@ class Interruption:
         finally:
             self._raises_on_signal = False
 
-    def pass_signal(self, number: int) -> None:
-        """Act as if the signal ``number`` had arrived, unless a signal has already arrived. Other threads may call this."""
+    def deliver_signal(self, number: int) -> None:
+        """Act as if this process had received the signal ``number``, unless it has already received a signal.
+
+        Threads other than the main thread may call this method.
+        """
         if self.signal is not None:
             return
         if self._raises_on_signal:
@@ -92,7 +95,7 @@ class ProcessReport:
     """The state of a process in a report. Each process sends a report every second.
 
     ``number`` : number of reports of the process so far.
-    ``exchanges`` : number of exchanges of data that the process has begun.
+    ``exchanges`` : number of times that the process has begun to exchange data with the others.
     ``signal`` : number of the signal that stops the process, or 0.
     ``host`` : host name of the process's machine.
     """
@@ -119,7 +122,7 @@ class ProcessWatch:
     ``store`` : connection to the store through which the processes found each other. Only this thread uses the connection.
     ``rank``, ``size`` : rank of this process, and number of processes.
     ``interruption`` : record of signals to this process; None while the training does not catch signals.
-    ``exchanges`` : number of exchanges of data that this process has begun.
+    ``exchanges`` : number of times that this process has begun to exchange data with the others.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
@@ -151,7 +154,7 @@ class ProcessWatch:
     def is_silent(self, rank: int) -> bool:
         """Return whether a process has not reported for five seconds.
 
-        If this process cannot read reports, only process 0 counts as silent, because it usually runs the store of the reports.
+        If this process cannot read any reports, only process 0 counts as silent, because usually process 0 stores the reports.
         """
         now = time.monotonic()
         if now - self._last_read > _SILENT_SECONDS:
@@ -163,7 +166,7 @@ class ProcessWatch:
         return [rank for rank in range(self._size) if rank != self._rank and self.is_silent(rank)]
 
     def describe_missing(self) -> str:
-        """Wait until silent processes are noticed, and return a text that names the missing processes and the fault."""
+        """Return a text that names the missing processes and the fault. Wait first, until such processes count as silent."""
         time.sleep(_SILENT_SECONDS + 2 * _REPORT_SECONDS)
         if silent := self.find_silent():
             return f"no answer from {self._name(silent)}, which was killed or hangs, or whose machine cannot be reached"
@@ -195,4 +198,4 @@ class ProcessWatch:
         self._last_read = time.monotonic()
         signals = [report.signal for report in self._reports.values() if report.signal]
         if signals and self.interruption is not None:
-            self.interruption.pass_signal(signals[0])
+            self.interruption.deliver_signal(signals[0])

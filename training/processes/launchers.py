@@ -28,7 +28,7 @@ _MAX_PORT = 2**16 - 1
 
 @dataclass(frozen=True)
 class Launch:
-    """The rank of a process that a launcher started, and the address of the first process.
+    """The rank of a process, and the address of the first process, as the launcher of the processes has set them.
 
     ``rank``, ``size`` : rank of the process among all processes, and number of all processes.
     ``local_rank``, ``local_size`` : rank among the processes of this machine, and number of these processes.
@@ -46,18 +46,18 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
-    """Return the :class:`Launch` of this process, or None for a single process that torchrun did not start.
+    """Return the rank and the addresses that a launcher gave to this process in environment variables.
 
-    The variables of torchrun are read first, because ``srun`` or ``mpirun`` may have started torchrun. The script of
-    ``sbatch`` is a single process, because only ``srun`` sets ``SLURM_STEP_NUM_TASKS``. Raises UserError if a variable is
-    missing or invalid.
+    Returns None for a single process that torchrun did not start. The variables of torchrun are read first, because ``srun``
+    or ``mpirun`` may have started torchrun. The script of ``sbatch`` is a single process, because only ``srun`` sets
+    ``SLURM_STEP_NUM_TASKS``. Raises UserError if a variable is missing or invalid.
     """
     if "TORCHELASTIC_RUN_ID" in environment or environment.get("WORLD_SIZE", "1") != "1":
-        launch = _read_torchrun(_Variables("torchrun", environment))
+        launch = _read_torchrun(_LauncherVariables("torchrun", environment))
     elif "SLURM_STEP_NUM_TASKS" in environment:
-        launch = _read_slurm(_Variables("srun", environment))
+        launch = _read_slurm(_LauncherVariables("srun", environment))
     elif "OMPI_COMM_WORLD_SIZE" in environment:
-        launch = _read_open_mpi(_Variables("mpirun", environment))
+        launch = _read_open_mpi(_LauncherVariables("mpirun", environment))
     else:
         return None
     if not (0 <= launch.rank < launch.size and 0 <= launch.local_rank < launch.local_size <= launch.size):
@@ -74,7 +74,7 @@ def parse_first_host(node_list: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else node_list
 
 
-class _Variables:
+class _LauncherVariables:
     """The environment variables of a launcher. The methods raise UserError if a variable is missing or invalid."""
 
     def __init__(self, launcher: str, values: Mapping[str, str]) -> None:
@@ -95,7 +95,10 @@ class _Variables:
         return int(text)
 
     def read_port(self, *names: str, advice: str = "") -> int:
-        """Return ``MASTER_PORT`` or, if it is not set, a port that all processes compute from the variables ``names``."""
+        """Return ``MASTER_PORT``. If it is not set, compute a port from the variables ``names``, the same in all processes.
+
+        ``advice`` : end of the error message if one of ``names`` is not set; empty for the default advice.
+        """
         if names and "MASTER_PORT" not in self.values:
             job = ".".join(self.read_text(name, advice) for name in names)
             return _FIRST_PORT + crc32(job.encode()) % _N_PORTS
@@ -105,7 +108,7 @@ class _Variables:
         return port
 
 
-def _read_torchrun(variables: _Variables) -> Launch:
+def _read_torchrun(variables: _LauncherVariables) -> Launch:
     local_rank = variables.read_number("LOCAL_RANK")
     has_local_size = "LOCAL_WORLD_SIZE" in variables.values
     return Launch(
@@ -119,7 +122,7 @@ def _read_torchrun(variables: _Variables) -> Launch:
     )
 
 
-def _read_slurm(variables: _Variables) -> Launch:
+def _read_slurm(variables: _LauncherVariables) -> Launch:
     rank, size = variables.read_number("SLURM_PROCID"), variables.read_number("SLURM_STEP_NUM_TASKS")
     local_rank, node = variables.read_number("SLURM_LOCALID"), variables.read_number("SLURM_NODEID")
     nodes = variables.read_text("SLURM_STEP_NODELIST")
@@ -131,7 +134,7 @@ def _read_slurm(variables: _Variables) -> Launch:
     return Launch(rank, size, local_rank, per_node[node], address, port, "start srun with --ntasks-per-node={n}")
 
 
-def _read_open_mpi(variables: _Variables) -> Launch:
+def _read_open_mpi(variables: _LauncherVariables) -> Launch:
     size, local_size = variables.read_number("OMPI_COMM_WORLD_SIZE"), variables.read_number("OMPI_COMM_WORLD_LOCAL_SIZE")
     advice = "set it to the host name of the first process: mpirun -x MASTER_ADDR=HOST"
     one_machine = size <= local_size
@@ -195,7 +198,10 @@ def _connect_to_store(launch: Launch, is_server: bool, n_processes: int | None) 
 
 
 def choose_process_device(device: str, launch: Launch) -> torch.device:
-    """Return the GPU with the local rank of this process, or the CPU. Raises UserError if there are too few GPUs."""
+    """Return the GPU whose number is the rank of this process on its machine, or the CPU if no GPU is requested or present.
+
+    Raises UserError if there are too few GPUs.
+    """
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")
     n_gpus = torch.cuda.device_count() if kind == "cuda" else 0

@@ -220,7 +220,7 @@ class GradientSolver(Solver):
                     continue
                 if self.processes.any(self.interruption.signal is not None):
                     self._read_finite_mean_loss()
-                    self.interruption.pass_signal(signal.SIGTERM)  # the signal may have reached another process only
+                    self.interruption.deliver_signal(signal.SIGTERM)  # the signal may have reached another process only
                     save()
                     self.processes.any(False)  # a barrier: wait until the first process has saved
                     raise self.stop_error()
