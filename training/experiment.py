@@ -1,4 +1,4 @@
-"""The settings of an experiment; checks of ladders, which combine a list of features with a list of experiments."""
+"""The settings of an experiment, and checks of ladders: presets that combine several experiments with several features."""
 
 from __future__ import annotations
 
@@ -127,7 +127,10 @@ class ExperimentConfig(ExperimentOutline):
         return self
 
     def _check_nested_dimensions(self, dims: Sequence[int]) -> None:
-        """Raise ValueError if this experiment cannot train nested embeddings of these sizes."""
+        """Raise ValueError if this experiment cannot train nested embeddings: the first ``n`` numbers are an embedding, too.
+
+        ``dims`` : the values of ``n``.
+        """
         if self.solver.reads_phrases or self.adversary is not None:
             raise ValueError("loss.nested is for training on captions without an adversary")
         if self.model.similarity.ranking_similarity != "cosine" or not self.model.normalize_image:
@@ -137,7 +140,10 @@ class ExperimentConfig(ExperimentOutline):
 
 
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
-    """Load the experiment preset ``name``, apply the changes for ``dataset``, and then apply ``sets`` (``key=value``).
+    """Load the experiment preset ``name``, and apply changes to its settings.
+
+    ``dataset`` : data set whose preset may change settings of the experiment; None for no such changes.
+    ``sets`` : further changes, as ``key=value``.
 
     A user's own code runs only if ``sets`` names that code, or if all code is allowed (:mod:`vse.pipeline.presets.own_code`).
     Raises :class:`UserError` if the preset is an ensemble: only the members of an ensemble can be trained.
@@ -163,7 +169,8 @@ def _parse_set_values(sets: Sequence[str]) -> Iterator[object]:
 def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
     """Return a line such as ``loss.margin: 0.2 -> 0.1`` for each setting in which the experiment differs from its preset.
 
-    The preset includes its changes for ``dataset``.
+    The preset includes the changes for the data set ``dataset``. The list is empty if the name of the experiment is not that
+    of a preset, or if the preset names user code that may not run.
     """
     if not is_experiment(experiment.name):
         return []
@@ -179,12 +186,13 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
 
 
 def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the names of a ladder's combinations that can be trained, and for each other name the reason why it cannot.
+    """Return the names of a ladder's combinations that can be trained, and the reason why not for each other name.
 
     A ladder combines each of its image and caption features with each of its experiments. An experiment may be unable to read
-    a feature: an encoder, similarity or solver may accept only words, only vectors or only sets. Raises :class:`UserError` if
-    the ladder or an experiment is invalid, if the ladder lists a feature of captions as a feature of images or the reverse, or
-    if no combination can be trained.
+    a feature: an encoder, similarity or solver may accept only words, only vectors or only sets. ``dataset`` is the data set
+    whose preset may change settings; None for no such changes. Raises :class:`UserError` if the ladder or an experiment is
+    invalid, if the ladder lists a feature of captions as a feature of images or the reverse, or if no combination can be
+    trained.
     """
     fits, misfits = [], {}
     for combination in load_ladder(ladder).combinations():
@@ -200,12 +208,19 @@ def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tupl
 
 
 def select_correctable_experiments(names: Sequence[str], dataset: str | None = None) -> list[str]:
-    """Return those of the experiments ``names`` whose scores are inner products of vectors, so that hubs can be corrected."""
+    """Return the names of the experiments whose scores are inner products of vectors.
+
+    Only for these can a search lower the scores of hubs, the candidates that rank high for many queries.
+    """
     return [name for name in names if load_experiment(name, dataset).model.similarity.ranking_similarity == "cosine"]
 
 
 def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
-    """Return the reason why an experiment cannot read the features of a combination, or None if it can read them."""
+    """Return the reason why an experiment cannot read the features that a combination names, or None if it can read them.
+
+    ``combination`` : name with an image feature and a caption feature, from a ladder.
+    ``dataset`` : data set whose preset may change settings of the features; None for no such changes.
+    """
     image_input = InputSpec(_find_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
     if experiment.solver.reads_phrases:
         return f"the solver {experiment.solver.name!r} reads phrases, not captions"
@@ -226,7 +241,10 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
 
 
 def _find_input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
-    """Return the kind of input (vectors or sets) of a feature. Raises UserError if it is not a feature of ``medium``."""
+    """Return whether a feature has single vectors or sets. Raises UserError if it is not a feature of images or of captions.
+
+    ``medium`` : ``image`` for a feature of images, ``text`` for a feature of captions.
+    """
     settings = load_feature_preset(feature, dataset)
     if settings.kind != medium or settings.text_unit != "captions":
         found = "phrases" if settings.text_unit == "phrases" else "images" if settings.kind == "image" else "captions"

@@ -31,7 +31,10 @@ class InputKind(StrEnum):
 
 
 def to_input_kind(row_kind: str) -> InputKind:
-    """Return the kind of input that a model reads from a cache. From a row with vectors of crops, it reads a single vector."""
+    """Return the kind of input that a model reads from a cache with rows of the kind ``row_kind``.
+
+    A row with the vectors of several crops of an image is read as a single vector: one of the crops, or their mean.
+    """
     return InputKind.SETS if row_kind == "sets" else InputKind.VECTORS
 
 

@@ -122,7 +122,11 @@ def prepare_task(
 def _encode_wrong_captions(
     cached: CaptionInputs, pairs: Pairs, cache: FeatureCache, inputs: RunInputs, device: torch.device
 ) -> CaptionInputs:
-    """Return the cached captions of ``pairs``. Captions whose words the noise file changes are encoded instead."""
+    """Return the captions of ``pairs`` with the wrong words that a noise file gives to some of them, as inputs of the model.
+
+    ``cached`` : the same captions with the correct words, whose vectors are read from ``cache``. Only captions with wrong
+        words are encoded again.
+    """
     assert inputs.noise is not None
     if cached.kind != InputKind.VECTORS:
         raise UserError(
@@ -190,7 +194,7 @@ def _build_image_inputs(
 
 
 def _load_start_weights(model: Model, base: RunFolder, inputs: RunInputs, experiment: ExperimentConfig) -> None:
-    """Load the best weights of the modules in ``start_parts`` (by default of all modules) from the run ``base``.
+    """Load the best weights of the run ``base`` into the modules that the setting ``start_parts`` names (by default all).
 
     If ``base`` did not train the CNN, the CNN keeps its weights. Raises UserError if the weights do not fit the model, or if
     nothing is left to train.

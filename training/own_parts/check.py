@@ -38,7 +38,7 @@ _N_ROWS, _LONGEST, _INPUT_DIM, _DIM, _WORD_DIM = 5, 3, 6, 8, 4
 
 
 def check_encoder(settings: EncoderSettings) -> None:
-    """Encode five inputs of each kind that the encoder reads. Tokens of a transformer are not tried.
+    """Test an encoder with five inputs of each kind that it reads, except tokens of a transformer.
 
     Raises UserError if the result is not a tuple of finite embeddings (5, dim), or for sets (5, n, dim) and a mask. Also
     raises UserError if the weights get no gradient.
@@ -128,7 +128,7 @@ _MEAN_TOLERANCE = 1e-4
 
 
 def check_loss(loss: Loss, n_more_negatives: int = 0) -> None:
-    """Compute the cost and the gradient of a loss for the scores of four queries.
+    """Test the cost and the gradient of a loss with the scores of four queries.
 
     ``n_more_negatives`` : number of negatives from outside the batch, such as the negatives that an adversary adds.
 
@@ -223,7 +223,7 @@ _TOLERANCE = 1e-4
 
 
 def check_similarity(settings: SimilaritySettings) -> None:
-    """Score five images with seven captions, and compute the gradients.
+    """Test the scores and the gradients of a similarity with five images and seven captions.
 
     Raises UserError if the result is not one or two finite matrices (5, 7), or if the embeddings get no gradient. Also raises
     UserError if a score depends on other images or captions, on the padding of sets or on random numbers. Logs a warning if a

@@ -63,7 +63,7 @@ def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None,
     try:
         weights, notes = load_cnn_weights(cache, weights_dir)
     except UserError as error:
-        return _describe_unverified(cache, error, with_network)
+        return _describe_unloadable_feature(cache, error, with_network)
     if with_network:
         file = out / IMAGE_NETWORK_FILE_NAME
         _save_tensors(file, weights)
@@ -88,7 +88,7 @@ def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | Non
     try:
         encoder = rebuild_text_extractor(cache, weights_dir, "cpu")
     except UserError as error:
-        return _describe_unverified(cache, error, with_network)
+        return _describe_unloadable_feature(cache, error, with_network)
     notes = {name: value for name, value in encoder.provenance.items() if name in (WEIGHTS_FILE_KEY, "commit")}
     return _describe_feature(cache, {**notes, **(_copy_text_network(encoder, out) if with_network else {})})
 
@@ -107,7 +107,7 @@ def _copy_text_network(encoder: TextExtractor, out: Path) -> dict[str, Any]:
     return {"weights": TEXT_NETWORK_NAME}
 
 
-def _describe_unverified(cache: FeatureCache, error: UserError, with_network: bool) -> FeatureDescription:
+def _describe_unloadable_feature(cache: FeatureCache, error: UserError, with_network: bool) -> FeatureDescription:
     """Describe a feature whose network cannot be loaded, and log ``error``. With ``with_network``, raise ``error`` instead."""
     if with_network:
         raise error
@@ -163,8 +163,11 @@ def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
         write_json(staged / PREPROCESSING_FILE_NAME, describe_preprocessing(features["features"]))
         files = sorted(file for file in staged.rglob("*") if file.is_file())
         config = PackedConfig(
-            settings=_select_settings(experiment),
-            run={**_select_record(record), **{name: _build_feature_entry(feature) for name, feature in features.items()}},
+            settings=_select_packed_settings(experiment),
+            run={
+                **_select_packed_record(record),
+                **{name: _build_feature_entry(feature) for name, feature in features.items()},
+            },
             results=results,
             licence=options.licence,
             files={file.relative_to(staged).as_posix(): sha256_file(file) for file in files},
@@ -235,12 +238,12 @@ def _pack_features(
     return features
 
 
-def _select_settings(experiment: ExperimentConfig) -> dict[str, Any]:
+def _select_packed_settings(experiment: ExperimentConfig) -> dict[str, Any]:
     """Return the settings of the experiment, without a loss that is a user's own code. The model does not need the loss."""
     return experiment.model_dump(mode="json", exclude={"loss"} if find_own_code(experiment.loss) else None)
 
 
-def _select_record(record: Mapping[str, Any]) -> dict[str, Any]:
+def _select_packed_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a run without names of local files and without the user's command."""
     made = record.get("made", {})
     kept = {name: value for name, value in record.items() if name not in _LOCAL_ENTRIES}
