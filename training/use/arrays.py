@@ -54,9 +54,10 @@ class ArrayEncoder:
         self.trained, self.queries = trained, queries
 
     def find_imported_dim(self, of_captions: bool) -> int | None:
-        """Return the length of the caption vectors (``of_captions``) or image vectors that another program computed.
+        """Return the length of the vectors that the run reads, if another program computed them; otherwise return None.
 
-        Returns None if ``vse`` itself computed the vectors, or if the run reads captions as words.
+        ``of_captions`` : True for caption vectors, False for image vectors. If the run reads captions as words, the result
+            for captions is None.
         """
         cache = self.trained.caption_cache if of_captions else self.trained.image_cache
         return cache.dim if cache is not None and "imported" in cache.provenance else None
@@ -67,9 +68,9 @@ class ArrayEncoder:
         return cache is not None and cache.row_kind == "sets"
 
     def check_vectors(self, argument: str, vectors: Vectors, of_captions: bool) -> None:
-        """Raise UserError if the model does not read caption vectors (``of_captions``) or image vectors of this shape.
+        """Raise UserError if the model does not read vectors of this shape for captions (``of_captions``) or for images.
 
-        ``argument`` is the name of the vectors in the message.
+        ``argument`` : name of the vectors in the error message.
         """
         cache = self.trained.caption_cache if of_captions else self.trained.image_cache
         if cache is None:
@@ -102,7 +103,11 @@ class ArrayEncoder:
         hidden: bool = True,
         allow_unknown: bool = False,
     ) -> PackedEmbeddings:
-        """Return the embeddings of texts; see :meth:`vse.training.use.model.QueryEncoder.encode_texts`."""
+        """Return the embeddings of texts. ``hidden`` hides the progress bar.
+
+        Raises UserError if a text has no word. Also raises UserError if the run's caption feature, such as TF-IDF, knows no
+        word of a text, unless ``allow_unknown`` is set.
+        """
 
         def encode(part: slice) -> BatchVectors:
             return self.queries.encode_texts(texts[part], allow_unknown).vectors

@@ -48,7 +48,7 @@ class PairAttention:
     def compute(
         self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: BatchVectors, caption: BatchVectors
     ) -> Attention | None:
-        """Return the attention between a photo and a caption, or None if the boxes of the regions or the size are not known.
+        """Return the attention between a photo and a caption. None: the size or the boxes of the regions are not known.
 
         ``size`` : width and height of the photo; None if the photo cannot be read.
         ``image_id`` : id of the photo; None for a photo that is not in the data set.
@@ -113,6 +113,8 @@ def compute_query_attention(
 
     ``encoded_query`` : embedding of the query.
     ``rows`` : positions of the hits in the split.
+
+    The attention is None if the photo cannot be read, or if the boxes of its regions are not known.
     """
     trained, pairs = attention.trained, attention.trained.split.pairs
     if isinstance(query, str):
@@ -153,7 +155,8 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
     """Open a run to compute attention for a report on ``embeddings``, a file that the run wrote.
 
     Returns None if ``run`` is not a run folder, or if the model has no attention. Raises UserError if the run cannot be loaded
-    or does not fit the embeddings. The attention of a pair with an unknown image or caption is None.
+    or does not fit the embeddings. The opened run returns the attention of pairs of an image id and a caption id, and None for
+    a pair with an unknown id.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():

@@ -57,7 +57,10 @@ class SearchTarget:
     is_in_dataset: bool = True
 
     def correct(self, correction: StoredCorrection, by_photo: bool) -> SearchTarget:
-        """Return the same items, and append a number for the correction to each vector, see :class:`StoredCorrection`."""
+        """Return the same items, but with the number appended to each vector that lowers the scores of hubs.
+
+        Hubs are items that rank high for many queries, see :class:`StoredCorrection`.
+        """
         compute, describe = self.compute_vectors, self.describe_source
         return replace(
             self,
@@ -72,14 +75,17 @@ def find_default_split(dataset: Dataset) -> str:
 
 
 def check_has_captions(trained: TrainedRun, split: str | None) -> None:
-    """Raise UserError if the split has no captions, so that a photo can find none."""
+    """Raise UserError if the loaded split has no captions, which a photo could find.
+
+    ``split`` : name of this split, for the message; None: all splits.
+    """
     if not len(trained.split.pairs):
         name = "the data set" if split in (None, ALL_SPLITS) else f"the split {split!r}"
         raise UserError(f"{trained.dataset.path}: no image of {name} has a caption for a photo to find")
 
 
 def describe_searched_images(trained: TrainedRun, split: str) -> str:
-    """Describe a split to search as text: number of its images, number of images in the data set, and names of splits."""
+    """Return a text such as ``1,000 of the 8,091 images of flickr8k (split test)``, which describes the images to search."""
     n_images, dataset = len(trained.split.pairs.images), trained.dataset
     splits = dataset.parse_splits(split)
     names = "all splits" if split == ALL_SPLITS else f"split{'s' * (len(splits) > 1)} {' and '.join(splits)}"
@@ -88,7 +94,10 @@ def describe_searched_images(trained: TrainedRun, split: str) -> str:
 
 
 def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:
-    """Return the items of a split for a search: captions if the query is a photo (``by_photo``), images otherwise."""
+    """Return the items of the loaded split for a search: captions if the query is a photo (``by_photo``), images otherwise.
+
+    ``split`` : name of this split, which an index file records; None: all splits.
+    """
     pairs = trained.split.pairs
 
     def describe_source() -> dict[str, str]:
@@ -118,7 +127,8 @@ def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -
 def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> SearchTarget:
     """Return the items of an embeddings file for a search: captions for a photo (``by_photo``), images for a text.
 
-    Raises UserError if the file does not fit the run, or if the length of its vectors is not ``dim``.
+    Raises UserError if the file has only scores of pairs, or if its vectors do not have the similarity of the run and the
+    length ``dim``. A warning is logged if the file states another data set, experiment or seed than the run.
     """
     embeddings = read_embeddings(file)
     name = "captions" if by_photo else "images"
@@ -160,10 +170,10 @@ def encode_items(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | 
 def pool_items(
     trained: TrainedRun, by_photo: bool, max_held_bytes: int
 ) -> tuple[NDArray[np.float32], PackedEmbeddings | None]:
-    """Return a pooled vector of each item of a split for a search, and the embeddings of all items.
+    """Return one vector for each item of a split, and the embeddings of all items, which are sets of vectors.
 
-    The items are captions if ``by_photo``, images otherwise. For the vectors see
-    :func:`vse.training.solvers.encode.pool_embeddings`. The embeddings are None if they need more than ``max_held_bytes``.
+    The vector of an item is the normalised mean of its set, so that a fast search can choose candidates. The items are
+    captions if ``by_photo``, images otherwise. The embeddings are None if they need more than ``max_held_bytes``.
     """
     pairs = trained.split.pairs
     n_rows, n_bytes = len(pairs) if by_photo else len(pairs.images), 0
@@ -178,14 +188,20 @@ def pool_items(
 
 
 def vector_similarity_name(trained: TrainedRun) -> str:
-    """Return the name of the similarity by which a search compares vectors. It is ``cosine`` for pooled vectors."""
+    """Return the name of the similarity by which a search compares vectors, such as ``cosine`` or ``order``.
+
+    It is ``cosine`` for a model that scores pairs, because a search compares the means of its sets of vectors.
+    """
     return trained.model.config.similarity.ranking_similarity or "cosine"
 
 
 def read_or_build_index(file: Path, target: SearchTarget, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
     """Read the index in ``file``. If the file is missing, build an index, and write it to ``file``.
 
-    ``factory`` is the FAISS string for the type of the index. Raises UserError if the file is an index of other vectors.
+    ``similarity``, ``dim`` : name of the similarity that compares the vectors, and length of the vectors.
+    ``factory`` : FAISS string for the type of the index; None: the type of the file, or ``Flat`` for a new index.
+
+    Raises UserError if the file is an index of other vectors or of another type.
     """
     indexed = IndexSource(len(target.item_ids), dim, similarity, hash_ids(target.item_ids), target.describe_source())
     if index_exists(file, indexed):
@@ -197,9 +213,11 @@ def read_or_build_index(file: Path, target: SearchTarget, similarity: str, dim: 
 
 
 def build_checked_index(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
-    """Build an index in memory. ``factory`` is the FAISS string for the type of the index.
+    """Build an index in memory. Raises UserError if the index is approximate but the similarity needs exact vectors.
 
-    Raises UserError if the index is approximate but the similarity needs exact vectors.
+    ``name`` : kind of the items, ``images`` or ``captions``, for messages.
+    ``similarity`` : name of the similarity that compares the vectors. Each one except ``cosine`` needs exact vectors.
+    ``factory`` : FAISS string for the type of the index; None: ``Flat``.
     """
     built = build_index(vectors, factory or "Flat", name=name)
     if similarity != "cosine" and not stores_corpus_exactly(built.index, vectors):

@@ -69,12 +69,12 @@ def embed_split(
 
     ``out`` : by default ``<split>.h5`` in the run folder, or ``<dataset>_<split>.h5`` for another data set than the training
         data. ``_sentences``, ``_last``, ``_pooled_<pool_regions>`` or ``_shortlist`` follows the split if the option is set.
-    ``files``, ``allow_unfinished`` : see :func:`vse.training.use.model.load_run`.
+    ``files`` : files that replace those that the run names. ``allow_unfinished`` : accept a run whose training did not finish.
     ``allow_leak`` : whether the run may have been trained on images of the split. Without it, such images are a UserError.
     ``sentences`` : for a run that localises phrases: write the scores of captions with images.
     ``last_epoch`` : use the weights of the last epoch.
     ``pool_regions`` : replace similar regions of an image by their means (:func:`vse.training.solvers.encode.pool_sets`).
-    ``bank_images`` : also write the scores with this number of training images and with the captions of these images.
+    ``bank_images`` : also write the scores with this number of training images and with their captions; None: no such scores.
     ``shortlist`` : for TOD-Net: score only the pairs that are likely to change a rank
         (:func:`vse.training.models.similarities.todnet.score_shortlist`).
 
@@ -193,9 +193,9 @@ def _record_changed_option(provenance: dict[str, Any], option: str, default: str
 
 
 def _choose_path_for_other_data(opened: OpenedRun, split: str, name: str) -> Path:
-    """Return the default output file for a data set that the run was not trained on.
+    """Return ``<dataset>_<name>`` in the run folder, the default output file for data that the run was not trained on.
 
-    If this file exists but has the embeddings of other data with the same name, a checksum is added to the name.
+    If this file exists but has the embeddings of another data set of this name, a checksum is added to the data set's name.
     """
     out = opened.folder.path / f"{opened.dataset_label}_{name}"
     existing = read_recorded_identity(out) if out.is_file() else None
@@ -239,8 +239,8 @@ def cache_run_embeddings(
 ) -> list[Path]:
     """Embed all splits with the best weights of a run, write the embeddings as two feature caches, and return their paths.
 
-    The caches are ``<out>_images.h5`` and ``<out>_captions.h5``. For the other parameters see
-    :func:`vse.training.use.model.load_run`. Raises UserError if the model scores pairs instead of comparing vectors.
+    The caches are ``<out>_images.h5`` and ``<out>_captions.h5``. ``files`` replace the files that the run names. Raises
+    UserError if the model scores pairs, or if the training did not finish and ``allow_unfinished`` is False.
     """
     outs = build_cache_paths(out)
     trained = load_run(run, None, files, device, allow_unfinished)
@@ -274,11 +274,11 @@ def cache_run_embeddings(
 
 
 def cache_file_embeddings(files: Sequence[Path], out: Path, dataset_file: Path | None = None) -> list[Path]:
-    """Convert embeddings files, one for each split, to two feature caches; see :func:`cache_run_embeddings`.
+    """Convert embeddings files, one for each split, to ``<out>_images.h5`` and ``<out>_captions.h5``; return these paths.
 
-    Other programs may have written the files (``docs/formats.md``). ``dataset_file`` is the path of ``dataset.json``, by
-    default the path in the first file. Raises UserError if the files belong to several models or to another data set, if they
-    contain scores, or if they lack images or captions of their splits.
+    The two files are feature caches. Other programs may have written the embeddings files (``docs/formats.md``).
+    ``dataset_file`` is the path of ``dataset.json``, by default the path in the first file. Raises UserError if the files
+    belong to several models or to another data set, contain scores, or lack images or captions of their splits.
     """
     outs = build_cache_paths(out)
     runs = [read_embeddings(file) for file in files]

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class PhrasesEncodedOnRead:
-    """Phrases that are encoded when they are read, by the encoder that was fitted to the training phrases.
+    """Phrases that are encoded when they are read, by the encoder that computed the vectors of the training phrases.
 
     ``texts`` : texts of the phrases, in the order of their indices.
     ``encoder`` : encoder that computed the vectors in ``cache``.
@@ -112,7 +112,7 @@ def save_sentence_scores(
 ) -> Path:
     """Write the scores of all captions of a split with all images, computed from their phrases, and return ``out``.
 
-    ``overlap`` : see :func:`save_phrase_scores`.
+    ``overlap`` : provenance entry with the number of images of the split that were training images; empty if there are none.
     """
     model, scored = _load_model_and_split(opened, split, files)
     pairs = Pairs(select_images_with_features(opened.dataset, [split], opened.image_cache))
@@ -198,7 +198,10 @@ def _load_best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Mode
 
 
 def _find_phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
-    """Return the fields ``photo_hashes`` and ``caption_hashes`` of :class:`PhraseScores`, with a row for each phrase."""
+    """Return the hashes of the image file and of the caption of each phrase, as ``photo_hashes`` and ``caption_hashes``.
+
+    The hashes of the image files are None if one is not known.
+    """
     images = [opened.dataset.images[row] for row in opened.dataset.find_image_rows(pairs.image_ids).tolist()]
     hashes = opened.find_photo_and_caption_hashes(images)
     rows = {"photo_hashes": pairs.image_indices, "caption_hashes": IdIndex(caption_ids(images)).find_rows(pairs.caption_ids)}
@@ -206,7 +209,10 @@ def _find_phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any
 
 
 def _open_phrase_inputs(dataset: Dataset, phrases: FeatureCache, files: RunFileOptions, device: torch.device) -> PhraseInputs:
-    """Return the vectors of the phrases of a data set. The phrases are encoded if the cache belongs to another data set."""
+    """Return the vectors of the phrases of a data set, from the cache ``phrases`` if it belongs to this data set.
+
+    Otherwise, the encoder that computed this cache encodes the phrases.
+    """
     if belongs_to_dataset(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return open_phrase_features(phrases, device)

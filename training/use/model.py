@@ -70,9 +70,8 @@ def load_run(
 ) -> TrainedRun:
     """Load a trained run or a packed model, and the images and captions of a split as inputs of the model.
 
-    ``split`` may name several splits, see :meth:`vse.pipeline.dataset.dataset.Dataset.parse_splits`; None loads all splits.
-    ``files`` replace the files that the run names. Raises UserError if the training did not finish, unless
-    ``allow_unfinished`` is set.
+    ``split`` may name several splits, such as ``train,val``; None loads all splits. ``files`` replace the files that the run
+    names. Raises UserError if the training did not finish, unless ``allow_unfinished`` is set.
     """
     return load_opened_run(open_run(run, files, device, allow_unfinished), split, files)
 
@@ -80,9 +79,10 @@ def load_run(
 def load_opened_run(
     opened: OpenedRun, split: str | None, files: RunFileOptions = RunFileOptions(), last_epoch: bool = False
 ) -> TrainedRun:
-    """Load the model of an opened run, and a split as inputs of the model; see :func:`load_run`.
+    """Load the model of an opened run, and the images and captions of a split as inputs of the model.
 
-    The model has the best weights or, with ``last_epoch``, the weights of the last epoch.
+    ``split`` may name several splits, such as ``train,val``; None loads all splits. ``files`` replace the files that the run
+    names. The model has the best weights or, with ``last_epoch``, the weights of the last epoch.
     """
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.image_cache, opened.caption_cache
@@ -139,9 +139,12 @@ def load_opened_run(
 
 
 def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | None) -> TrainedRun | None:
-    """Load the run whose embeddings are the features in a cache, or return None if an extractor computed the features.
+    """Load the run whose embeddings are the features in ``cache``, or return None if an extractor computed the features.
 
-    Raises UserError if the cache does not name the folder of that run, or if the weights of that run have changed.
+    ``trained`` : run that reads the cache.
+    ``split`` : split to load; None: all splits.
+
+    Raises UserError if the cache does not name the folder of the first run, or if the weights in this folder have changed.
     """
     backbone = read_backbone(cache)
     if backbone is None:
@@ -181,8 +184,8 @@ class EncodedQuery:
 class QueryEncoder:
     """The networks that encode a new text or photo with a run. A network is loaded when it is first needed.
 
-    The networks that computed the run's features compute the features of the query. Then the encoders of the run read these
-    features. If the features are embeddings by another run (the backbone), the query encoder of that run computes them.
+    First, the networks that computed the run's features compute the features of the query. Then the encoders of the run read
+    these features. The features may be embeddings by another run, the backbone; then its query encoder computes them.
 
     ``split`` : split to load for the backbone; None: all splits.
     ``weights_dir`` : folder of pretrained networks.
@@ -240,9 +243,9 @@ class QueryEncoder:
     def encodes_texts_together(self) -> bool:
         """True if the embedding of a text is bit-identical when it is encoded alone and in a group of texts.
 
-        On a CPU, the matrix products of a GRU or LSTM have the same shape for 1 to 16 texts, see
-        :mod:`vse.training.models.recurrent_states`. Still, the processor may round the rows of a product differently. A test
-        with some words of the vocabulary decides.
+        This is possible only on a CPU and for a GRU or LSTM, whose matrix products have the same shape for 1 to 16 texts (see
+        :mod:`vse.training.models.recurrent_states`). Still, the processor may round the rows of a product differently, so
+        some words of the vocabulary are encoded in both ways and compared.
         """
         trained, settings = self._trained, self._trained.experiment.model.caption_encoder
         if (

@@ -44,10 +44,10 @@ log = logging.getLogger(__name__)
 def compute_differing_checksums(
     folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset
 ) -> DataChecksums | None:
-    """Return the checksums of ``dataset`` if it differs from the training data of the same name, or else None.
+    """Return the checksums of ``dataset`` if its content differs from that of the training data; otherwise return None.
 
-    A subset of the training data is no difference. If the checksums of the training data are unknown, the SHA-256 of
-    ``dataset.json`` decides. ``cache`` is the image cache of ``dataset``.
+    The two data sets have the same name. A subset of the training data does not count as different. If the checksums of the
+    training data are unknown, only the SHA-256 of ``dataset.json`` is compared. ``cache`` is the image cache of ``dataset``.
     """
     same_captions = dataset.sha256 == record.get("captions_sha256")
     same_cache = cache.key == folder.read_eval_cache_record()["key"]
@@ -136,9 +136,9 @@ class OpenedRun:
 
     @property
     def training_data_name(self) -> str | None:
-        """The name of the training data if :attr:`dataset` is another data set, or else None.
+        """The name of the training data, or None if it is the data set that the run reads now, :attr:`dataset`.
 
-        The name includes a checksum if the two data sets have the same name.
+        The name includes a checksum if the two data sets differ but have the same name.
         """
         name = str(self.record["dataset"])
         if name != self.dataset.name:
@@ -150,19 +150,25 @@ class OpenedRun:
 
     @property
     def dataset_label(self) -> str:
-        """The name of :attr:`dataset` for file names, with a checksum if the training data is different but has this name."""
+        """The name of :attr:`dataset` for file names, and a checksum if different training data has the same name."""
         checksums = self.other_data_checksums
         return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short_hash}"
 
     def find_photo_and_caption_hashes(self, images: Sequence[Image]) -> dict[str, Any]:
-        """Return ``photo_hashes`` (n_images, 32) and ``caption_hashes`` (n_captions, 8). Unknown photo hashes are None."""
+        """Return the hashes of image files and captions: ``photo_hashes`` (n_images, 32), ``caption_hashes`` (n_captions, 8).
+
+        ``photo_hashes`` is None if the hash of an image file is not known.
+        """
         identity = read_data_identity(self.image_cache)
         rows = IdIndex(identity.image_ids).find_rows(image_ids(images))
         photos = None if identity.photo_hashes is None or (rows < 0).any() else identity.photo_hashes[rows]
         return {"photo_hashes": photos, "caption_hashes": hash_captions(images)}
 
     def split_into_words(self, text: str) -> list[str]:
-        """Split a new text into words with the run's tokeniser. A data set without captions may name another tokeniser."""
+        """Split a new text into words with the tokeniser of the training.
+
+        A data set without captions, such as a folder of photos, may choose its own tokeniser for the texts of searches.
+        """
         return find_tokeniser(self._query_tokeniser, self.folder.record_file)(text)
 
     def list_written_words(self, text: str) -> list[str]:
@@ -227,7 +233,10 @@ class OpenedRun:
 
 
 def compute_run_cost(run: OpenedRun) -> dict[str, Any]:
-    """Return the costs of a run: seconds of extraction and training, MB of caches and weights. Unknown costs are None."""
+    """Return the costs of a run: the seconds of extraction and training, and the MB of caches and weights.
+
+    Costs that are not known are None.
+    """
     caches = [cache for cache in (run.image_cache, run.caption_cache) if cache is not None]
     trained = run.record["features"]
     if "eval_features" in run.record:
@@ -339,10 +348,11 @@ def find_unfinished_state(record: Mapping[str, Any]) -> str | None:
 def _open_compatible_cache(
     file: Path, cache_record: Mapping[str, Any], folder: RunFolder, option: str = "--features"
 ) -> FeatureCache:
-    """Open a cache that a run is to read. Raises UserError if a different extractor computed the run's own cache.
+    """Open a cache for a run. Raises UserError if it is not the run's own cache, and a different extractor computed it.
 
-    ``cache_record`` is the entry of the run's own cache in ``run.json``. ``option`` is the command-line option for ``file``,
-    which messages name.
+    ``file`` : file of the cache to open.
+    ``cache_record`` : value for the run's own cache in ``run.json``.
+    ``option`` : command-line option that sets ``file``, for error messages.
     """
     if not file.exists():
         place = os.path.normpath(file)

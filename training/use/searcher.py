@@ -62,7 +62,8 @@ class SearchOptions:
     ``index_file`` : FAISS index file for one combination of weights, features, split and corpus. A missing file is built.
     ``index_type`` : FAISS factory string, see :mod:`vse.eval.search.index`; by default the type of the file, or Flat.
     ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_search_parameters`.
-    ``n_reranked`` : number of candidates to score exactly, but at least the number of results.
+    ``n_reranked`` : number of candidates to score exactly, but at least the number of results; None: 200 for order embeddings,
+        and all items for a model that scores pairs.
     ``expects_many_queries`` : True to keep an index and the embeddings of all items in memory for many queries.
     ``max_held_bytes`` : memory limit for the embeddings of all items. Above the limit, each query embeds its candidates again.
     """
@@ -92,7 +93,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """An encoded query, and the number ``k`` of hits to return after the ``start`` best hits."""
+    """An encoded query. Its answer has ``k`` hits: the best ones, without the first ``start`` hits."""
 
     encoded: EncodedQuery
     k: int
@@ -116,7 +117,7 @@ class _Gallery:
     packed_sets: PackedEmbeddings | None = None
 
     def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
-        """Find the best vectors by inner products for each of ``queries`` (m, dim): ``ks[i]`` vectors for the query i."""
+        """Find the vectors with the highest inner products for each of ``queries`` (m, dim): ``ks[i]`` for the query i."""
         if self.matrix is not None:
             return self.matrix.search(queries, ks)
         assert self.vectors is not None
@@ -160,7 +161,7 @@ class Searcher:
             self.answer(by_photo, encoded, 1)
 
     def encode(self, query: Query) -> EncodedQuery:
-        """Return the embedding of a query; see :meth:`vse.training.use.model.QueryEncoder.encode`."""
+        """Return the embedding of a query. Raises UserError if a text has no word, or no word that the model knows."""
         return self._query_encoder.encode(query)
 
     def encode_all(self, queries: Sequence[Query]) -> list[EncodedQuery | UserError]:
@@ -168,14 +169,14 @@ class Searcher:
         return self._query_encoder.encode_all(queries)
 
     def answer(self, by_photo: bool, encoded: EncodedQuery, k: int, start: int = 0) -> SearchAnswer:
-        """Return the ``k`` captions for a photo (``by_photo``) or images for a text after the ``start`` best hits.
+        """Return ``k`` hits for a query, best first: captions for a photo (``by_photo``), images for a text.
 
-        ``encoded`` is the embedding of the query.
+        ``encoded`` is the embedding of the query. The first ``start`` hits are skipped.
         """
         return self.answer_all(by_photo, [SearchQuery(encoded, k, start)])[0]
 
     def answer_all(self, by_photo: bool, queries: Sequence[SearchQuery]) -> list[SearchAnswer]:
-        """Return the answer to each query as :meth:`answer` does. The queries are either all photos or all texts."""
+        """Return the hits for each query: captions if all queries are photos (``by_photo``), images if all are texts."""
         if by_photo and self._options.corpus_file is None:
             check_has_captions(self.trained, self.split)
         gallery = self._open_gallery(by_photo, queries[0].encoded.vectors[0].shape[-1])
@@ -206,12 +207,14 @@ class Searcher:
     def find_similar_images(
         self, encoded: EncodedQuery, k: int, start: int = 0, excluded_row: int | None = None
     ) -> SearchAnswer:
-        """Return the ``k`` most similar images for a photo after the ``start`` best hits, by products of pooled vectors.
+        """Return ``k`` images that are similar to a photo, best first, without the first ``start`` images.
+
+        The similarity of two images is the inner product of their vectors or, for sets, of the means of the sets.
 
         ``encoded`` : embedding of the photo.
-        ``excluded_row`` : position of an image to leave out, such as the query itself.
+        ``excluded_row`` : position of an image to leave out, such as the query itself; None: no image.
 
-        Raises UserError if the search has no pooled vectors, because the model scores every pair.
+        Raises UserError if no vectors are searched, because the model scores every pair.
         """
         gallery = self._open_gallery(False, encoded.vectors[0].shape[-1])
         if gallery.vectors is None:
@@ -238,7 +241,10 @@ class Searcher:
         return len(gallery.target.item_ids) if gallery else len(pairs) if by_photo else len(pairs.images)
 
     def compute_attention(self, query: Query, encoded: EncodedQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """Return the attention between a query and each hit at ``rows``. Raises UserError if the model has no attention."""
+        """Return the attention between a query and each of the hits ``rows``. None: the image or its regions are unknown.
+
+        Raises UserError if the model has no attention, or reads captions from a cache.
+        """
         return compute_query_attention(self._pair_attention, query, encoded.vectors, rows)
 
     @cached_property
@@ -371,7 +377,7 @@ class Searcher:
 
 
 def load_run_for_search(run: Path, split: str | None, files: RunFileOptions, device: str) -> TrainedRun:
-    """Load a run and a split (None: the default split) for a search, and call :func:`set_search_device`."""
+    """Load a run and a split (None: the default split) for a search, and set the device of FAISS to that of the run."""
     opened = open_run(run, files, device, allow_unfinished=True)
     trained = load_opened_run(opened, split or find_default_split(opened.dataset), files)
     set_search_device(trained)

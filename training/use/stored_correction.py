@@ -1,9 +1,9 @@
 """The correction of hubs in the folder of a run: ``vse-embed --correct`` stores the correction, and searches use it.
 
-The file ``correction.safetensors`` contains the method, its parameters and the bank: the embeddings of the training split.
-The corrected score of a candidate x and a query y is x · y - b_x. The method computes the number b_x from the bank. The score
-is the inner product of (x, -b_x) and (y, 1), so every index of inner products can find the highest scores. See
-:mod:`vse.eval.protocols.correction`.
+Hubs are candidates that rank high for many queries. The correction lowers their scores. The file ``correction.safetensors``
+contains the method, its parameters and the bank: the embeddings of the training split. The corrected score of a candidate x
+and a query y is x · y - b_x. The method computes the number b_x from the bank. The score is the inner product of (x, -b_x)
+and (y, 1), so every index of inner products can find the highest scores. See :mod:`vse.eval.protocols.correction`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _ADVICE = "store it again with vse-embed --correct, or delete the file to search
 
 @dataclass(frozen=True)
 class StoredCorrection:
-    """A correction of hubs with its bank, the embeddings of the training split.
+    """A correction of hubs (candidates that rank high for many queries), with its bank, the embeddings of the training split.
 
-    ``method``, ``parameters`` : see :func:`vse.eval.ranking.hubness.compute_biases`.
+    ``method``, ``parameters`` : method, such as ``csls``, and its parameters, such as ``{"k": 10}``.
     ``images``, ``captions`` : image and caption embeddings of the bank, (n_images, dim) and (n_captions, dim).
     ``sha256`` : SHA-256 of the file.
     """
@@ -53,7 +53,10 @@ class StoredCorrection:
     sha256: str
 
     def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
-        """Append -b_x to each candidate x, and return (n, dim + 1). Candidates are captions if ``by_photo``, else images."""
+        """Append the number -b_x, which corrects the scores, to each candidate x, and return (n, dim + 1).
+
+        The candidates are captions if ``by_photo``, images otherwise.
+        """
         bank = (self.images if by_photo else self.captions).numpy()
         blocks = []
         for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):
@@ -63,7 +66,10 @@ class StoredCorrection:
 
 
 def extend_queries(queries: Vectors, corrected: bool = True) -> Vectors:
-    """Append a number to each query for a search in extended candidates: 1 for corrected scores, 0 for uncorrected scores."""
+    """Append 1 to each query for a search with corrected scores, or 0 for uncorrected scores.
+
+    The search compares these queries with the candidates of :meth:`StoredCorrection.extend_candidates`.
+    """
     return np.column_stack([queries, np.full(len(queries), float(corrected), np.float32)])
 
 
