@@ -55,7 +55,7 @@ class QueryBatches(Generic[BatchedQuery, Answer]):
         return self._waiting.qsize()
 
     def ask(self, query: BatchedQuery) -> Answer:
-        """Return the answer to a query. Raises the exception that ``answer_all`` returned for this query."""
+        """Return the answer to a query. If the answer is an exception, it is raised."""
         future: Future[Answer] = Future()
         self._waiting.put((query, future))
         self._executor.submit(self._answer_waiting)  # does nothing if an earlier call has already answered the query
@@ -186,10 +186,10 @@ class ServedRuns:
     def answer_query(
         self, query: Query | SplitImage, k: int, start: int = 0, photo_finds: ItemKind = "captions"
     ) -> list[RunAnswer]:
-        """Return the answer of each run, with the ``k`` hits after the ``start`` best hits.
+        """Return the answer of each run: its ``k`` best hits, without the first ``start`` hits, which earlier pages display.
 
-        A text finds images, an image of the split finds similar images, and a photo finds ``photo_finds``. Raises UnknownId if
-        the image of the split does not exist. If a run fails, its answer contains the error.
+        A text finds images. An image of the split finds similar images. A photo finds images or captions, see ``photo_finds``.
+        Raises UnknownId if the image of the split does not exist. If a run fails, its answer contains the error.
         """
         if isinstance(query, SplitImage):
             self.find_image(query.image_id)
@@ -340,7 +340,7 @@ def _answer_query(run: ServedRun, query: Query | SplitImage, k: int, start: int,
 
 
 def _search_all(searcher: Searcher, queries: Sequence[_RunQuery]) -> list[_AnswerWithRemark | Exception]:
-    """Return the answer of a run to each query, or the UserError that the query raised. All texts are answered together."""
+    """Return the answer of a run to each query, or the UserError that the query raised. Texts are answered as one batch."""
     answers: dict[int, _AnswerWithRemark | Exception] = {}  # by position of the query
     texts = {k: query.query for k, query in enumerate(queries) if isinstance(query.query, str)}
     encoded_texts: dict[int, EncodedQuery] = {}

@@ -121,7 +121,7 @@ class PageRequest:
     """The search that the address of a page requests.
 
     ``kind``, ``value`` : parameter with the query, and its value, see :data:`QueryKind`.
-    ``finds`` : kind of items to find. A text and an image of the split always find images.
+    ``finds`` : items to find, ``images`` or ``captions``. A text and an image of the split always find images.
     ``k`` : number of results on a page.
     ``page`` : number of the page, from 1.
     ``default_k`` : number of results on a page if the address does not contain ``k``.
@@ -155,7 +155,7 @@ class PageRequest:
         return replace(self, page=page).build_address()
 
     def build_find_address(self, finds: ItemKind) -> str:
-        """Return the address of the first page of results of the same query for another kind of items, ``finds``."""
+        """Return the address of the first page of results if the same query finds ``finds``: images or captions."""
         return replace(self, finds=finds, page=1).build_address()
 
 
@@ -223,7 +223,8 @@ class TooManyLargePhotos(UserError):
 class UploadedPhotos:
     """The files of the last uploaded photos, in memory: as many as fit in 64 MiB, but at least one.
 
-    The key of a file is a hash with a secret, so that only the client that sent a photo knows the address of the results.
+    Each file has a key, which is part of the address of its results. The key is a hash of the file and a secret of the
+    server, so only the client that sent the photo knows it.
     """
 
     def __init__(self) -> None:
@@ -257,7 +258,10 @@ def read_photo(path: Path) -> Image.Image:
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Decode an uploaded photo. Raises BadImage if it is invalid, or TooManyLargePhotos if two large uploads came before."""
+    """Decode an uploaded photo with at most ``max_pixels`` pixels. Raises BadImage if it is larger or invalid.
+
+    Raises TooManyLargePhotos if the photo is large, and two other large uploads are already being decoded or wait for it.
+    """
     is_large = LARGE_PHOTO_PIXELS < count_pixels(_UPLOAD_NAME, content, QUERY_IMAGE_FORMATS) <= max_pixels
     if not is_large:
         return decode_image(_UPLOAD_NAME, content, max_pixels, QUERY_IMAGE_FORMATS)
@@ -292,7 +296,10 @@ def build_results(
 
 
 def build_attention(query: Query, attention: Attention, run_name: str, hit_id: int) -> dict[str, Any]:
-    """Return the fields of a drawing of attention over a photo: the image ``hit_id`` for a text, or the query photo."""
+    """Return the fields of a drawing of attention over a photo.
+
+    For a text, the photo is the hit, the image with the id ``hit_id``. For a query that is a photo, it is the query itself.
+    """
     source = f"/photo/{hit_id}/large" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
     return {
         "drawing": draw_attention("look", [attention]),
@@ -334,7 +341,7 @@ def _build_heading(dataset: Dataset, request: PageRequest, query: Query | SplitI
 
 
 def _build_columns(dataset: Dataset, request: PageRequest, answers: Sequence[RunAnswer]) -> list[dict[str, Any]]:
-    """Return a column of the page for each run, with the hits of the run and the ranks of these hits by the other runs."""
+    """Return a column of the page for each run: the hits of the run, with the ranks that other runs give to the same items."""
     ranks = [{_hit_id(hit): rank for rank, hit in enumerate(answer.hits, answer.start + 1)} for answer in answers]
     columns = []
     for index, answer in enumerate(answers):

@@ -97,7 +97,7 @@ class _RefusableRequest(HTTPRequestParser):  # type: ignore[misc]
 
 
 class _RefusalTask(WSGITask):  # type: ignore[misc]
-    """The task that lets the application answer a refused request. The body of the request is not read."""
+    """A task that passes a refused request to the application, without its body. The application writes the answer."""
 
     def get_environment(self) -> dict[str, Any]:
         error = self.request.error
