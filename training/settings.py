@@ -192,10 +192,10 @@ class AdversarySettings(Settings):
     every: PositiveInt = Field(1, description="number of steps of the model for each step of the adversary")
 
     def build(self, opponent: Any) -> Any:
-        """Return the adversary. Raises UserError if the adversary does not fit the model, the loss or the features.
+        """Return the adversary. Raises UserError if it does not fit the model, the loss or the features in ``opponent``.
 
-        ``opponent`` is the model that the adversary works against, with the loss and the data of the model
-        (:class:`vse.training.adversaries.base.Opponent`).
+        ``opponent`` : model for which the adversary makes batches harder, with the loss and the data of the model
+            (:class:`vse.training.adversaries.base.Opponent`).
         """
         raise NotImplementedError
 
@@ -218,10 +218,13 @@ class SolverSettings(Settings):
     reads_phrases: ClassVar[bool] = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
-        """Raise UserError if the solver cannot read these caches. ``captions`` is None for captions as words."""
+        """Raise UserError if the solver cannot read these caches. ``captions`` is None for captions as words or tokens."""
 
     def build(self, task: Any) -> Any:
-        """Return a solver for ``task``. Raises UserError if the solver cannot solve the task."""
+        """Return a solver for ``task``: the model, its data and further settings of a training.
+
+        Raises UserError if the solver does not fit these.
+        """
         return import_object(self.solver_class_path)(task)
 
 

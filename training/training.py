@@ -176,8 +176,8 @@ def _build_or_resume(
     """Build the solver and, for a resume, restore the checkpoint.
 
     Returns the solver, the vocabulary, the action (``start`` or ``resume``), and the SHA-256 of the best weights so far (None
-    for a start). If the checkpoint is not usable, the training starts again with ``overwrite``, and raises UserError without
-    ``overwrite``.
+    for a start). A checkpoint may not be usable. In this case, the training starts from the beginning with ``overwrite``, and
+    UserError is raised without it.
     """
     solver, vocabulary = build_solver()
     if action != "resume":
@@ -202,7 +202,10 @@ def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
 
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> ExperimentConfig:
-    """Return the experiment, with the features that the preset names replaced by those that the run reads."""
+    """Return the experiment with the names of the features that the run reads, which may differ from those of the preset.
+
+    Raises UserError if the solver cannot read these features.
+    """
     feature_names = _find_input_settings(experiment, inputs)
     for key, name in feature_names.items():
         if (preset := getattr(experiment, key)) != name:
@@ -219,7 +222,10 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> Ex
 
 
 def _find_input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
-    """Return the settings that name features, such as ``feature``, with the feature names of the caches that the run reads."""
+    """Return the settings that name features: a dict such as ``{"feature": "fc7", "caption_feature": None}``.
+
+    The names are those of the caches that the run reads. None stands for captions as words or tokens.
+    """
     backbone = read_backbone(inputs.image_cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
@@ -250,7 +256,10 @@ def _agree_on_action(processes: ProcessGroup, decide: Callable[[], str]) -> str:
 
 
 def _restore_checkpoint(folder: RunFolder, solver: Solver, processes: ProcessGroup) -> tuple[UserError | None, str | None]:
-    """Restore the checkpoint. Return an error (None if it is usable) and the SHA-256 of the best weights that it records."""
+    """Restore the checkpoint, and return (None, SHA-256 of the best weights in the checkpoint).
+
+    If the checkpoint is not usable, return (error, None).
+    """
     try:
         state = folder.read_checkpoint()
         with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
@@ -290,7 +299,7 @@ def _run_epochs(
     """Train the remaining epochs, and return the SHA-256 of the best weights.
 
     ``extra_state`` : entries that every checkpoint contains besides the state of the solver.
-    ``best_sha256`` : SHA-256 of the best weights so far, or None.
+    ``best_sha256`` : SHA-256 of the best weights so far; None if there are none yet.
     """
     first, patience = solver.processes.is_first, solver.patience
     events = _open_tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None

@@ -62,7 +62,7 @@ def collect_results(
 
 
 def parse_results(contents: Sequence[Mapping[str, Any]]) -> list[Result]:
-    """Convert the dicts that :func:`collect_results` returned to Result objects."""
+    """Convert results of a run from dicts, as :func:`collect_results` returns them, to Result objects."""
     return [Result.model_validate(content) for content in contents]
 
 
@@ -85,7 +85,7 @@ def render_card(
     """Return the text of the model card.
 
     ``name`` : name of the model, for the title and the commands.
-    ``features`` : description of each feature, by its key in the record of the run.
+    ``features`` : description of each feature, by its key in ``run.json``, such as ``caption_features``.
     ``notes`` : text of the author, in Markdown.
     """
     results, captions = parse_results(config.results), features.get("caption_features")

@@ -52,10 +52,10 @@ _LOCAL_NOTES = ("device", "encoder", "backbone_run")  # entries of a cache's pro
 
 
 def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
-    """Return the description of an image feature for a packed model. With ``with_network``, also write the CNN to ``out``.
+    """Return the description of an image feature for a packed model. With ``with_network``, also write its CNN to ``out``.
 
-    If the CNN is not on this machine, UserError is raised with ``with_network``, and a warning is logged without it. Networks
-    of other kinds are not packed.
+    If the weights of the CNN are not on this machine, UserError is raised with ``with_network``, and a warning is logged
+    without it. For a feature that no CNN computed, a warning is logged and no network is written.
     """
     if cache.provenance.get("config", {}).get("extractor") != "cnn":
         log.warning("%s: its features are not vectors of a CNN, so the packed model reads no photos", cache.path)
@@ -74,7 +74,8 @@ def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None,
 def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
     """Return the description of a caption feature for a packed model, and write the encoder of the feature to ``out``.
 
-    A pretrained text encoder is written only with ``with_network``. Raises UserError if an encoder to write is missing.
+    A pretrained text encoder is written only with ``with_network``. Raises UserError if an encoder cannot be written because
+    it is missing.
     """
     extractor = cache.provenance.get("config", {}).get("extractor")
     settings = find_extractor(extractor)
@@ -116,7 +117,10 @@ def _describe_unloadable_feature(cache: FeatureCache, error: UserError, with_net
 
 
 def _describe_feature(cache: FeatureCache, changes: Mapping[str, Any]) -> FeatureDescription:
-    """Return the description of a feature without names of local files. ``changes`` replace entries of the provenance."""
+    """Return the description of a feature without names of local files.
+
+    ``changes`` : values that replace those of the same keys in the feature's provenance.
+    """
     description = describe_feature(cache)
     provenance = {name: value for name, value in description.provenance.items() if name not in _LOCAL_NOTES}
     if "imported" in provenance:
@@ -251,7 +255,7 @@ def _select_packed_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build_feature_entry(feature: FeatureDescription) -> dict[str, Any]:
-    """Return the entry of a feature in the record of a packed model. Unlike in ``run.json``, it has no path of a cache."""
+    """Return the value for a feature in the record of a packed model. As in ``run.json``, but without the path of a cache."""
     identity = feature.build_cache(Path(CONFIG_FILE_NAME)).extractor_identity
     entry = {"name": feature.feature, "key": feature.key, "path": CONFIG_FILE_NAME, "extractor": dict(identity)}
     return {**entry, "description": feature.model_dump(mode="json")}
