@@ -57,7 +57,7 @@ class SearchTarget:
     is_in_dataset: bool = True
 
     def correct(self, correction: StoredCorrection, by_photo: bool) -> SearchTarget:
-        """Return the same items, but with the number appended to each vector that lowers the scores of hubs.
+        """Return the same items with longer vectors. The appended number lowers the scores of hubs.
 
         Hubs are items that rank high for many queries, see :class:`StoredCorrection`.
         """
@@ -75,7 +75,7 @@ def find_default_split(dataset: Dataset) -> str:
 
 
 def check_has_captions(trained: TrainedRun, split: str | None) -> None:
-    """Raise UserError if the loaded split has no captions, which a photo could find.
+    """Raise UserError if the loaded split has no captions. A search by a photo could find nothing in such a split.
 
     ``split`` : name of this split, for the message; None: all splits.
     """
@@ -96,7 +96,7 @@ def describe_searched_images(trained: TrainedRun, split: str) -> str:
 def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:
     """Return the items of the loaded split for a search: captions if the query is a photo (``by_photo``), images otherwise.
 
-    ``split`` : name of this split, which an index file records; None: all splits.
+    ``split`` : name of this split, for the record in an index file; None: all splits.
     """
     pairs = trained.split.pairs
 
@@ -170,10 +170,11 @@ def encode_items(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | 
 def pool_items(
     trained: TrainedRun, by_photo: bool, max_held_bytes: int
 ) -> tuple[NDArray[np.float32], PackedEmbeddings | None]:
-    """Return one vector for each item of a split, and the embeddings of all items, which are sets of vectors.
+    """Return one vector for each item of a split, and the embeddings of all items.
 
-    The vector of an item is the normalised mean of its set, so that a fast search can choose candidates. The items are
-    captions if ``by_photo``, images otherwise. The embeddings are None if they need more than ``max_held_bytes``.
+    If the embedding of an item is a set of vectors, its one vector is the normalised mean of the set. A fast search compares
+    these vectors to choose candidates. The items are captions if ``by_photo``, images otherwise. The
+    embeddings are None if they need more than ``max_held_bytes``.
     """
     pairs = trained.split.pairs
     n_rows, n_bytes = len(pairs) if by_photo else len(pairs.images), 0
@@ -190,7 +191,7 @@ def pool_items(
 def vector_similarity_name(trained: TrainedRun) -> str:
     """Return the name of the similarity by which a search compares vectors, such as ``cosine`` or ``order``.
 
-    It is ``cosine`` for a model that scores pairs, because a search compares the means of its sets of vectors.
+    It is ``cosine`` for a model that scores pairs: a search chooses candidates by one vector for each item.
     """
     return trained.model.config.similarity.ranking_similarity or "cosine"
 

@@ -73,15 +73,15 @@ def embed_split(
     ``allow_leak`` : whether the run may have been trained on images of the split. Without it, such images are a UserError.
     ``sentences`` : for a run that localises phrases: write the scores of captions with images.
     ``last_epoch`` : use the weights of the last epoch.
-    ``pool_regions`` : replace similar regions of an image by their means (:func:`vse.training.solvers.encode.pool_sets`).
+    ``pool_regions`` : write one vector for this number of regions of an image, the mean of similar regions
+        (:func:`vse.training.solvers.encode.pool_sets`); None: write all regions.
     ``bank_images`` : also write the scores with this number of training images and with their captions; None: no such scores.
     ``shortlist`` : for TOD-Net: score only the pairs that are likely to change a rank
         (:func:`vse.training.models.similarities.todnet.score_shortlist`).
 
-    A model that compares vectors writes the vectors. A model that scores pairs writes the scores, and also pooled vectors by
-    which a search chooses candidates. A run that localises phrases writes the scores of
-    :func:`vse.training.use.localise.save_phrase_scores` or, with ``sentences``, of
-    :func:`vse.training.use.localise.save_sentence_scores`.
+    For a model that compares vectors, the vectors are written. For a model that scores pairs, the scores are written, and also
+    one vector for each image and caption, so that a search can choose candidates. For a run that localises phrases, the scores
+    of phrases with candidate boxes are written or, with ``sentences``, the scores of captions with images.
     """
     opened = open_run(run, files, device, allow_unfinished)
     if out is None:
@@ -323,8 +323,8 @@ def _write_caches(
 ) -> list[Path]:
     """Write the image cache and the caption cache, and return their paths.
 
-    ``skipped`` is a dict of the reason why an image may lack a vector, by image id. Raises UserError if an image that is not
-    in ``skipped``, or a caption of such an image, lacks a vector.
+    ``backbone`` is the model that computed the vectors. ``skipped`` is a dict from image id to the reason why the image may
+    lack a vector. Raises UserError if an image that is not in ``skipped``, or a caption of such an image, lacks a vector.
     """
     skipped_images = [image for image in dataset.images if image.imgid in skipped]
     skipped_captions = {c.sentid: skipped[image.imgid] for image in skipped_images for c in image.captions}

@@ -231,8 +231,8 @@ def find_phrase(
 ) -> PhraseCandidates:
     """Return the candidate boxes in a photo with their scores for a phrase, best first.
 
-    The feature cache must contain an image whose file has the same bytes as ``photo``. Raises UserError if it does not, if no
-    word of the phrase is known, or if ``request`` has an option that applies only to a search in a split.
+    The boxes are read from the feature cache. Raises UserError if the cache has no image whose file has the same bytes as
+    ``photo``, if no word of the phrase is known, or if ``request`` has an option that applies only to a search in a split.
     """
     from vse.eval.search.top_k import PhraseCandidates  # imports faiss
 

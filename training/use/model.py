@@ -139,12 +139,12 @@ def load_opened_run(
 
 
 def load_backbone_run(trained: TrainedRun, cache: FeatureCache, split: str | None) -> TrainedRun | None:
-    """Load the run whose embeddings are the features in ``cache``, or return None if an extractor computed the features.
+    """Load the backbone, the run whose embeddings are the features in ``cache``; return None if there is no such run.
 
     ``trained`` : run that reads the cache.
     ``split`` : split to load; None: all splits.
 
-    Raises UserError if the cache does not name the folder of the first run, or if the weights in this folder have changed.
+    Raises UserError if the cache does not name the folder of the backbone, or if the weights in this folder have changed.
     """
     backbone = read_backbone(cache)
     if backbone is None:

@@ -93,7 +93,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """An encoded query. Its answer has ``k`` hits: the best ones, without the first ``start`` hits."""
+    """An encoded query. The answer skips the ``start`` best hits, and has the next ``k`` hits."""
 
     encoded: EncodedQuery
     k: int
@@ -207,7 +207,7 @@ class Searcher:
     def find_similar_images(
         self, encoded: EncodedQuery, k: int, start: int = 0, excluded_row: int | None = None
     ) -> SearchAnswer:
-        """Return ``k`` images that are similar to a photo, best first, without the first ``start`` images.
+        """Return ``k`` images that are similar to a photo, best first. The first ``start`` images are skipped.
 
         The similarity of two images is the inner product of their vectors or, for sets, of the means of the sets.
 
