@@ -127,7 +127,7 @@ class ExperimentConfig(ExperimentOutline):
         return self
 
     def _check_nested_dimensions(self, dims: Sequence[int]) -> None:
-        """Raise ValueError if this experiment cannot train nested embeddings: the first ``n`` numbers are an embedding, too.
+        """Raise ValueError if this experiment cannot train embeddings whose first ``n`` numbers are embeddings, too.
 
         ``dims`` : the values of ``n``.
         """
@@ -241,9 +241,9 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
 
 
 def _find_input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
-    """Return whether a feature has single vectors or sets. Raises UserError if it is not a feature of images or of captions.
+    """Return whether a feature has single vectors or sets. Raises UserError if it is not a feature of ``medium``.
 
-    ``medium`` : ``image`` for a feature of images, ``text`` for a feature of captions.
+    ``medium`` : ``image`` for images, ``text`` for captions.
     """
     settings = load_feature_preset(feature, dataset)
     if settings.kind != medium or settings.text_unit != "captions":

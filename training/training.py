@@ -119,7 +119,7 @@ def train(
     texts: TextUnit = "phrases" if experiment.solver.reads_phrases else "captions"
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
     experiment = _apply_input_features(experiment, opened)
-    identity = opened.identity(seed)
+    identity = opened.build_identity(seed)
     processes = join_processes(options.device, experiment.train.timeout_minutes)
     with ExitStack() as at_end:
         at_end.callback(processes.close)

@@ -180,7 +180,10 @@ def _check_pair_loss(loss: PairLoss) -> None:
 
 
 def _differentiate(loss: RankingLoss | PairLoss, arguments: dict[str, Tensor], form: str) -> tuple[Tensor, float]:
-    """Return the gradient of the cost with respect to the scores, and the cost."""
+    """Return the gradient of the cost with respect to the scores, and the cost.
+
+    ``form`` : text that describes how such a loss is written, for error messages.
+    """
     leaf = arguments["scores"].clone().requires_grad_()
     given = {name: part.clone() for name, part in arguments.items()} | {"scores": leaf * 1}
     with explain_own_errors(loss.name, form):

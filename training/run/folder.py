@@ -138,7 +138,7 @@ class RunFolder:
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
     def read_eval_cache_record(self) -> dict[str, Any]:
-        """Return the entry of ``run.json`` for the image cache of validation and test, by default that of the training."""
+        """Return the entry of ``run.json`` for the image cache of validation and test. The default is the training cache."""
         record = self.read_record()
         eval_cache: dict[str, Any] = record.get("eval_features", record["features"])
         return eval_cache
@@ -327,7 +327,7 @@ def choose_action(
     Raises UserError if the folder has a run with other settings or inputs, or an unfinished run, and no option allows to
     replace or continue it.
 
-    ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.identity`.
+    ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.build_identity`.
     ``precision`` : requested precision; ``auto`` accepts a finished run of any precision.
     """
 

@@ -106,7 +106,7 @@ class RunInputs:
             return to_input_kind(self.caption_cache.row_kind)
         return InputKind.WORDS if self.transformer is None else InputKind.TOKENS
 
-    def identity(self, seed: int) -> dict[str, Any]:
+    def build_identity(self, seed: int) -> dict[str, Any]:
         """Return the seed, and the keys and checksums of the inputs. A run can be resumed only with the same values.
 
         The value for an input that the run does not have is None.

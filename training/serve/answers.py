@@ -186,7 +186,7 @@ class ServedRuns:
     def answer_query(
         self, query: Query | SplitImage, k: int, start: int = 0, photo_finds: ItemKind = "captions"
     ) -> list[RunAnswer]:
-        """Return the answer of each run: its ``k`` best hits, without the first ``start`` hits, which earlier pages display.
+        """Return the answer of each run: ``k`` hits, best first. The first ``start`` hits, on earlier pages, are skipped.
 
         A text finds images. An image of the split finds similar images. A photo finds images or captions, see ``photo_finds``.
         Raises UnknownId if the image of the split does not exist. If a run fails, its answer contains the error.

@@ -46,7 +46,7 @@ class RunAnswer:
     ``seconds`` : time from the query to the answer.
     ``start`` : number of better hits on earlier pages.
     ``remark`` : message about words that are unknown to the run, or empty.
-    ``n_ranked`` : number of items on all pages of results: all searched items, or only the candidates.
+    ``n_ranked`` : number of items on all pages of results: all searched items, or the candidates that a fast search chose.
     ``n_scored`` : number of items that the model scored pair by pair; None if only vectors were compared.
     ``attends`` : True if the page can display the attention between the query and a hit.
     """
@@ -120,7 +120,8 @@ ItemKind = Literal["images", "captions"]
 class PageRequest:
     """The search that the address of a page requests.
 
-    ``kind``, ``value`` : parameter with the query, and its value, see :data:`QueryKind`.
+    ``kind``, ``value`` : name and value of the parameter with the query: ``q`` for a text, ``photo`` for the key of an upload,
+        ``like`` for the id of an image.
     ``finds`` : items to find, ``images`` or ``captions``. A text and an image of the split always find images.
     ``k`` : number of results on a page.
     ``page`` : number of the page, from 1.
@@ -223,8 +224,8 @@ class TooManyLargePhotos(UserError):
 class UploadedPhotos:
     """The files of the last uploaded photos, in memory: as many as fit in 64 MiB, but at least one.
 
-    Each file has a key, which is part of the address of its results. The key is a hash of the file and a secret of the
-    server, so only the client that sent the photo knows it.
+    The address of the results contains a key of the file. The key is a hash of the file and of a secret of the server, so
+    only the client that sent the photo knows it.
     """
 
     def __init__(self) -> None:
