@@ -209,7 +209,6 @@ def describe_preprocessing(feature: FeatureDescription) -> dict[str, Any]:
 
 
 def _check_can_be_packed(folder: RunFolder, experiment: ExperimentConfig, record: Mapping[str, Any]) -> None:
-    """Raise UserError if a run cannot be packed."""
     if state := find_unfinished_state(record):
         raise UserError(f"{folder.path}: its training did not finish (state: {state}); continue it with vse-train --resume")
     if experiment.solver.reads_phrases:
