@@ -195,7 +195,10 @@ class AllEvaluateOptions(EvaluateOptions):
         return None if given is None else f"--{given.replace('_', '-')}"
 
     def check(self) -> None:
-        """Raise UserError if an option lacks one that it needs, if two contradict each other, or if samples are too few."""
+        """Raise UserError for a wrong combination of options, or if there are too few bootstrap samples.
+
+        A combination is wrong if an option lacks another option that it needs, or if two options contradict each other.
+        """
         if self.experiment is not None and not self.ensemble:
             raise UserError("--experiment names the preset of an ensemble and needs --ensemble")
         for option, value in (("--alpha", self.alpha), ("--save", self.save)):

@@ -29,7 +29,11 @@ MAX_IN_MEMORY_BYTES = 2**27
 
 
 class FolderArrays(NamedTuple):
-    """The arrays and attributes in a folder, by their names in embeddings files, and ``source``, the files that were read."""
+    """The content of a folder of embeddings.
+
+    The keys of ``arrays`` and ``attributes`` are names in embeddings files, such as ``image_ids`` and ``dataset``. ``source``
+    lists the files that were read.
+    """
 
     arrays: dict[str, NDArray[Any]]
     attributes: dict[str, Any]
@@ -39,12 +43,12 @@ class FolderArrays(NamedTuple):
 def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[str]) -> FolderArrays:
     """Read the arrays and attributes of embeddings from the plain files of a folder.
 
-    ``names`` and ``attributes`` are the names that they have in an embeddings file. Each array is a file ``<name>.npy``. Ids
-    may also be in two CSV or parquet tables: ``images`` with the columns ``image_id`` and ``coco_id``, and ``captions`` with
-    ``caption_id``, ``image_id`` (of the caption's image) and ``language``. Without ids the rows are numbered from 0. A parquet
-    table may also have a column ``vector`` or ``embedding``, with a list of numbers in each row. ``about.json`` has the
-    attributes. The default of ``dataset`` is the name of the folder, of ``split`` it is ``test``, and of ``similarity`` it is
-    ``cosine`` (``scores`` if the folder has scores).
+    ``names`` are the array names to look for, such as ``images``; the array is in ``<name>.npy``. Ids may also be in two CSV
+    or parquet tables: ``images`` with the columns ``image_id`` and ``coco_id``, and ``captions`` with ``caption_id``,
+    ``image_id`` (of the caption's image) and ``language``. Without ids the rows are numbered from 0. A parquet table may also
+    have a column ``vector`` or ``embedding``, with a list of numbers in each row. The optional file ``about.json`` has the
+    attributes, and ``attributes`` are the keys that it may have. If it lacks ``dataset``, this attribute is the name of the
+    folder. By default ``split`` is ``test``, and ``similarity`` is ``cosine`` (``scores`` if the folder has scores).
 
     No file is unpickled. Scores and large matrices of float32 in C order are memory-mapped. The caller checks the values.
     Raises UserError if a file cannot be read as described.
@@ -103,9 +107,10 @@ def _read_array(file: InputFile) -> NDArray[Any]:
 
 
 def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
-    """Return the ids and vectors of a table as a dict of arrays.
+    """Return the columns of a CSV or parquet table as arrays.
 
-    In this dict, ``vectors`` is the key of the vectors. ``columns`` maps each column of ids to the key of its array.
+    ``columns`` maps the name of each column of ids to the key of its array in the result. ``vectors`` is the key of the
+    column of vectors, which only a parquet table may have.
     """
     import pandas as pd
 

@@ -1,7 +1,7 @@
-"""The card of a result, a list of facts about its training; the facts in which two models differ; and the names of models.
+"""Facts about the training of a model, a comparison of the facts of two models, and the names of models in tables.
 
-All facts come from the provenance of a result: the features, settings and versions that ``run.json`` records. A result without
-this record has unknown settings.
+All facts come from the provenance in a result file: the features, settings and versions of the training run. Without
+provenance, the settings are ``unknown``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _CHANGED_SETTING_PATTERN = re.compile(r"([^:]+): .* -> (.*)", re.DOTALL)
 def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
     """Return the name of a model in tables: the name of ``vse-train --name``, or the experiment with its changed settings.
 
-    For example, ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin. Other features are not part of the name.
+    For example, ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin. A change of the image features is not
+    displayed.
     """
     config = provenance.get("config")
     label = config.get("label") if isinstance(config, Mapping) else None
@@ -35,7 +36,7 @@ def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
 
 
 def changes_suffix(provenance: Mapping[str, Any]) -> str:
-    """Return the settings that differ from the preset as a text such as ``[margin=0.1]``; an empty text if none differs."""
+    """Return the settings that a run changed in its preset, such as ``[margin=0.1]``; an empty text without changes."""
     changes = [match.groups() for text in list_changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
     named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
     last = [key.rpartition(".")[2] for key in named]
@@ -44,7 +45,7 @@ def changes_suffix(provenance: Mapping[str, Any]) -> str:
 
 
 def list_changed_settings(provenance: Mapping[str, Any]) -> list[str]:
-    """Return the recorded changes of a run's settings from its preset, such as ``loss.margin: 0.2 -> 0.1``."""
+    """Return the settings that a run changed in its preset, as texts such as ``loss.margin: 0.2 -> 0.1``."""
     recorded = provenance.get("changed_settings")
     return [text for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []
 
@@ -60,16 +61,18 @@ _N_KEY_CHARACTERS = 8
 
 
 def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Return the facts about a run as texts: features, epochs, selection, seconds, processor, precision, changed settings.
+    """Return facts about a training run as texts, such as its features and epochs.
 
-    ``selection`` is the rule that selected the best epoch. A fact that is not recorded is ``unknown``.
+    ``selection`` is the rule that selected the best epoch. ``training_s`` is the duration of the training in seconds.
+    ``processor`` is the CPU or GPU. ``changes`` lists the settings that the run changed in its preset. A fact that is not
+    recorded is ``unknown``.
     """
     training = _get_mapping(provenance, "training")
     train = _get_mapping(_get_mapping(provenance, "config"), "train")
     return {
         "features": ", ".join(f"{name} {key}" for name, key in _shorten_feature_keys(provenance).items()) or _UNKNOWN,
         "epochs": _describe_epochs(training, train, provenance.get("best_epoch")),
-        "selection": _format_fact(training.get("selection", _describe_selection(train))),
+        "selection": _format_fact(training.get("selection", _describe_checkpoint_selection(train))),
         "training_s": _format_fact(_get_mapping(provenance, "cost").get("train_s")),
         "processor": _format_fact(training.get("processor")),
         "precision": _format_fact(training.get("precision", train.get("precision"))),
@@ -78,10 +81,10 @@ def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def list_differing_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[DifferingFact]:
-    """Return the facts in which two models differ: settings, features, processor, precision, noise and selection.
+    """Return the facts in which two models differ, such as a setting, the features, the processor or the precision.
 
-    ``a`` and ``b`` are the provenances of the models. Settings that name an experiment, or that affect only speed or memory,
-    are left out. If a model lacks a fact, its value is ``-``.
+    ``a`` and ``b`` are the provenances of the models: their recorded features, settings and versions. Settings that name an
+    experiment, or that affect only speed or memory, are left out. If a model lacks a fact, its value is ``-``.
     """
     first, second = (dict(_list_facts(provenance)) for provenance in (a, b))
     names = [*first, *(name for name in second if name not in first)]
@@ -114,7 +117,7 @@ def _describe_epochs(training: Mapping[str, Any], train: Mapping[str, Any], best
     return _UNKNOWN if epochs is None else f"{epochs}" + ("" if best is None else f"; the best is {best}")
 
 
-def _describe_selection(train: Mapping[str, Any]) -> str:
+def _describe_checkpoint_selection(train: Mapping[str, Any]) -> str:
     if not train:
         return _UNKNOWN
     images = train.get("validate_images")

@@ -65,7 +65,10 @@ EMBEDDINGS_KIND = hdf5_kind(
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
-    """Write embeddings or scores to a file atomically, and return ``path``. :func:`write_scores` needs less memory."""
+    """Write embeddings or scores to a file atomically, and return ``path``.
+
+    All scores are held in memory; :func:`write_scores` holds only a block of them.
+    """
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
         hashes = _write_ids_and_vectors(file, embeddings)
@@ -97,7 +100,8 @@ def write_scores(
     i2t : scores for image-to-text retrieval, stored as ``scores_i2t``; without ``t2i`` these scores serve both directions, and
         are stored as ``scores``
     t2i : scores for text-to-image retrieval, stored as ``scores_t2i``; each block is requested after the block of ``i2t``
-    provenance : function that returns the provenance, called after the last score was computed
+    provenance : function that returns the JSON text ``provenance`` of the file, called after the last score was computed; None
+        keeps the text in ``embeddings``
     """
     directions = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
     shape = len(embeddings.image_ids), len(embeddings.caption_ids)
@@ -161,7 +165,10 @@ def read_embeddings(path: Path) -> Embeddings:
 def build_embeddings(
     path: Path, arrays: Mapping[str, Any], attributes: Mapping[str, Any], source: InputFile | InputFolder | None = None
 ) -> Embeddings:
-    """Build embeddings or scores from named arrays and attributes, and check them. Error messages name ``path``."""
+    """Build embeddings or scores from named arrays and attributes, and check them.
+
+    Error messages name ``path``. ``source`` is the file or folder that was read; None for arrays in memory.
+    """
     attributes = {name: parse_attribute(path, name, value) for name, value in attributes.items()}
     _check_required_names(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: parse_ids(path, name, arrays[name]) for name in _ID_NAMES}
@@ -176,25 +183,32 @@ def build_embeddings(
 
 
 def experiment_name(path: Path, metadata: FileMetadata) -> str:
-    """Return the experiment that a file names or, without such a name, the name of the file without its suffix."""
+    """Return the name of the experiment from a file's metadata.
+
+    If the metadata has no such name, return the name of the file without its suffix.
+    """
     return path.stem if metadata.experiment is None else metadata.experiment
 
 
 def find_dataset_file(file: Path, run: FileMetadata) -> Path | None:
-    """Return the path of ``dataset.json`` that the provenance in ``run``, the content of ``file``, names; None without one."""
+    """Return the path of the ``dataset.json`` from which an embeddings file was computed; None if it is not recorded.
+
+    ``run`` is the content of the embeddings file ``file``. Its provenance has the path, relative to the folder of ``file``.
+    """
     captions = parse_provenance(run).get("captions")
     return resolve_path(file, captions) if isinstance(captions, str) else None
 
 
 def resolve_path(file: Path, relative: str) -> Path:
-    """Return a path that is relative to the folder of ``file``, without following links."""
+    """Join ``relative`` to the folder of ``file``, without resolving symbolic links."""
     return Path(os.path.normpath(file.parent / relative))
 
 
 def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
-    """Return the provenance in a file's metadata, a JSON text with features, settings and versions, as a dict.
+    """Return a file's provenance as a dict: the features, settings and versions with which the file was computed.
 
-    The dict is empty if the text is not JSON. If the JSON is not an object, the dict has its value under the key ``note``.
+    The metadata has the provenance as a JSON text. The dict is empty if the text is not JSON. If the JSON is not an object,
+    the dict has its value under the key ``note``.
     """
     try:
         record = json.loads(metadata.provenance, parse_constant=lambda constant: None)  # JSON has no NaN and no infinities
@@ -204,7 +218,10 @@ def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
 
 
 def require_complete_scores(path: Path, metadata: FileMetadata, option: str) -> None:
-    """Raise UserError if a file has only the scores of a shortlist of pairs; the message says that ``option`` needs all."""
+    """Raise UserError if a file lacks the scores of some pairs, as after ``vse-embed --shortlist``.
+
+    ``option`` is the option that needs the scores of all pairs, for the message.
+    """
     if "shortlist" in parse_provenance(metadata):
         raise UserError(
             f"{path}: the model scored only the pairs that can change a rank, and {option} needs all scores; leave it out, or "
@@ -215,9 +232,10 @@ def require_complete_scores(path: Path, metadata: FileMetadata, option: str) -> 
 def check_same_split(
     first_path: Path, first: Embeddings, path: Path, embeddings: Embeddings, attributes: Sequence[str] = ()
 ) -> None:
-    """Raise UserError if two files differ in data set, split, ids, images or captions, or in one of ``attributes``.
+    """Raise UserError if two files differ in data set, split, ids, images or captions.
 
-    The ids must be in the same order. An attribute, or a hash of the data, is compared only if both files have it.
+    The files must also have the same values of ``attributes``, such as ``similarity``. The ids must be in the same order. An
+    attribute, or a hash of the data, is compared only if both files have it.
     """
     check_same_attributes(first_path, first, path, embeddings, ("dataset", "split", *attributes))
     has_coco_ids = first.coco_ids is not None and embeddings.coco_ids is not None
@@ -317,7 +335,10 @@ def _check_values(path: Path, run: Embeddings) -> None:
 
 
 def _compute_row_maxima(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> NDArray[Any]:
-    """Return the largest absolute value of each row. Raises UserError if the shape is wrong or a row is not finite."""
+    """Return the largest absolute value of each row of ``values``, the matrix ``name`` of the file ``path``.
+
+    Raises UserError if the shape is not (``rows``, ``columns``), or if a row is not finite. None allows any number of columns.
+    """
     if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
         raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
     starts = range(0, rows, _N_ROWS_PER_CHECK)

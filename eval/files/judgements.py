@@ -39,7 +39,7 @@ class Judgements:
     ratings : (n_pairs, n_raters) scores from 1 to 4 of three experts, the share of a crowd that says yes, or the grade in
         qrels
     grades : (n_pairs,) integers from 0: the sum of the experts' scores minus 3, the percentage of yes, or the grade in qrels
-    right_from : a pair counts as right from this grade on
+    right_from : a pair counts as right if its grade is at least this number
     path : the file
     facts : the facts about the judgements for a result file, such as the SHA-256 of ``path``
     """
@@ -58,8 +58,9 @@ class Judgements:
 class _FileKind:
     """A kind of judgement file. A line of the file judges one pair, and blanks separate its ``n_fields`` fields.
 
-    ``columns`` describes the fields in error messages. ``pair`` returns the two names in the fields of a line, and ``ratings``
-    the ratings. ``grade`` returns the grade of a pair from its ratings. ``right_from`` is as in :class:`Judgements`.
+    ``columns`` describes the fields in error messages. ``pair`` returns the names of the image and the caption from the fields
+    of a line, in the order of the file. ``ratings`` returns the ratings from the fields of a line. ``grade`` returns the grade
+    of a pair from its ratings. A pair counts as right if its grade is at least ``right_from``.
     """
 
     n_fields: int
@@ -98,11 +99,12 @@ FILE_KINDS = {
 
 
 def read_judgements(kind: str, path: Path, embeddings: Embeddings, dataset_file: Path | None) -> Judgements:
-    """Read the judged pairs of a file whose image and caption are in the ``embeddings``.
+    """Read the pairs of an image and a caption that people judged from the file ``path``.
 
-    Other pairs are left out and counted, and a warning lists some of them. Lines that cannot be read are also left out and
-    counted. ``dataset_file`` is the ``dataset.json`` in which names such as ``1.jpg`` and ``1.jpg#2`` are looked up; None if
-    it is not known.
+    ``kind`` is ``expert``, ``crowd`` or ``qrels``. A pair is left out and counted if its image or caption is not in
+    ``embeddings``, and a warning lists some of these pairs. Lines that cannot be read are also left out and counted.
+    ``dataset_file`` is the ``dataset.json`` in which names such as ``1.jpg`` and ``1.jpg#2`` are looked up; None if it is not
+    known. A file with such names then raises UserError.
 
     Raises UserError if more than 1% of the lines cannot be read, or if no pair is in the embeddings.
     """
@@ -201,10 +203,10 @@ def _list_ids_by_name(dataset: Dataset) -> dict[str, int]:
 
 
 def read_judgement_files(options: AllEvaluateOptions, file: Path, run: Embeddings) -> dict[str, Judgements]:
-    """Return the judgements that the options name, by protocol, such as ``judged-expert``.
+    """Read the judgement files in the options, and return their judgements by protocol name, such as ``judged-expert``.
 
-    ``run`` are the embeddings of the complete test set in ``file``. If the options name no ``dataset.json``, the path of
-    ``dataset.json`` in the embeddings is used.
+    ``run`` has the embeddings of the complete test set; they were read from ``file``. ``options.dataset`` is the
+    ``dataset.json`` with the file names of the images; if it is None, the path that is recorded in ``run`` is used.
     """
     files = parse_judgement_files(options.judgements, options.qrels)
     if options.dataset is not None and not files:
@@ -214,9 +216,10 @@ def read_judgement_files(options: AllEvaluateOptions, file: Path, run: Embedding
 
 
 def parse_judgement_files(options: Iterable[str], qrels: Path | None) -> dict[str, Path]:
-    """Return the path of each kind of judgements in options such as ``expert=FILE`` or ``expert=FILE,crowd=FILE``.
+    """Return a dict from kinds of judgements to files, from options such as ``expert=FILE`` or ``expert=FILE,crowd=FILE``.
 
-    ``qrels`` is the file of the kind ``qrels``, or None. Raises UserError for an unknown kind, or for two files of one kind.
+    ``qrels`` is a further file, of the kind ``qrels``, or None. Raises UserError for an unknown kind, or for two files of one
+    kind.
     """
     given = [("qrels", str(qrels))] if qrels else []
     for text in [part for option in options for part in option.split(",")]:

@@ -168,7 +168,10 @@ def is_phrase_score_file(path: Path) -> bool:
 def check_same_phrases(
     first_path: Path, first: PhraseScores, path: Path, run: PhraseScores, attributes: Sequence[str] = ()
 ) -> None:
-    """Raise UserError if two files differ in their phrases or ground-truth boxes, or in one of the ``attributes``."""
+    """Raise UserError if two files differ in their phrases or ground-truth boxes.
+
+    The files must also have the same values of ``attributes``, such as ``experiment``.
+    """
     check_same_attributes(first_path, first, path, run, ("dataset", "split", *attributes))
     for name in (*_ID_NAMES, "types", "truth"):
         if not np.array_equal(getattr(first, name), getattr(run, name), equal_nan=name == "truth"):
@@ -280,18 +283,20 @@ class PhraseRanks(NamedTuple):
 
     Attributes
     ----------
-    ranks : (n_phrases,) number of wrong candidates that score at least as high as the best right candidate; ``MISSED_RANK`` if
-        no candidate is right
-    best_iou : (n_phrases,) IoU of the best-scoring candidate; the lowest IoU if several tie, and 0 without candidates
+    ranks : (n_phrases,) number of wrong candidates that score at least as high as the best right candidate; ``MISSED_RANK``,
+        the largest int64, if no candidate is right
+    best_iou : (n_phrases,) IoU of the best-scoring candidate with the true box; the lowest IoU if several candidates tie for
+        the best score, and 0 without candidates
     """
 
     ranks: Int[np.ndarray, " n_phrases"]
     best_iou: Float[np.ndarray, " n_phrases"]
 
     def build_queries(self, images: NDArray[np.int64]) -> MeasuredQueries:
-        """Return the phrases as queries with R@K, ``bound`` (100 if a candidate is right, else 0) and ``mean_iou``, in %.
+        """Return the phrases as queries with the values of their metrics in percent.
 
-        ``images`` (n_phrases,) has the row of each phrase's image; a bootstrap resamples these images.
+        The metrics are R@K, ``bound`` (100 if a candidate is right, else 0) and ``mean_iou`` (the IoU of the best-scoring
+        candidate). ``images`` (n_phrases,) has the index of each phrase's image; a bootstrap resamples these images.
         """
         values = {f"r{k}": np.where(self.ranks < k, 100.0, 0.0) for k in DEFAULT_KS}
         return MeasuredQueries(
@@ -308,8 +313,9 @@ def rank_phrases(
 ) -> PhraseRanks:
     """Rank the right boxes of each phrase. A candidate is right if its IoU with the true box is at least ``iou``.
 
-    The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. A phrase without a true box (its
-    ``truth`` is NaN) gets the rank ``MISSED_RANK``.
+    The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. ``truth`` has the true boxes. A
+    phrase without a true box (its ``truth`` is NaN) has no right candidate, and gets the rank ``MISSED_RANK``, the largest
+    int64.
     """
     parts = [
         _rank_block(
@@ -337,9 +343,10 @@ def rowwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"
 
 
 def _split_into_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
-    """Yield consecutive slices of the phrases, each with the slice of their candidates.
+    """Yield slices of phrases, in order, each with the slice of the candidates of these phrases.
 
-    A slice has at most ``_MAX_CANDIDATES`` candidates, except a slice with a single phrase.
+    The candidates of phrase k are at ``offsets[k]:offsets[k + 1]``. Several phrases in a slice have at most
+    ``_MAX_CANDIDATES`` candidates together.
     """
     start, n_phrases = 0, len(offsets) - 1
     while start < n_phrases:
@@ -367,7 +374,7 @@ def _rank_block(
 
 
 def _reduce_slices(function: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64], empty: float) -> NDArray[Any]:
-    """Reduce ``values[offsets[k]:offsets[k + 1]]`` with ``function`` for each k; an empty slice gives ``empty``."""
+    """Reduce ``values[offsets[k]:offsets[k + 1]]`` with ``function`` for each k; the result of an empty slice is ``empty``."""
     reduced = np.full(len(offsets) - 1, empty, values.dtype)
     filled = offsets[1:] > offsets[:-1]
     if filled.any():

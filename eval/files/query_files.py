@@ -39,7 +39,10 @@ _TREC_KIND = OutputKind(
 
 
 class FoldAnswers(NamedTuple):
-    """The best answers to the queries of one direction of a fold. ``fold`` is a 0-based index. An unknown ``seed`` is None."""
+    """The best answers to all queries of one fold and one direction, such as ``i2t``.
+
+    ``fold`` is the 0-based index of the fold. ``seed`` is the seed of the training, or None if it is not known.
+    """
 
     seed: int | None
     protocol: str
@@ -49,7 +52,10 @@ class FoldAnswers(NamedTuple):
 
 
 def check_query_table_path(out: Path, inputs: Iterable[Path] = ()) -> None:
-    """Raise UserError if a table of queries cannot be written to ``out``, or if ``out`` is one of the ``inputs``."""
+    """Raise UserError if a table of queries must not be written to ``out``.
+
+    The suffix must be ``.csv`` or ``.parquet``. ``out`` must not be one of ``inputs``, nor an existing file of another kind.
+    """
     check_output(out, csv_kind(_TABLE_DESCRIPTION, *_TABLE_COLUMNS) if out.suffix == ".csv" else _PARQUET_KIND, inputs)
     if out.suffix not in _TABLE_SUFFIXES:
         raise UserError(f"{out}: the file of queries is written as {' or '.join(_TABLE_SUFFIXES)}")
@@ -96,7 +102,7 @@ def _build_query_rows(fold: FoldAnswers) -> pd.DataFrame:
 
 
 def check_trec_folder(folder: Path, inputs: Sequence[Path] = ()) -> None:
-    """Raise UserError if ``folder`` is a file, or if the TREC files would replace an input or a file of another kind."""
+    """Raise UserError if ``folder`` is a file, or if a TREC file would replace an input or another kind of file."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: run files are written to a folder, but this is not one")
     for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):

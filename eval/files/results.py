@@ -43,7 +43,11 @@ class SplitIdentity(BaseModel):
 
 
 def split_identity_from_ids(dataset: str, kind: str, ids: NDArray[np.int64]) -> SplitIdentity:
-    """Return the identity of the images with ``ids`` (n,). ``kind`` is ``image_ids`` or ``coco_ids``."""
+    """Return the identity of the images with ``ids`` (n,).
+
+    ``kind`` is the name of the array with these ids, ``image_ids`` or ``coco_ids``. ``dataset`` is the data set whose
+    published splits are compared with the ids.
+    """
     sha256 = sha256_json(sorted(ids.tolist()))
     return SplitIdentity(ids=kind, sha256=sha256, name=find_split_name(dataset, sha256))
 
@@ -51,7 +55,8 @@ def split_identity_from_ids(dataset: str, kind: str, ids: NDArray[np.int64]) -> 
 def find_split_name(dataset: str, sha256: str) -> str | None:
     """Return the name of the published test split whose image ids have the hash ``sha256``; None if there is no such split.
 
-    The folder in the environment variable ``VSE_PRESETS`` may define further names.
+    The published splits of ``dataset`` are in ``config/published/splits.yaml``. The folder in the environment variable
+    ``VSE_PRESETS`` may have a further file ``published/splits.yaml``.
     """
     return next((name for name, known in _read_known_splits(dataset) if known == sha256), None)
 
@@ -99,10 +104,11 @@ _FoldMetrics = dict[str, Metric | dict[str, Metric]]
 class ProtocolMetrics(BaseModel):
     """The metrics of a protocol.
 
-    ``directions`` has the metrics of each direction. A result file has no key ``directions``: there, the directions such as
-    ``i2t`` are keys of the protocol. ``rsum`` and ``mean_recall`` summarise ``i2t`` and ``t2i``. ``ci95`` has the 95%
-    intervals of all metrics. The protocol ``phrase`` also has ``per_type``, the metrics of each type of phrases, and ``iou``:
-    a candidate box is right from this IoU on.
+    ``directions`` has the metrics of each direction, such as ``i2t``. A result file has no key ``directions``: there, the
+    directions are keys of the protocol itself. ``rsum`` is the sum of the six recalls of ``i2t`` and ``t2i``, and
+    ``mean_recall`` is their mean. ``ci95`` has the 95% intervals of all metrics. The protocol ``phrase`` also has
+    ``per_type``, the metrics of each type of phrases, and ``iou``, the lowest IoU with the true box at which a candidate box
+    is right.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -132,7 +138,7 @@ class ProtocolMetrics(BaseModel):
         return {name: metric for name, metric in sums.items() if metric is not None}
 
     def metric(self, name: str) -> Metric | None:
-        """Return a metric by the name of its column, e.g. ``i2t_r1`` or ``rsum``; None if the protocol does not have it."""
+        """Return the metric with a name such as ``i2t_r1`` or ``rsum``; None if the protocol does not have this metric."""
         direction, _, rest = name.partition("_")
         return self.metrics_over_directions.get(name, self.directions.get(direction, {}).get(rest))
 
@@ -153,7 +159,7 @@ class ProtocolMetrics(BaseModel):
 
 
 class EnsembleMember(BaseModel):
-    """A member of an ensemble. ``seed`` is None if the seed is not known."""
+    """One of the models whose scores an ensemble averages. ``seed`` is None if the seed is not known."""
 
     experiment: str
     seed: StrictInt | None
@@ -176,7 +182,8 @@ class Result(BaseModel):
     """The content of a result file.
 
     ``trained_on`` is the data set of the training, or None if the model was trained on ``dataset``. ``unfinished`` lists the
-    runs whose training did not finish: the path of the embeddings (``file``) and the ``state``. An unknown seed is None.
+    runs whose training did not finish, each with the path of its embeddings (``file``) and a ``state`` such as ``diverged``.
+    An unknown seed is None in ``seeds``.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -219,7 +226,8 @@ class Result(BaseModel):
     def evaluation_suffix(self) -> str:
         """The text that tables append to a method's name: the language of the captions, or the correction of the scores.
 
-        Examples are `` (de)`` and `` + csls (bank train)``. The text is blank without a language and without a correction.
+        An example is `` (de)``. Another is `` + csls (bank train)``, for scores that the method csls corrected by queries of
+        the training split. The text is empty without a language and without a correction.
         """
         if self.language is not None:
             return f" ({self.language})"
@@ -302,17 +310,20 @@ def check_consistent_data(files: Sequence[tuple[Path, Result | Comparison]]) -> 
 
 
 def mean_and_std(metric: Metric | None) -> tuple[float, float]:
-    """Return a metric (its mean over seeds) and its standard deviation over seeds; NaN for an unknown value."""
+    """Return the mean and the standard deviation of a metric over seeds.
+
+    With one seed, the standard deviation is NaN. If ``metric`` is None, both are NaN.
+    """
     if isinstance(metric, SeedStatistics):
         return metric.mean, metric.std
     return (math.nan if metric is None else metric), math.nan
 
 
 def drop_repeated_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
-    """Return the protocols without those that would repeat the metrics of another protocol.
+    """Return ``protocols`` without the protocols that repeat the metrics of another protocol.
 
-    On a split of at most 1,000 images, ``1k`` is left out if ``full`` is present, and ``sentence-1k`` if ``sentence`` is
-    present.
+    On a split of at most 1,000 images, ``1k`` has the metrics of ``full``, and ``sentence-1k`` has the metrics of
+    ``sentence``.
     """
     folded = {"1k": "full", "sentence-1k": "sentence"}
     repeated = {name for name, whole in folded.items() if n_images <= N_IMAGES_PER_FOLD and whole in protocols}
@@ -332,7 +343,10 @@ def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
 
 
 def drop_transductive_results(paths: Sequence[Path]) -> list[Path]:
-    """Return ``paths`` without transductive results, whose scores were corrected by the test split; log a warning for each."""
+    """Return ``paths`` without results whose scores were corrected by queries of the test split (transductive results).
+
+    A warning is logged for each of them.
+    """
     kept = []
     for path in paths:
         content = read_json(path)
@@ -352,9 +366,9 @@ def hash_file_content(content: Mapping[str, Any]) -> str:
 
 
 def file_reference(embeddings: FileMetadata, out: Path) -> dict[str, str]:
-    """Return the path of an embeddings file, relative to the folder of ``out``, and the SHA-256 of its bytes.
+    """Return the path and the SHA-256 of an embeddings file, as the dict ``{"file": ..., "sha256": ...}`` in results.
 
-    Raises ValueError if the embeddings were not read from a file.
+    The path is relative to the folder of ``out``. Raises ValueError if the embeddings were not read from a file.
     """
     if embeddings.source is None:
         raise ValueError("these embeddings were not read from a file")
