@@ -48,7 +48,7 @@ def read_choice_sets(path: Path | None, run: Embeddings, out: Path) -> dict[str,
 
     The dict has the protocols ``choices-<kind>`` only if the choices have several kinds. Choices with an id that is not in
     ``run`` are left out, and a warning counts them. Raises UserError if no choice is left, or if the file belongs to another
-    data set. ``out`` is the result file.
+    data set. ``out`` is the result file; paths in ``facts`` are relative to its folder.
     """
     if path is None:
         return {}
@@ -74,8 +74,9 @@ def read_choice_sets(path: Path | None, run: Embeddings, out: Path) -> dict[str,
 def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
     """Return a query for each choice: R@1 is 100 if the model chooses the right caption, else 0. A tie counts as wrong.
 
-    Further metrics are the rates without the image, chance, and the scores of groups (see the top of this module). The answers
-    of a query are the right caption, and the wrong caption with the highest score.
+    ``text_alone`` and ``text_model`` are the rates without the image, and ``chance`` is the rate of a random choice. If two
+    choices form a group, as in Winoground, its ``text_score``, ``image_score`` and ``group_score`` are further metrics. The
+    answers of a query are the right caption, and the wrong caption with the highest score.
     """
     choices = choice_set.choices
     row_of_image = {id_: row for row, id_ in enumerate(run.image_ids.tolist())}
@@ -105,9 +106,9 @@ def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
 
 
 def _score_groups(choices: Sequence[Choice], scores: Sequence[Floats]) -> dict[str, Floats]:
-    """Return, for each choice, the text score, image score and group score (0 or 100) of its group.
+    """Return, for each choice, the text score, image score and group score (0 or 100) of its group, as in Winoground.
 
-    The result is empty unless every group has two choices with two captions each.
+    A group has two choices for two images and the same two captions. If a choice is in no such group, return an empty dict.
     """
     members: dict[int | None, list[int]] = {}
     for number, one in enumerate(choices):

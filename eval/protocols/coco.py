@@ -70,7 +70,10 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
 
 
 def _read_right_pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> Ints:
-    """Return the COCO ids (n, 2) of the pairs whose score is at least ``threshold``."""
+    """Return the pairs of COCO ids (n, 2) whose score in a CSV file is at least ``threshold``.
+
+    ``columns`` are the names of the two columns with the ids.
+    """
     import pandas as pd
 
     with wrap_read_errors(file.path, "a CSV file with a header"):
@@ -126,7 +129,8 @@ def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs,
 def _collect_right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[int]]:
     """Return a dict from the row of each query to the rows of its right answers.
 
-    ``rows`` maps COCO ids to rows. A pair of COCO ids in ``pairs`` (n, 2) is left out if an id is not in ``rows``.
+    ``pairs`` (n, 2) has pairs of COCO ids, and each of the two is a right answer to the other. ``rows`` maps COCO ids to rows.
+    A pair with an id that is not in ``rows`` is left out.
     """
     right: dict[int, set[int]] = {}
     for one, other in pairs.tolist():
@@ -137,7 +141,10 @@ def _collect_right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[i
 
 
 def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
-    """Rank all other rows of ``vectors`` (n, dim) for each query row. ``right`` maps query rows to right answers."""
+    """Rank all other rows of ``vectors`` (n, dim) by their cosine with each query. Queries are rows, too.
+
+    ``right`` maps the row of each query to the rows of its right answers. The result has the same keys.
+    """
     check_finite("embeddings", shared_tensor(vectors))
     units = unit_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
@@ -205,9 +212,9 @@ def rank_coco_queries(
 def right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
-    ``scores`` is (n_candidates,). ``right`` (n_right,) has the row of each right answer, or -1 for a right answer that is not
-    a candidate. At least one right answer must be a candidate. If scores are equal, wrong candidates come first. The position
-    for -1 is ``n_candidates``.
+    ``scores`` is (n_candidates,). ``right`` (n_right,) has the index of each right answer in ``scores``, or -1 for a right
+    answer that is not a candidate. Its position is ``n_candidates``. At least one right answer must be a candidate. If scores
+    are equal, wrong candidates come first.
     """
     present = right[right >= 0]
     right_scores = np.sort(scores[present])[::-1]
@@ -244,7 +251,10 @@ class AnsweredQuery(NamedTuple):
 
 
 def rank_answers(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
-    """Rank the candidates of one query by its scores (n_candidates,); ``right`` has the rows of its right answers."""
+    """Rank the candidates of one query by their ``scores`` (n_candidates,).
+
+    ``right`` has the index of each right answer in ``scores``, or -1 for a right answer that is not a candidate.
+    """
     present = right[right >= 0]
     wrong = scores.copy()
     wrong[present] = -np.inf
@@ -253,9 +263,10 @@ def rank_answers(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
 
 
 def _collect_best_answers(answered: Sequence[AnsweredQuery], queries: Ints, candidates: Ints) -> BestAnswers:
-    """Return the best answers to the rows ``queries`` (n_queries,) of the split.
+    """Return the best right and the best wrong answer to each query, as rows of the split.
 
-    ``candidates`` (n_candidates,) has the row of each candidate in the split.
+    ``answered`` has the ranking of each query, with indices of candidates. ``queries`` (n_queries,) and ``candidates``
+    (n_candidates,) have their rows in the split.
     """
     positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
     ranks, right_rows, wrong_rows = np.array([one[0] for one in positions]), candidates[list(right)], candidates[list(wrong)]
@@ -286,7 +297,11 @@ def measure_queries(
 
 
 def _measure_eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints) -> MeasuredQueries:
-    """Return the ranked queries with the metrics of ECCV Caption; the parameters are as in :func:`measure_queries`."""
+    """Return the ranked queries with the metrics of ECCV Caption: mAP@R, R-Precision and R@1.
+
+    ``answered`` has the ranking of each query. ``queries``, ``images`` and ``candidates`` are the rows in the split of the
+    queries, of their images and of the candidates.
+    """
     rankings = [one.positions for one in answered]
     values = {
         "map_at_r": np.array([100 * average_precision_at_r(positions) for positions in rankings]),
@@ -297,10 +312,11 @@ def _measure_eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, imag
 
 
 def _read_annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Ints, list[Ints]]:
-    """Return the ascending rows of the queries in the file ``name`` of annotations, and the rows of their right answers.
+    """Return the rows of the queries in an annotation file, in ascending order, and the rows of their right answers.
 
-    ``queries`` and ``candidates`` map ids to rows. ``kind`` is the kind of the queries, ``image`` or ``caption``, for error
-    messages. A right answer that is not a candidate has the row -1; ECCV Caption has two such captions.
+    ``name`` is a file of the package eccv-caption, which has a list of right answers for each query. ``queries`` and
+    ``candidates`` map ids to rows. ``kind`` is the kind of the queries, ``image`` or ``caption``, for error messages. A right
+    answer that is not a candidate has the row -1; ECCV Caption has two such captions.
     """
     content = {int(query): right for query, right in json.loads(_read_eccv_caption_file(name)).items()}
     rows = find_rows(queries, list(content), kind)
@@ -332,7 +348,10 @@ def rows_by_id(ids: Ints) -> dict[int, int]:
 
 
 def find_rows(rows: dict[int, int], ids: Sequence[int] | Ints, kind: str) -> Ints:
-    """Return the row of each id in the dict ``rows``. Raises UserError if an id is missing; the message has the ``kind``."""
+    """Return the row of each id. ``rows`` maps ids to rows. Raises UserError if it lacks an id.
+
+    ``kind`` is ``image`` or ``caption``, for the message.
+    """
     try:
         return np.array([rows[int(id_)] for id_ in ids], np.int64)
     except KeyError as missing:

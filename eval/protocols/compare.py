@@ -58,8 +58,8 @@ def compare_files(
     """Compare the files of two models (embeddings, scores or phrase scores), and write and return the comparison file.
 
     Two files belong to two models. If there are more files, they are the seeds of two models, with equally many seeds each,
-    and are paired in their order. :func:`vse.eval.ranking.statistics.compute_differences` describes the values of each metric.
-    The comparison file is ``out`` or, if ``out`` is None, ``results/<dataset>_<a>_vs_<b>.json``.
+    and are paired in their order. For each metric, the file has the values of both models, their difference, its 95% interval
+    and its p-value. The comparison file is ``out`` or, if ``out`` is None, ``results/<dataset>_<a>_vs_<b>.json``.
     """
     phrases, threshold = (
         are_phrase_score_files(files, protocol, options.iou),
@@ -99,7 +99,11 @@ def compare_files(
 
 
 def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None) -> Path:
-    """Return ``out``, or a path named after the models if it is None. Raises UserError if the file must not be replaced."""
+    """Return the path of the comparison file: ``out`` or, if it is None, a path that names the two models.
+
+    ``files`` are the inputs, and ``runs`` has the content of the files of each model. Raises UserError if the path is one of
+    the inputs, or an existing file that is not a comparison.
+    """
     if out is None:
         names = [str(seeds[0].experiment) for seeds in runs]
         if names[0] == names[1]:
@@ -143,7 +147,11 @@ def _write_comparison(
 
 
 def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
-    """Return the files of each model. Raises UserError unless there are two models with equally many seeds."""
+    """Divide ``files`` into the files of two models. Each file is one seed, and names its model.
+
+    ``read`` reads a file; it is not called for two files, which belong to two models. Raises UserError unless there are two
+    models with equally many seeds.
+    """
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")
     if len(files) == 2:

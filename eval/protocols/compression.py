@@ -35,9 +35,11 @@ CODEC_EXAMPLES = "dims=256,128 int8 binary pq32"
 
 @dataclass(frozen=True)
 class Codec:
-    """A method to store vectors of ``dim`` numbers in few bytes. ``kind`` is float32, dims, int8, binary or pq.
+    """A method to store vectors of ``dim`` numbers in few bytes.
 
-    ``size`` is, for ``dims``, the number of leading dimensions that are stored; for ``pq``, the bytes per vector; otherwise 0.
+    ``kind`` is ``float32`` (uncompressed), ``dims`` (the first ``size`` dimensions), ``int8`` (a byte per dimension),
+    ``binary`` (a bit per dimension) or ``pq`` (a product quantiser with ``size`` bytes per vector). ``size``
+    is 0 for ``float32``, ``int8`` and ``binary``.
     """
 
     kind: str
@@ -109,11 +111,14 @@ class FittedCodec:
         return self.decode(self.encode(vectors))
 
     def prepare_queries(self, vectors: Vectors) -> Vectors:
-        """Return query vectors so that their inner products with decoded vectors are the scores of the codec."""
+        """Return query vectors whose inner products with the decoded vectors are the scores of the codec.
+
+        If the codec encodes queries, these are the encoded and decoded ``vectors``; otherwise they are ``vectors``.
+        """
         return self.encode_and_decode(vectors) if self.codec.encodes_queries else vectors
 
     def build_index(self, vectors: Vectors) -> Any:
-        """Return a FAISS index of the codes of ``vectors``. ``binary`` compares by the Hamming distance."""
+        """Return a FAISS index of the codes of ``vectors``, for a search by inner products (``binary``: Hamming distances)."""
         codec = self.codec
         index: Any
         if codec.kind == "binary":
@@ -130,7 +135,7 @@ class FittedCodec:
         return index
 
     def search(self, index: Any, queries: Vectors, k: int) -> Any:
-        """Return the rows (n, k) of the nearest stored vectors, by an index of :meth:`build_index`."""
+        """Return the rows (n, k) of the ``k`` best vectors in ``index`` (from :meth:`build_index`) for each query."""
         encoded = self.encode(queries) if self.codec.encodes_queries else queries
         return index.search(np.ascontiguousarray(encoded), k)[1]
 
@@ -184,9 +189,10 @@ def measure_compression(
 
     Parameters
     ----------
-    texts : names of codecs, see :func:`vse.eval.protocols.compression.parse_codecs`
-    rescored : if given, the result also has metrics after this number of best candidates per query is ranked again by the
-        uncompressed vectors
+    files, seeds : the embeddings file of each seed of the model, and its content
+    texts : names of codecs, such as ``dims=256,128`` and ``int8 binary pq32``
+    rescored : number of best candidates of each query that are ranked again by the uncompressed vectors, for further metrics;
+        None computes none
     samples : number of bootstrap samples for intervals; 0 computes none
     """
     banks = [_read_fitting_vectors(file, run) for file, run in zip(files, seeds, strict=True)]
@@ -212,7 +218,12 @@ def measure_compression(
 
 
 def _read_fitting_vectors(file: Path, run: Embeddings) -> tuple[tuple[Vectors, Vectors], str]:
-    """Return the vectors of images and captions to which codecs are fitted for one seed, and the name of their split."""
+    """Return the image and caption vectors to which codecs are fitted, and the name of the split of these vectors.
+
+    ``run`` has the embeddings of one training seed, which were read from ``file``. The vectors are those of the training split
+    if ``train.h5`` is next to ``file``, and otherwise the vectors of ``run``. Raises UserError if the vectors are not compared
+    by inner products.
+    """
     if run.vectors is None or run.similarity != "cosine":
         raise UserError(f"{file}: --compress needs vectors that are compared by inner products; leave it out")
     if run.fold is not None:
@@ -253,7 +264,7 @@ def _rank_queries(run: Embeddings, fitted: FittedCodec) -> QueriesByDirection:
 
 
 def _rerank_queries(run: Embeddings, fitted: FittedCodec, candidates: int) -> QueriesByDirection:
-    """Rank the best ``candidates`` rows of each query by the codec's scores again by the original vectors."""
+    """Select the best ``candidates`` of each query by the compressed vectors, and rank them by the original vectors."""
     image_of_caption = run.image_of_caption()
     image_of = {"image": np.arange(len(run.image_ids)), "caption": image_of_caption}
     rows_of_queries = {"i2t": np.unique(image_of_caption), "t2i": np.arange(len(image_of_caption))}
@@ -274,7 +285,7 @@ def _rerank_queries(run: Embeddings, fitted: FittedCodec, candidates: int) -> Qu
 
 
 def _time_searches(run: Embeddings, fitted: FittedCodec) -> dict[str, float]:
-    """Return, by direction, the seconds that FAISS needs to find the best ten candidates of all queries."""
+    """Return the seconds in which FAISS finds the best ten candidates of all queries, for ``i2t`` and ``t2i``."""
     seconds = {}
     for direction, side in _encode_directions(run, fitted).items():
         index = fitted.build_index(side.original_candidates)

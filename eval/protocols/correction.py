@@ -47,6 +47,8 @@ Parameters = dict[str, float]
 class BankScores:
     """The scores of the images and captions of a split with the captions and images of a bank.
 
+    A bank is a set of images and captions by which a correction finds hubs (candidates near many queries).
+
     ``image_scores`` : (n_images, n_bank_captions). ``caption_scores`` : (n_captions, n_bank_images).
     ``path``, ``sha256`` : the file with the bank, or with these scores, and its SHA-256; None if the hash is not known.
     ``is_transductive`` : True if the bank contains an image of the evaluated split.
@@ -106,14 +108,17 @@ def parse_correction(text: str) -> tuple[str, Parameters]:
 def correct_seeds(
     files: Sequence[Path], seeds: Sequence[Embeddings], text: str, bank: str, out: Path
 ) -> tuple[list[Embeddings], dict[str, Any]]:
-    """Return the corrected embeddings of each seed, and the entry ``correction`` of the result.
+    """Return the corrected embeddings of each seed, and the value of ``correction`` in the result file.
 
-    If ``text`` has no parameters, the values with the highest rsum on the validation split are used, as a mean over seeds.
+    If ``text`` lacks a parameter of the method, the value with the highest mean rsum over seeds on the validation split is
+    used.
 
     Parameters
     ----------
-    text : the method, with or without parameters, see :func:`parse_correction`
-    bank : a file of embeddings, or the name of a split: ``train`` is the file ``train.h5`` next to the file of each seed
+    files, seeds : the embeddings file of each seed of the model, and its content
+    text : the method, with or without parameters, such as ``csls`` or ``csls:k=10``
+    bank : the images and captions by which hubs are found: a file of embeddings, or the name of a split; ``train`` is the file
+        ``train.h5`` next to the file of each seed
     out : the result file; paths in the entry are relative to its folder
     """
     method, given = parse_correction(text)
@@ -150,9 +155,10 @@ def correct_seeds(
 
 
 def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: Sequence[Embeddings]) -> list[Embeddings]:
-    """Apply the correction that a result records to its embeddings; without a correction, return them unchanged.
+    """Repeat the correction of scores that ``result`` records; without a correction, return ``seeds`` unchanged.
 
-    ``path`` is the file of the result. Raises UserError if the bank is not at the recorded path, or has changed.
+    ``path`` is the file of the result. ``files`` and ``seeds`` are the embeddings file of each seed and its content. Raises
+    UserError if the bank is not at the recorded path, or has changed.
     """
     record = result.correction
     if record is None:
@@ -217,7 +223,10 @@ def _read_sibling(file: Path, run: Embeddings, split: str, why: str) -> tuple[Pa
 
 
 def _get_score_matrices(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
-    """Return the scores (n_images, n_captions) for image-to-text and for text-to-image; vectors give one matrix for both."""
+    """Return the scores (n_images, n_captions) for image-to-text and for text-to-image retrieval.
+
+    If ``run`` has vectors, both are the same matrix of inner products.
+    """
     if run.vectors is not None:
         scores = InnerProducts(*run.vectors)
         return scores, scores
@@ -228,9 +237,10 @@ def _get_score_matrices(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
 
 
 def check_bank_file(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> None:
-    """Raise UserError if ``bank``, the content of ``path``, and ``run``, the content of ``file``, are from different runs.
+    """Raise UserError if a bank and the evaluated embeddings were not computed by the same training run.
 
-    UserError is also raised if the vectors of one of the files are not compared by inner products.
+    ``bank`` was read from ``path``, and ``run``, the evaluated embeddings, from ``file``. UserError is also raised if the
+    vectors of one of the files are not compared by inner products.
     """
     for name, one in ((file, run), (path, bank)):
         if one.vectors is not None and one.similarity != "cosine":
@@ -246,9 +256,10 @@ def check_bank_file(path: Path, bank: Embeddings, file: Path, run: Embeddings) -
 
 
 def correct_scores(run: Embeddings, bank: BankScores, method: str, parameters: Mapping[str, float]) -> Embeddings:
-    """Return corrected embeddings, whose inner products are the corrected scores.
+    """Return embeddings whose inner products are the scores of ``run``, corrected by the queries of a bank.
 
-    If ``run`` has scores of pairs, or if the method is ``qb-norm``, the result has corrected scores instead of embeddings.
+    ``method`` and ``parameters`` are a correction such as ``csls`` with ``{"k": 10}``. If ``run`` has scores of pairs, or if
+    the method is ``qb-norm``, the result has corrected scores instead of embeddings.
     """
     image_biases, caption_biases = (
         compute_biases(side, method, parameters) for side in (bank.image_scores, bank.caption_scores)

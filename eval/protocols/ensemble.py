@@ -47,7 +47,7 @@ ScoresByName = dict[str, NDArray[np.float32]]
 
 
 def load_ensemble_outline(name: str) -> ExperimentOutline:
-    """Load the preset of an ensemble. Raises UserError if the preset does not describe an ensemble."""
+    """Load the preset called ``name``, which lists the experiments of an ensemble. Raises UserError if it lists none."""
     outline = load_experiment_outline(name)
     if not outline.ensemble_of:
         raise UserError(f"the experiment {name} is not an ensemble: its preset has no ensemble_of")
@@ -55,7 +55,7 @@ def load_ensemble_outline(name: str) -> ExperimentOutline:
 
 
 def list_members_per_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
-    """Read the files, and return the members of an ensemble for each seed.
+    """Read the files of an ensemble, and return for each seed its members: pairs of a file and its embeddings.
 
     The ensemble of seed s combines seed s of every experiment. ``outline``, the preset of the ensemble, names the experiments
     and their order. Without an outline, all files form a single ensemble if they all belong to one experiment, or if all
@@ -159,7 +159,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[
     """Write the ensemble of a single seed to ``path``, or the ensembles of several seeds to ``<name>-<seed>.h5``.
 
     Return the files. ``other_files`` are the other inputs and outputs of the command. Raises UserError if a file to write is
-    one of ``other_files``, or must not be replaced.
+    one of ``other_files``, or an existing file of another kind.
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:
@@ -213,18 +213,20 @@ def _concatenate_vectors(parts: Sequence[NDArray[np.float32] | None]) -> NDArray
 
 @dataclass(frozen=True)
 class PhraseWeight:
-    """The weight ``alpha`` (0 to 1) of the phrase model's scores in an ensemble (Eq. 8, see the top of this module).
+    """The weight ``alpha`` (0 to 1) of a phrase model that is combined with an image-sentence model.
 
-    ``rsum_by_alpha`` maps each weight that was tried to the mean rsum on the validation split; None if the user set alpha.
+    The image-sentence model has the weight 1 - ``alpha``. ``rsum_by_alpha`` maps each weight that was tried to the mean rsum
+    on the validation split; None if the user set ``alpha``.
     """
 
     alpha: float
     rsum_by_alpha: dict[float, float] | None = None
 
     def build_result_entry(self, phrase_model: Embeddings) -> dict[str, Any]:
-        """Return the entry ``combination`` of a result file.
+        """Return the value of ``combination`` in a result file.
 
-        The entry has the weight, and the numbers of captions without phrases and of images without regions.
+        It is a dict with the weight, the rsum of each weight that was tried, and the numbers of captions without phrases and
+        of images without regions.
         """
         assert phrase_model.n_phrases is not None
         assert phrase_model.n_regions is not None
@@ -262,9 +264,10 @@ def find_phrase_member(members: Sequence[MemberFile]) -> Embeddings:
 def choose_phrase_weight(by_seed: Sequence[Sequence[MemberFile]], alpha: float | None) -> PhraseWeight | None:
     """Return the weight of the phrase model: ``alpha`` or, if ``alpha`` is None, the best weight on the validation split.
 
-    The best weight in :data:`CANDIDATE_ALPHAS` is the weight with the highest rsum, as a mean over the seeds. For ensembles
-    without a phrase model, return None. The validation files lie next to the members: ``val.h5`` next to ``test.h5``,
-    and ``val_sentences.h5`` next to ``test_sentences.h5``. Raises UserError if a validation file is missing.
+    ``by_seed`` has the members (file and embeddings) of each seed's ensemble. The best of the weights
+    0, 0.1, ..., 1 has the highest rsum as a mean over the seeds. For ensembles without a phrase model, return None. The
+    validation files are next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
+    ``test_sentences.h5``. Raises UserError if a validation file is missing.
     """
     pairs = [pair for members in by_seed if (pair := find_combined_members(members)) is not None]
     if not pairs:
@@ -293,11 +296,11 @@ def combine_scores(
 ) -> Embeddings:
     """Return the embeddings of the image-sentence model with the scores -D(x, y) = -(1 - alpha) d(x, y) - alpha d_rp(x, y).
 
-    This is Eq. 8 (see the top of this module): d is the distance of image x and sentence y, and d_rp is the mean distance of
-    the sentence's phrases to their best regions. If the image-sentence model compares vectors by inner products, d is their
-    Euclidean distance. For other models, d is the negative score. If a caption has no phrases, or an image has no regions,
-    D = d. ``negative_distances`` has -d if the caller has already computed it. The scores are (n_images, n_captions). One
-    matrix is held in memory, or two if the scores of the image-sentence model depend on the direction.
+    This is Eq. 8 of Wang et al., TPAMI 2018: d is the distance of image x and sentence y, and d_rp is the mean distance of the
+    sentence's phrases to their best regions. If the image-sentence model compares vectors by inner products, d is their
+    Euclidean distance. For other models, d is the negative score. If a caption has no phrases, or an image has no regions, D
+    equals d. ``negative_distances`` has -d; None computes it. The scores are (n_images, n_captions). One matrix is held in
+    memory, or two if the scores of the image-sentence model depend on the direction.
     """
     check_same_split(*sentence_file, *phrase_file)
     (_, model), (_, phrase_model) = sentence_file, phrase_file
@@ -313,8 +316,9 @@ def combine_scores(
 
 
 def _compute_negative_distances(model: Embeddings) -> ScoresByName:
-    """Return the negative distance -d of each image and sentence, (n_images, n_captions), see :func:`combine_scores`.
+    """Return the negative distance of each image and sentence, (n_images, n_captions).
 
+    For vectors that are compared by inner products, this is the negative Euclidean distance; for other models it is the score.
     The keys of the dict are ``scores`` or, if scores depend on the direction, ``scores_i2t`` and ``scores_t2i``.
     """
     i2t, t2i = model.score_blocks()

@@ -85,7 +85,7 @@ def evaluate_files(
     protocol: str | Sequence[str] = "auto",
     options: AllEvaluateOptions = AllEvaluateOptions(),
 ) -> dict[str, Any]:
-    """Evaluate one model, given as a file per seed, or an ensemble; return the content of the result file.
+    """Evaluate one model, which has a file per seed, or an ensemble; write and return the content of the result file.
 
     With several seeds each metric is a dict with the mean and the sample standard deviation, ``{"mean": ..., "std": ...}``.
     The 95% intervals are in ``ci95``. Raises UserError if an option does not apply to the files, e.g. ``iou`` to embeddings.
@@ -120,7 +120,7 @@ def evaluate_arrays(
     protocol: str | Sequence[str] = "auto",
     options: AllEvaluateOptions = AllEvaluateOptions(),
 ) -> dict[str, Any]:
-    """Evaluate embeddings in memory as :func:`evaluate_files` evaluates a file. Error messages have ``name`` for the file."""
+    """Evaluate embeddings in memory, and return the content of a result file. Error messages use ``name`` as the file name."""
     started = time.perf_counter()
     if options.ensemble:
         raise UserError(f"{name}: an ensemble needs several files of embeddings; leave --ensemble out")
@@ -131,7 +131,7 @@ def evaluate_arrays(
 
 
 def _check_query_outputs(options: AllEvaluateOptions, other_files: Sequence[Path]) -> None:
-    """Raise UserError if a file for the answers to queries cannot be written, or is one of ``other_files``."""
+    """Raise UserError if ``--per-query`` or ``--trec`` would replace one of ``other_files`` or another kind of file."""
     if options.per_query is not None:
         check_query_table_path(options.per_query, other_files)
     if options.trec is not None:
@@ -157,7 +157,10 @@ class _EvaluatedModel(NamedTuple):
 def _read_model(
     files: Sequence[Path], out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions
 ) -> _EvaluatedModel:
-    """Read the seeds of one model, or build the ensemble of each seed and write it to ``options.save``."""
+    """Read the seeds of one model. With ``options.ensemble``, read the members, and build the ensemble of each seed.
+
+    The ensembles are also written to ``options.save``, if it is not None.
+    """
     if not options.ensemble:
         seed_embeddings = read_seed_embeddings(files)
         return _EvaluatedModel(files, seed_embeddings, [[member] for member in zip(files, seed_embeddings, strict=True)])
@@ -176,7 +179,11 @@ def _read_model(
 def _evaluate_model(
     model: _EvaluatedModel, out: Path, protocol: str | Sequence[str], options: AllEvaluateOptions, started: float
 ) -> dict[str, Any]:
-    """Evaluate a model under each protocol and return the result. If requested, write the answers to each query."""
+    """Evaluate a model under each protocol, and return the content of the result file ``out``.
+
+    The answers to each query are written if ``options`` name a file for them. ``started`` is the time at which the evaluation
+    started, by ``time.perf_counter``.
+    """
     inputs = [run for _, run in model.input_members]
     seeds = select_languages_of_seeds(model.seed_files, model.seed_embeddings, options.language)
     model = model._replace(seed_embeddings=seeds)
@@ -257,7 +264,8 @@ def _measure_protocols(
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
     """Return the metrics and the comparison with FAISS of each protocol, and the best answers to each query.
 
-    The list of answers is empty unless ``options.per_query`` is set.
+    The list of answers is empty unless ``options.per_query`` is set. ``pairs`` are the judged pairs of the protocol ``cxc``,
+    or None. ``judgements`` and ``choices`` have the data of the protocols ``judged-...`` and ``choices...``, by protocol.
     """
     with_answers = options.per_query is not None
     ranking = RankingOptions(
@@ -294,7 +302,8 @@ def _measure_protocols(
 def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the statistics of hubs and the mean cosines, averaged over seeds. Log a warning if they suggest a failed model.
 
-    ``inputs`` are the embeddings before a correction. An ensemble has no cosines.
+    A hub is a candidate near many queries. ``inputs`` are the embeddings before a correction of their scores. ``metrics`` are
+    the metrics of the protocol ``full``. An ensemble has no cosines.
     """
     recalls = {name: _get_mean(metrics[name]["r10"]) for name in ("i2t", "t2i")}
     of_seeds = []
@@ -317,7 +326,7 @@ def _get_mean(metric: float | Mapping[str, float]) -> float:
 
 
 def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judgements: Judgements) -> None:
-    """Add the correlation of scores and ratings to ``metrics`` of a protocol, as the direction ``pairs``."""
+    """Add the correlation of scores and people's ratings to ``metrics``, under the key ``pairs``."""
     correlation, intervals = correlate_with_ratings(seeds, judgements)
     if correlation:
         metrics["pairs"] = correlation
@@ -326,7 +335,10 @@ def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judge
 
 
 def _sum_agreements(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
-    """Return a protocol's entry in ``cross_check`` of a result: sums over folds and seeds, or the reason for no check."""
+    """Return the comparison of a protocol's ranks with a FAISS search, as result files have it under ``cross_check``.
+
+    The numbers of compared queries and of ties are sums over folds and seeds. If no ranks were compared, return the reason.
+    """
     agreements = [agreement for one in queries for agreement in one.agreements]
     if not agreements:
         return {"checked": False, "why": queries[0].no_comparison_reason}
@@ -349,7 +361,10 @@ def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
 
 
 def _measure_approximate_searches(path: Path, run: Embeddings, options: AllEvaluateOptions) -> dict[str, Any]:
-    """Measure the approximate index and the two-stage searches that the options request, for one seed."""
+    """Measure the approximate index (``--index``) and the two-stage searches (``--rerank``) that ``options`` request.
+
+    ``run`` has the embeddings of one seed, which were read from ``path``. The keys of the result are ``index`` and ``rerank``.
+    """
     measured: dict[str, Any] = {}
     if options.index is not None:
         if run.vectors is None:

@@ -184,14 +184,14 @@ CORRELATIONS = ("tau_b", "tau_c")
 def correlate_with_ratings(seeds: Sequence[Embeddings], judgements: Judgements) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return Kendall's tau-b and tau-c of image-to-text scores and ratings, in percent, and their 95% intervals.
 
-    tau is (P - Q) / D. P, Q, T and U are numbers of sets of two judged pairs. In P, scores and ratings have the same order; in
-    Q, they have opposite orders. In T only the scores are equal, and in U only the ratings. D of tau-b is
-    sqrt((P + Q + T)(P + Q + U)). D of tau-c is n^2 (m - 1) / 2m for n values. m is the number of different scores or of
-    different ratings, whichever is smaller.
+    tau is (P - Q) / D. Take any two of the n ratings, with the scores of their judged pairs. P counts the cases in which
+    scores and ratings have the same order, and Q the cases with opposite orders. If only the scores are equal, the case
+    counts in T; if only the ratings are equal, it counts in U. D of tau-b is sqrt((P + Q + T)(P + Q + U)). D of tau-c is
+    n^2 (m - 1) / 2m. m is the number of different scores or of different ratings, whichever is smaller.
 
-    As in CLIPScore, each rating counts, and own pairs (an image with its own caption) are left out. With several seeds, tau is
-    a mean and a standard deviation. The bootstrap resamples images. Both dictionaries are empty if all ratings are equal, or
-    if there are no ratings.
+    As in CLIPScore, the ratings of all raters are used, and own pairs (an image with its own caption) are left out. With
+    several seeds, tau is a mean and a standard deviation. The bootstrap resamples images. Both dictionaries are empty if all
+    ratings are equal, or if there are no ratings.
     """
     rated = [_RatedPairs.from_judgements(run, judgements) for run in seeds]
     first = rated[0]
@@ -247,7 +247,10 @@ class _RatedPairs(NamedTuple):
 
 
 def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the image rows and caption rows of the judged pairs that are in ``run``, and a mask (n_pairs,) of these pairs."""
+    """Return the image rows and the caption rows of the judged pairs in ``run``, and a mask (n_pairs,) of these pairs.
+
+    Judged pairs with an image or a caption that is not in ``run`` are left out.
+    """
     rows = []
     for ids, wanted in ((run.image_ids, judgements.image_ids), (run.caption_ids, judgements.caption_ids)):
         row_of = {int(id_): row for row, id_ in enumerate(ids)}

@@ -85,10 +85,12 @@ def evaluate_phrases(
 def compute_phrase_differences(
     files: Sequence[Sequence[Path]], runs: Sequence[Sequence[PhraseScores]], samples: int, iou: float
 ) -> dict[str, Any]:
-    """Return the differences of two models as :func:`vse.eval.ranking.statistics.compute_differences` computes them.
+    """Return the difference of two models in each metric of phrase localisation, with its 95% interval and p-value.
 
-    The models must have the same phrases. ``files`` and ``runs`` have the seeds of each model. The result has all metrics
-    under ``phrase``, and R@1 of each type of phrases under ``per_type``.
+    The models must have the same phrases. ``files`` and ``runs`` have the files and the phrase scores of each model's seeds.
+    ``samples`` is the number of bootstrap samples, and of samples for the p-value. A candidate box is right if its IoU with
+    the true box is at least ``iou``. The result has all metrics under ``phrase``, and R@1 of each type of phrases under
+    ``per_type``.
     """
     a, b = ([[fold] for fold in build_phrase_folds(paths, seeds, iou)] for paths, seeds in zip(files, runs, strict=True))
     compared = _nest_types(compute_differences(a, b, samples))
@@ -121,7 +123,10 @@ def build_phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou:
 
 
 def build_type_masks(run: PhraseScores) -> dict[str, NDArray[np.bool_]]:
-    """Return for each type a mask (n_phrases,) of its phrases, the most frequent type first. A phrase can have several."""
+    """Return a mask (n_phrases,) of the phrases of each type, such as ``people``. The most frequent type comes first.
+
+    A phrase can have several types.
+    """
     texts, which = np.unique(run.types, return_inverse=True)
     names = sorted({name for text in texts.tolist() for name in text.split("/") if name})
     masks = {name: np.isin(which, [k for k, text in enumerate(texts) if name in text.split("/")]) for name in names}
@@ -151,9 +156,9 @@ def _combine_seed_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]],
 
 
 def _nest_types(by_name: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict with the values of all phrases under ``phrase``, and the values of each type under ``per_type``.
+    """Move the values of each type of phrases under ``per_type``, and return them next to the values under ``phrase``.
 
-    In ``by_name``, the values of a type have the key ``type <name>``.
+    In ``by_name``, the values of a type have the key ``type <name>``; in ``per_type`` they have the key ``<name>``.
     """
     per_type = {name.removeprefix(_TYPE_PREFIX): value for name, value in by_name.items() if name.startswith(_TYPE_PREFIX)}
     return {"phrase": by_name["phrase"], **({"per_type": per_type} if per_type else {})}

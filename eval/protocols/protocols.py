@@ -56,7 +56,7 @@ class RankingOptions(NamedTuple):
     Attributes
     ----------
     cross_check : whether to compare the ranks with a FAISS search
-    max_compared : number of compared queries of each direction in all folds together; 0 for all queries
+    max_compared : number of queries of each direction, in all folds together, that are compared with FAISS; 0 for all queries
     find_answers : whether to find the best answers to each query; this scores all pairs once more
     recall_ks : the values of K in R@K
     judged_pairs : the judged pairs of Crisscrossed Captions, for the directions ``i2i`` and ``t2t`` of ``cxc``
@@ -93,9 +93,9 @@ def read_seed_embeddings(files: Sequence[Path]) -> list[Embeddings]:
 
 
 def check_and_unify_embeddings(files: Sequence[Path], seed_embeddings: Sequence[Embeddings]) -> list[Embeddings]:
-    """Check that embeddings are seeds of one model on one split, and return them with the same ``experiment``.
+    """Check that embeddings belong to seeds of one model on one split, and return them, all with its ``experiment`` name.
 
-    If no file names its experiment, the experiment is the name of the first file. Raises UserError if the check fails.
+    If no file names its experiment, the name is that of the first file. Raises UserError if the check fails.
     """
     return check_and_unify_seeds(files, seed_embeddings, check_same_split, _SHARED_ATTRIBUTES)
 
@@ -106,7 +106,7 @@ def check_and_unify_seeds(
     check_same: Callable[[Path, _EmbeddingsOrScores, Path, _EmbeddingsOrScores, Sequence[str]], None],
     attributes: Sequence[str],
 ) -> list[_EmbeddingsOrScores]:
-    """Check that embeddings or phrase scores are seeds of one model, and return them with the same ``experiment``.
+    """Check that embeddings or phrase scores belong to seeds of one model; return them, all with its ``experiment`` name.
 
     ``check_same`` raises UserError if two seeds have different queries, or different values of one of ``attributes``.
     UserError is also raised if the seeds have different training data, or if a file or a seed is given twice.
@@ -137,7 +137,10 @@ def _get_fold(data: Embeddings | PhraseScores) -> str | None:
 
 
 def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequence[PhraseScores]) -> None:
-    """Raise UserError if files belong to several folds, but not to all folds of one cross-validation, equally many each."""
+    """Raise UserError if files belong to several folds that do not form one complete cross-validation.
+
+    Each fold must have the same number of files.
+    """
     counts = Counter(map(_get_fold, seed_data))
     if len(counts) == 1:
         return
@@ -153,7 +156,10 @@ def _check_folds(files: Sequence[Path], seed_data: Sequence[Embeddings] | Sequen
 
 
 def group_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]:
-    """Group embeddings into complete test sets. For a cross-validation, a test set has one seed of every fold."""
+    """Group embeddings into complete test sets: one item of the result for each seed.
+
+    For a cross-validation, an item has the embeddings of one seed for every fold; otherwise it has a single element.
+    """
     by_fold: dict[str | None, list[Embeddings]] = {}
     for embeddings in seed_embeddings:
         by_fold.setdefault(embeddings.fold, []).append(embeddings)
@@ -232,7 +238,10 @@ def rank_queries_of_seeds(
 
 
 def _join_queries(parts: Sequence[Embeddings], queries: Sequence[ProtocolQueries]) -> ProtocolQueries:
-    """Return the queries of all folds of a test set together. The image rows of a fold follow those of the folds before."""
+    """Join the queries of the test folds of a cross-validation; ``parts`` has the embeddings of each of these folds.
+
+    The image rows of a fold start after the image rows of the fold before.
+    """
     folds: list[QueriesByDirection] = []
     n_images = 0
     for part, of_part in zip(parts, queries, strict=True):
@@ -253,7 +262,7 @@ def list_protocol_names(protocol: str | Sequence[str]) -> list[str]:
 
 
 def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]:
-    """Return the named protocols in their fixed order, with ``auto`` resolved.
+    """Return the named protocols in a fixed order, and replace ``auto`` by the protocols that it stands for.
 
     ``auto`` stands for several protocols: ``full``; ``1k``, if there are at least 1,000 images and each has a caption; and
     ``cxc`` and ``eccv``, if this is the test set of COCO and the package eccv-caption is installed. Raises UserError if a

@@ -29,7 +29,7 @@ def mean_and_std_over_seeds(results: Sequence[Any]) -> Any:
     """Return the mean and standard deviation over seeds of every metric; metrics of a single seed are returned unchanged.
 
     ``results`` has a nested dict or list per seed, all with the same keys. A metric becomes ``{"mean": ..., "std": ...}``
-    with the sample standard deviation. Counts are those of the first seed.
+    with the sample standard deviation. Counts are the same for all seeds, and are not averaged.
     """
     first = results[0]
     if len(results) == 1:
@@ -77,7 +77,7 @@ def build_result(
     first : the first seed, which names the data set, the experiment and the split
     inputs : the content of all embeddings files that were read; their paths and training costs become part of the result
     out : the result file; paths are relative to its folder
-    unfinished : the result of :func:`list_unfinished_runs`
+    unfinished : the runs whose training did not finish, from :func:`list_unfinished_runs`
     measured : the metrics and counts
     seconds : the duration of the evaluation; None if it is not known
     """
@@ -120,7 +120,10 @@ def format_result_lines(result: Result) -> list[str]:
 
 
 def summary_line(result: Result, protocol: str) -> str:
-    """Return a line with the metrics of each direction of a protocol (recalls, if it has them), and rsum if it has one."""
+    """Return a line with the metrics of each direction of a protocol, and its rsum, if it has one.
+
+    Med r, mean r, nDCG@10, MRR and mAP are left out. The line of a protocol such as ``judged-expert`` has all metrics.
+    """
     metrics = result.protocols[protocol]
     parts = []
     for direction, direction_metrics in metrics.directions.items():
@@ -166,7 +169,7 @@ def index_line(index: Mapping[str, Any]) -> str:
 
 
 def rerank_line(rerank: Mapping[str, Any]) -> str:
-    """Return a line with the metrics of a two-stage search, each next to the metric of the exact search."""
+    """Return a line with the metrics of a two-stage search (``--rerank``), each next to the metric of the exact search."""
     exact, directions = rerank["exact"], []
     for direction in ("i2t", "t2i"):
         found = rerank[direction]
@@ -177,14 +180,20 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
 
 
 def hubs_line(hubs: Mapping[str, Any]) -> str:
-    """Return a line with the statistics of hubs of a direction (:func:`vse.eval.ranking.hubness.measure_hubs`)."""
+    """Return a line with the statistics of hubs (candidates near many queries) of one direction.
+
+    ``hubs`` has the metrics ``skewness``, ``never`` and ``largest`` of :func:`vse.eval.ranking.hubness.measure_hubs`.
+    """
     skewness, never, largest = (mean_and_std(hubs[name])[0] for name in ("skewness", "never", "largest"))
     first = f"one candidate is first for {largest:.1f}% of the queries"
     return f"skewness {skewness:.2f}; {never:.1f}% of the candidates are never among the first 10; {first}"
 
 
 def compression_line(entry: Mapping[str, Any]) -> str:
-    """Return a line with the bytes and the rsum of a codec, and the rsum after its best candidates were ranked again."""
+    """Return a line with the bytes per vector and the rsum of a codec (``--compress``).
+
+    If ``entry`` has ``rescored``, the line also has the rsum after the uncompressed vectors ranked the best candidates again.
+    """
     text = f"{entry['codec']}, {entry['bytes']:,} bytes for each vector: {_describe_rsum(entry)}"
     if "rescored" in entry:
         text += f"; best {entry['rescored']['candidates']} rescored: {_describe_rsum(entry['rescored'])}"
