@@ -24,10 +24,10 @@ from vse.pipeline.errors import UserError
 
 
 def find_best_answers(i2t_scores: ScoreBlocks, t2i_scores: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:
-    """Return the best answers in the directions ``i2t`` and ``t2i``. Each block of scores is computed once.
+    """Return the best right and the best wrong answer to each query, in the directions ``i2t`` and ``t2i``.
 
-    ``i2t_scores`` and ``t2i_scores`` are the parameters ``i2t`` and ``t2i`` of
-    :func:`vse.eval.ranking.ranks.ranks_from_blocks`. ``ranks``, the ranks by these scores, are copied into the answers.
+    Images rank captions by ``i2t_scores``. Captions rank images by ``t2i_scores``, or by ``i2t_scores`` if ``t2i_scores`` is
+    None. ``ranks``, the ranks by these scores, are copied into the answers. Each block of scores is computed once.
     """
     image_of_caption = i2t_scores.image_of_caption
     for_images = _BestAnswersSoFar(i2t_scores.n_images, image_of_caption.device)
@@ -56,9 +56,10 @@ class _BestAnswersSoFar:
         self._dtype = np.dtype(np.float32)
 
     def update(self, queries: slice, scores: Float[Tensor, "n m"], right: Tensor, first: int) -> None:
-        """Update the best answers to ``queries`` with their scores for m further candidates.
+        """Update the best answers to n queries by their ``scores`` for m further candidates.
 
-        ``right`` (n, m) marks the right answers. ``first`` is the row of the first new candidate.
+        ``queries`` is the slice of these queries. ``right`` (n, m) marks the right answers. The new candidates have
+        consecutive rows from ``first`` on.
         """
         self._dtype = np.dtype(str(scores.dtype).removeprefix("torch."))
         for k, others in enumerate((~right, right)):
@@ -128,7 +129,7 @@ _MAX_ABSOLUTE_SCORE = 1e38  # larger scores are clipped; the largest float32 is 
 
 
 class RankedList(NamedTuple):
-    """The ``rows`` (n,) and ``scores`` (n,) of the best candidates for a query, best first. ``query`` is the query's row."""
+    """The best candidates for a query, best first: their ``rows`` (n,) and ``scores`` (n,). ``query`` is the query's row."""
 
     query: int
     rows: Ints
@@ -149,7 +150,11 @@ def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
 
 
 def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
-    """Yield the best images for each caption; ``depth`` and the order of equal scores are as in :func:`rank_captions`."""
+    """Yield the best images for each caption, caption by caption.
+
+    At most ``depth`` images are listed; 0 lists all. If scores are equal, wrong images come before the right image, and lower
+    rows before higher rows.
+    """
     image_of_caption = blocks.image_of_caption.cpu().numpy()
     for captions, scores in iter_caption_scores(blocks, np.arange(len(image_of_caption))):
         for caption, column in zip(captions, np.ascontiguousarray(scores.T), strict=True):
@@ -172,9 +177,10 @@ def break_ties(scores: Scores) -> NDArray[np.float32]:
 
 
 def _build_ranked_list(query: int, scores: Scores, right: Ints, depth: int) -> RankedList:
-    """Return the ``depth`` best candidates (0: all) for a query; ``right`` has the rows of its right answers.
+    """Return the ``depth`` best candidates for a query, best first; 0 lists all.
 
-    ``scores`` (n_candidates,) are the scores of all candidates.
+    ``scores`` (n_candidates,) are the scores of all candidates. ``right`` has the rows of the right answers; if scores are
+    equal, wrong answers come first.
     """
     n = len(scores)
     rows = np.arange(n)
@@ -203,9 +209,9 @@ class Corpus(Protocol):
 
 
 def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, Vectors]]:
-    """Yield the rows of a corpus in blocks of ``block`` rows, each with the index of its first row.
+    """Yield the index of the first row of each block of vectors, and the block itself, (``block``, dim) in float32.
 
-    With ``checked``, raises UserError if a row is not finite.
+    The last block may have fewer rows. With ``checked``, raises UserError if a row is not finite.
     """
     if block < 1:
         raise ValueError(f"blocks of {block} rows")

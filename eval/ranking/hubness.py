@@ -27,7 +27,9 @@ _MAX_BLOCK_SCORES = 2**24  # largest number of scores that are computed at once
 
 
 def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[str, float]]:
-    """Return three statistics of hubs for each direction, by name.
+    """Return three statistics of hubs for each of the directions ``i2t`` and ``t2i``, as a dict by name.
+
+    Images rank captions by ``i2t``. Captions rank images by ``t2i``, or by ``i2t`` if ``t2i`` is None.
 
     The 10-occurrence of a candidate is the number of queries for which it is among the first 10. ``skewness`` is the skewness
     of the 10-occurrences. ``never`` is the percentage of candidates whose 10-occurrence is 0. ``largest`` is the percentage of
@@ -51,7 +53,7 @@ def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[st
 class _BestImagesSoFar:
     """The best images for each caption, among the images that were scored so far.
 
-    ``rows`` : (depth, n_captions) rows of the images, best first. The depth is at most :data:`OCCURRENCE_DEPTH`.
+    ``rows`` : (depth, n_captions) rows of the best images for each caption, best first; the depth is at most 10.
     """
 
     def __init__(self, n_captions: int) -> None:
@@ -78,11 +80,11 @@ def diagnose_hubs(
     recalls: Mapping[str, float],
     chance: Mapping[str, float],
 ) -> Iterator[str]:
-    """Yield a warning for each direction in which one hub comes first too often, or R@10 is near chance.
+    """Yield a warning for each direction in which one candidate is first for too many queries, or R@10 is near chance.
 
-    The warning names a likely cause. ``hubs`` are the statistics of :func:`measure_hubs`. ``recalls`` has R@10 of the model
-    and ``chance`` has R@10 of a random order, in percent by direction. ``cosines`` has the mean cosine of the ``images`` and
-    of the ``captions``.
+    The warning names a likely cause. ``hubs`` has, for each direction, the share ``largest`` of the queries whose first
+    candidate is the same, in percent. ``recalls`` has R@10 of the model and ``chance`` has R@10 of a random order, in percent
+    by direction. ``cosines`` has the mean cosine of the ``images`` and of the ``captions``; it may be empty.
     """
     narrow = [
         f"all {side} point into nearly the same direction (mean cosine {value:.4f})"
@@ -137,10 +139,11 @@ class InnerProducts:
 
 
 def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, float]) -> Float[np.ndarray, " n"]:
-    """Return, for each candidate, the number that a correction subtracts from all scores of the candidate.
+    """Return, for each candidate, the number that a correction of hubs subtracts from all scores of the candidate.
 
-    ``bank`` (n, n_bank) has the scores of n candidates with the queries of a bank. S are the scores of one candidate. The
-    number for this candidate depends on ``method``:
+    A hub is a candidate near many queries. ``bank`` (n, n_bank) has the scores of n candidates with the queries of a bank, a
+    set such as the captions of the training split. S are the scores of one candidate. The number for this candidate depends on
+    ``method``:
 
     - ``mean``: the mean of S. The subtraction has the same effect as subtracting the mean vector of the bank from each query.
     - ``csls``: half the mean of the ``k`` largest scores in S.
@@ -165,8 +168,9 @@ def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, floa
 def mark_corrected_queries(bank: ScoreMatrix, queries: ScoreMatrix) -> Int[np.ndarray, " m"]:
     """Return 1 for each query that QB-Norm corrects, else 0.
 
-    QB-Norm corrects a query if its first candidate is also the first candidate of a query in the bank. ``bank`` (n, n_bank)
-    has the scores of the n candidates with the queries in the bank. ``queries`` (n, m) has their scores with the m queries.
+    QB-Norm corrects a query if its first candidate is also the first candidate of a query in the bank, a set such as the
+    captions of the training split. ``bank`` (n, n_bank) has the scores of the n candidates with the queries in the bank.
+    ``queries`` (n, m) has their scores with the m queries.
     """
     activated = np.zeros(len(bank), np.int64)
     activated[_find_first_candidates(bank)] = 1

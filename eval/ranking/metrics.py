@@ -68,7 +68,11 @@ class BestAnswers:
     wrong_scores: Scores
 
     def with_ids(self, query_ids: Ints, answer_ids: Ints) -> BestAnswers:
-        """Return the answers with ids in place of rows. A query without a wrong answer keeps its meaningless row."""
+        """Return the answers with ids in place of rows.
+
+        ``query_ids`` and ``answer_ids`` have the id of each row. If a query has no wrong answer, ``wrong_answers`` has an id
+        without meaning, and its score is -inf.
+        """
         wrong = np.where(np.isneginf(self.wrong_scores), self.wrong_answers, answer_ids[self.wrong_answers])
         return replace(
             self, queries=query_ids[self.queries], right_answers=answer_ids[self.right_answers], wrong_answers=wrong
@@ -219,7 +223,7 @@ def metric_title(metric: str) -> str:
 
 
 def compute_position_metrics(query_of: Ints, wrong_before: Ints) -> dict[str, Floats]:
-    """Return each metric of :data:`POSITION_METRICS` for each query, (n_queries,) in percent.
+    """Return nDCG@10, MRR and mAP for each query, (n_queries,) in percent. The keys are their names in result files.
 
     Parameters
     ----------
@@ -263,7 +267,7 @@ class MeasuredQueries:
         return cls(images, {**values, "meanr": (ranks + 1).astype(np.float64), **more_values}, ranks)
 
     def select(self, rows: NDArray[Any]) -> MeasuredQueries:
-        """Return some of the queries, selected by a mask (n,) or by indices, without their answers."""
+        """Return the queries that ``rows``, a mask (n,) or indices, selects. Their ``answers`` are None."""
         ranks = None if self.ranks is None else self.ranks[rows]
         return MeasuredQueries(
             self.image_rows[rows], {name: values[rows] for name, values in self.values_by_metric.items()}, ranks
@@ -277,7 +281,7 @@ QueriesByDirection = Mapping[str, MeasuredQueries]
 def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT_KS) -> QueriesByDirection:
     """Build the queries of a fold in both directions. ``image_of_caption`` (n_captions,) has the row of each caption's image.
 
-    The metrics in :data:`POSITION_METRICS` are included if ``ranks.by_caption`` is known.
+    The metrics nDCG@10, MRR and mAP are included if ``ranks.by_caption``, the rank of each caption, is not None.
     """
     images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
     query_images = {"i2t": images, "t2i": image_of_caption}
@@ -318,10 +322,11 @@ def average_metrics(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def resample_metrics(folds: Sequence[QueriesByDirection], weights: Floats) -> dict[str, Any]:
-    """Return every metric of :func:`compute_fold_metrics`, averaged over folds, for each bootstrap sample of the images.
+    """Return every metric of a protocol, averaged over folds, for each bootstrap sample of the images.
 
-    Each metric is an array (n_samples,), with NaN for a sample without a query. ``weights`` (n_samples, n_images) is the
-    number of times that each sample contains each image.
+    The result is a nested dict, such as ``{"i2t": {"r1": ...}, "rsum": ...}``. Each metric is an array (n_samples,), with NaN
+    for a sample without a query. ``weights`` (n_samples, n_images) is the number of times that each sample contains each
+    image.
     """
     results = []
     for fold in folds:
@@ -375,7 +380,7 @@ def _weighted_median_rank(ranks: Ints, images: Ints, weights: Floats) -> Floats:
 
 
 def _insert_median(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
-    """Return ``means`` with Med r after the recalls and before all other metrics, the order of result files."""
+    """Add Med r to the metrics ``means``, after the recalls and before all other metrics, as result files order them."""
     recalls = {name: value for name, value in means.items() if name[0] == "r"}
     return {**recalls, "medr": medr, **{name: value for name, value in means.items() if name not in recalls}}
 

@@ -35,10 +35,11 @@ ScoreFunction = Callable[[slice, slice | Tensor | None], Tensor]
 
 
 class TiledSimilarity(NamedTuple):
-    """A similarity, and the size of a tile: the numbers of images and captions that a call of ``score`` scores fastest.
+    """A similarity of vectors: a function that scores pairs, and the size of its inputs for which it is fastest.
 
     The function ``score(images, captions, out)`` writes the scores of ``images`` (n_images, dim) with ``captions``
-    (n_captions, dim) into ``out`` (n_images, n_captions).
+    (n_captions, dim) into ``out`` (n_images, n_captions). It is fastest with ``tile_images`` images and ``tile_captions``
+    captions.
     """
 
     score: Callable[[Tensor, Tensor, Tensor], None]
@@ -310,9 +311,9 @@ def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> Non
 class _ImageRankCounter:
     """The ranks of a block of images, counted while captions are scored block by block.
 
-    The right captions of an image are its own captions. ``ranks`` (n_rows, n_ranks) has the rank of each image's best own
-    caption or, with ``caption_ranks``, the rank of each own caption. The rank of the own caption k is ``ranks[rank_rows[k],
-    rank_columns[k]]``.
+    The own captions of an image are the captions that describe it. ``ranks`` (n_rows, n_ranks) has the rank of each image's
+    best own caption or, with ``caption_ranks``, the rank of each own caption. Row ``rank_rows[k]`` and column
+    ``rank_columns[k]`` have the rank for the k-th own caption of the block.
     """
 
     def __init__(self, rows: slice, own: Tensor, rank_rows: Tensor, own_scores: Tensor, caption_ranks: bool) -> None:
@@ -330,9 +331,10 @@ class _ImageRankCounter:
         self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
 
     def add_wrong_counts(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
-        """Add to each rank the number of wrong captions in a block that score at least as high as its own caption.
+        """Add to each rank the number of wrong captions that score at least as high as the own caption with this rank.
 
-        ``scores`` are the scores of the block. ``own`` has the row and column in ``scores`` of each own caption.
+        ``scores`` has the scores of the images with some further captions. ``own`` has the rows and the columns of those
+        entries in ``scores`` that belong to an image and its own caption.
         """
         own_scores = scores[own]
         for k in range(self._goals.shape[1]):
@@ -346,7 +348,11 @@ class _ImageRankCounter:
 def _score_own_captions(
     i2t: ScoreBlocks, t2i: ScoreBlocks | None, parts: list[tuple[slice, Int[Tensor, " _"]]]
 ) -> tuple[Float[Tensor, " n_captions"], Float[Tensor, " n_captions"]]:
-    """Return the scores of captions with their images in both directions; ``parts`` is from :func:`list_rows_and_captions`."""
+    """Return the scores of all captions with their own images for image-to-text and for text-to-image retrieval.
+
+    ``parts`` has the image rows of each block, and the indices of the captions of these images. If ``t2i`` is None, both
+    directions have the scores of ``i2t``.
+    """
     directions = [i2t] if t2i is None else [i2t, t2i]
     own_scores: list[list[Tensor]] = [[] for _ in directions]
     for rows, own in parts:

@@ -172,7 +172,7 @@ def _renumber_images(seed_queries: Sequence[SeedQueries]) -> tuple[list[SeedQuer
 
 
 def _merge_model_queries(first: QueriesByDirection, second: QueriesByDirection, n_images: int) -> QueriesByDirection:
-    """Return the queries of two models together. The image rows of the second model start at ``n_images``."""
+    """Join the queries of two models in each direction. ``n_images`` is added to the image rows of the second model."""
     both = {}
     for direction, a in first.items():
         b = second[direction]
@@ -201,7 +201,10 @@ def _map_leaves(function: Callable[..., Any], tree: dict[str, Any], *others: dic
 
 
 class ComparedPair(NamedTuple):
-    """The difference of the systems with the indices ``a`` and ``b``, its 95% interval, p-value and corrected p-value."""
+    """The difference in a metric between the systems with the indices ``a`` and ``b``, with its 95% interval and p-values.
+
+    ``p_corrected`` is the p-value corrected for the number of tests.
+    """
 
     a: int
     b: int
@@ -220,7 +223,7 @@ class ComparedFamily(NamedTuple):
 
     values : (n_systems,) the metric of each system as a mean over its seeds
     pairs : the test of each pair, in the order of ``itertools.combinations``
-    smallest_visible : the smallest difference that would be significant, as a median over the pairs
+    smallest_visible : the smallest difference that would be significant, as a median over the pairs of systems
     """
 
     values: Floats
@@ -274,20 +277,24 @@ def compare_all_pairs(
 
 
 class _SeedNoise(NamedTuple):
-    """The variance of a system's mean metric by the choice of seeds, and the system's term in the degrees of freedom."""
+    """The noise in a system's mean metric that comes from the choice of training seeds.
+
+    ``variance`` is its variance. ``uncertainty`` is the system's summand (s^2 / n)^2 / (n - 1) in the Welch-Satterthwaite
+    formula for the degrees of freedom, for a metric with the variance s^2 over n seeds.
+    """
 
     variance: float
     uncertainty: float
 
 
 def _estimate_seed_noise(observed: Floats, resampled: Float[np.ndarray, "n_seeds n_samples"]) -> _SeedNoise:
-    """Return the noise by the choice of seeds; 0 for a single seed, whose variance is unknown.
+    """Return the noise that comes from the choice of training seeds; 0 for a single seed, whose variance is unknown.
 
     ``observed`` (n_seeds,) has the metric of each of n seeds. ``resampled`` has the metric on each bootstrap sample. The
-    variance s^2 of ``observed`` also contains a share that the choice of images causes, and V_I already counts this share (see
-    the top of this module). To estimate the share, compute the variance of each seed over the samples, and take the mean over
-    seeds; subtract the variance over the samples of the mean over seeds; and multiply by n / (n - 1). The share is subtracted
-    from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
+    variance s^2 of ``observed`` also contains a share that the choice of images causes. The test counts this share already, in
+    the variance over bootstrap samples. To estimate the share, compute the variance of each seed over the samples, and take
+    the mean over seeds; subtract the variance over the samples of the mean over seeds; and multiply by n / (n - 1). The share
+    is subtracted from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
     """
     n = len(observed)
     if n == 1:
@@ -314,9 +321,10 @@ def correct_p_values(p_values: Floats, method: str) -> Floats:
 
 
 def assign_letters(values: Floats, differs: Bool[np.ndarray, "n n"]) -> list[str]:
-    """Return the letters of each system. Two systems share a letter if, and only if, they do not differ significantly.
+    """Return one or more letters for each system, such as ``ab``, which tables display next to its metric.
 
-    ``differs`` is True for pairs that differ significantly. The best system has the letter ``a``. See Piepho (2004).
+    Two systems have a letter in common if, and only if, they do not differ significantly: if their entry in ``differs`` is
+    False. The system with the highest of ``values`` has the letter ``a``. See Piepho (2004).
     """
     groups = [frozenset(range(len(values)))]
     for a, b in combinations(range(len(values)), 2):
