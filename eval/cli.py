@@ -27,7 +27,7 @@ def eval_command(request: EvaluationRequest) -> None:
     allowed = [None, *(f"--{name}" for name in OPTIONS_OF_COMPARISONS)]
     if request.compare and options.first_embeddings_option not in allowed:
         raise UserError(f"--compare and {options.first_embeddings_option} cannot be used together")
-    (options.model_copy(update={"bootstrap": 0}) if request.compare else options).check()
+    (options.model_copy(update={"bootstrap": 0}) if request.compare else options).check_combinations()
     from vse.eval.search.gpu import choose_faiss_device
 
     choose_faiss_device(options.device)

@@ -194,7 +194,7 @@ class AllEvaluateOptions(EvaluateOptions):
         given = next((name for name in names if getattr(self, name)), None)
         return None if given is None else f"--{given.replace('_', '-')}"
 
-    def check(self) -> None:
+    def check_combinations(self) -> None:
         """Raise UserError for a wrong combination of options, or if there are too few bootstrap samples.
 
         A combination is wrong if an option lacks another option that it needs, or if two options contradict each other.

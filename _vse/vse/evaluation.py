@@ -74,7 +74,7 @@ class EvaluationJob:
             with TemporaryDirectory() as folder, self._provide_embeddings_files(Path(folder)) as files:
                 content = evaluate_files(files, None, self.protocol, options)
                 return rebase_file_references(content, Path.cwd(), Path.cwd(), excluded=Path(folder))
-        options.check()
+        options.check_combinations()
         if options.iou is not None:
             raise UserError("iou: only files of phrase scores have boxes, arrays have not; leave iou out")
         return evaluate_arrays(first.name, first.embeddings, self.protocol, options)

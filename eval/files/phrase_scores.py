@@ -48,8 +48,7 @@ _MAX_TYPES = 1000  # different types of phrases in a file
 class PhraseScores:
     """The phrases of a split, with the scores and boxes of the candidates of each phrase.
 
-    Boxes are x1, y1, x2, y2 in pixels of the original image, with x2 and y2 exclusive. The other attributes are described in
-    :class:`vse.eval.files.split.Embeddings`.
+    Boxes are x1, y1, x2, y2 in pixels of the original image, with x2 and y2 exclusive.
 
     Attributes
     ----------
@@ -60,6 +59,10 @@ class PhraseScores:
     scores, boxes : (n_candidates,) score and (n_candidates, 4) box of each candidate
     truth : (n_phrases, 4) ground-truth box of each phrase; NaN for a phrase without such a box
     types : (n_phrases,) texts such as ``people``; several types of a phrase are joined by ``/``
+    dataset, split : names of the data set and of its split
+    experiment, seed : experiment and training seed of the model, or None
+    provenance : JSON text with features, settings and versions
+    trained_on : name of the data set of the training; None if it is ``dataset``
     photo_hashes, caption_hashes : (n_phrases, 32) and (n_phrases, 8) hashes of each phrase's image and caption, as in
         :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
     """

@@ -93,7 +93,7 @@ class Embeddings:
     pooled_images, pooled_captions : (n_images, dim) and (n_captions, dim) vectors by which a search selects the candidates
         that the model scores
     bank_scores_images, bank_scores_captions : (n_images, n_bank_captions) and (n_captions, n_bank_images) scores with captions
-        and images of the training split, for a correction of hubs (:mod:`vse.eval.protocols.correction`)
+        and images of the training split, the bank; they show which candidates are hubs, that is, near many queries
     experiment, seed : experiment and seed of the model, or None
     similarity : name of the similarity of two vectors; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
     provenance : JSON text with features, settings and versions
@@ -171,7 +171,10 @@ class Embeddings:
         return self.scores_i2t if direction == "i2t" else self.scores_t2i
 
     def score_blocks(self) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """Return the blocks of the image-to-text and of the text-to-image scores; the second is None if both share scores."""
+        """Return the image-to-text scores and the text-to-image scores, in blocks of image rows.
+
+        The second item is None if both directions have the same scores.
+        """
         image_of_caption = torch.from_numpy(self.image_of_caption())
         if self.vectors is not None:
             images, captions = map(shared_tensor, self.vectors)

@@ -178,11 +178,11 @@ def _list_parameter_choices(method: str, names: Sequence[str]) -> Iterator[Param
 
 
 def read_bank_scores(file: Path, run: Embeddings, bank: str) -> BankScores:
-    """Return the scores of the images and captions in ``run``, the content of ``file``, with a bank.
+    """Return the scores of the images and captions in ``run`` with the captions and images of a bank.
 
-    ``bank`` is a file of embeddings, or the name of a split whose embeddings are next to ``file``. If ``run`` has scores of
-    pairs, ``bank`` must be the evaluated split or ``train``; for ``train``, ``run`` must also have scores with images and
-    captions of the training split. Raises UserError otherwise.
+    ``run`` was read from ``file``. ``bank`` is a file of embeddings, or the name of a split whose file is next to ``file``. If
+    ``run`` has scores of pairs, ``bank`` must be the evaluated split or ``train``; for ``train``, ``run`` must also have
+    scores with images and captions of the training split. Raises UserError otherwise.
     """
     path, source = file, run
     has_scores = run.direction_scores("t2i") is not None

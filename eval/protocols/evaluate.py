@@ -96,7 +96,7 @@ def evaluate_files(
     protocol : one name or several (see :func:`vse.eval.protocols.protocols.resolve_protocols`)
     """
     started = time.perf_counter()
-    options.check()
+    options.check_combinations()
     if out is not None:
         check_output(out, RESULT_KIND, files)
     place = UNSAVED_RESULT_PATH if out is None else out

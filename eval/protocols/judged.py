@@ -142,7 +142,6 @@ class _Pool:
 
 
 def _compute_metrics(query: JudgedQuery, right_from: int) -> dict[str, float]:
-    """Return the metrics of a query in percent."""
     right, judged = query.grades >= right_from, query.grades != _UNJUDGED
     n_right = int(right.sum())
     precision = np.cumsum(right) / np.arange(1, len(right) + 1)

@@ -51,7 +51,7 @@ _SHARED_ATTRIBUTES = ("experiment", "similarity")  # attributes that all seeds o
 
 
 class RankingOptions(NamedTuple):
-    """Options of :func:`rank_queries`.
+    """Options for the ranking of the queries of a protocol.
 
     Attributes
     ----------
@@ -169,10 +169,11 @@ def group_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]
 
 
 def join_test_folds(parts: Sequence[Embeddings]) -> Embeddings:
-    """Return embeddings with the ids and hashes of a complete test set; ``parts`` is an item of :func:`group_folds`.
+    """Return embeddings with the ids and hashes of a complete test set.
 
-    A single part is returned unchanged. The rows of several folds are joined without vectors and scores. Their split is called
-    e.g. ``test of 5 folds``, so that nobody takes its metrics for the metrics of the split ``test``.
+    ``parts`` has the embeddings of one seed for every fold of a cross-validation. A single part is returned unchanged. The
+    rows of several folds are joined without vectors and scores. Their split is called e.g. ``test of 5 folds``, so that nobody
+    takes its metrics for the metrics of the split ``test``.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -223,7 +224,7 @@ def rank_queries_of_seeds(
     protocol: str,
     options: RankingOptions = DEFAULT_RANKING_OPTIONS,
 ) -> list[ProtocolQueries]:
-    """Return the ranked queries of a protocol for each complete test set (see :func:`group_folds`).
+    """Return the ranked queries of a protocol for each seed; for a cross-validation, each item has the queries of all folds.
 
     Each query searches the images or captions of its own fold. Raises UserError, with the name of the file, if a file cannot
     be ranked.
@@ -368,7 +369,6 @@ def _rank_pairs(
 
 
 def _replace_rows_by_ids(embeddings: Embeddings, fold: QueriesByDirection) -> QueriesByDirection:
-    """Return the queries of a fold with ids instead of rows in their answers."""
     ids = {"image": embeddings.image_ids, "caption": embeddings.caption_ids}
     replaced = {}
     for name, queries in fold.items():

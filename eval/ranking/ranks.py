@@ -299,7 +299,10 @@ def shared_tensor(array: NDArray[Any]) -> Tensor:
 
 
 def check_finite(name: str, rows: Float[Tensor, "n dim"], first: int = 0) -> None:
-    """Raise UserError if a row of ``name`` has NaN or an infinity. ``first`` is the index of ``rows[0]`` in ``name``."""
+    """Raise UserError if one of ``rows`` has NaN or an infinity.
+
+    ``rows`` are rows of a matrix that the message calls ``name``. ``first`` is the index of ``rows[0]`` in this matrix.
+    """
     # Finite scores are not enough: an image vector of infinities has order scores of 0 with all captions.
     for start in range(0, len(rows), _N_ROWS_PER_CHECK):
         part = rows[start : start + _N_ROWS_PER_CHECK]

@@ -47,10 +47,11 @@ SeedQueries = Sequence[QueriesByDirection]  # the queries of one seed, fold by f
 def compute_intervals(
     seed_queries: Sequence[SeedQueries], samples: int = N_BOOTSTRAP_SAMPLES, seed: int = 0
 ) -> dict[str, Any]:
-    """Return the 95% bootstrap interval ``[low, high]`` of each metric's mean over ``seed_queries`` (percentile method).
+    """Return the 95% bootstrap interval ``[low, high]`` of each metric's mean over training seeds (percentile method).
 
-    All seeds use the same samples of images. The interval therefore estimates how much the metric would change with other test
-    images. The standard deviation over seeds estimates how much the metric would change with other seeds.
+    ``seed_queries`` has the queries of each training seed. ``seed`` is the random seed of the bootstrap. All training seeds
+    use the same samples of images. The interval therefore estimates how much the metric would change with other test images.
+    The standard deviation over seeds estimates how much the metric would change with other seeds.
     """
     seed_queries, n_images = _renumber_images(seed_queries)
     rng = np.random.default_rng(seed)
@@ -65,7 +66,8 @@ def compute_differences(
 ) -> dict[str, Any]:
     """Return the difference of two models in each metric, and whether the choice of test images may explain the difference.
 
-    Both models must have the same queries and equally many seeds. Seeds are paired in their order. Each metric of the result
+    ``first`` and ``second`` have the queries of each training seed of the models. Both models must have the same queries and
+    equally many seeds. Seeds are paired in their order. ``seed`` is the random seed of the samples. Each metric of the result
     is a dict. ``a`` and ``b`` are the means over each model's seeds, and ``difference`` is a - b. ``ci95`` is the interval of
     the difference by a paired bootstrap. ``p`` is the two-sided p-value of a randomisation test. In each sample, the test
     swaps the two models' answers to an image and its captions with probability 1/2. The p-value is the share of samples whose
@@ -242,11 +244,12 @@ def compare_all_pairs(
 
     Parameters
     ----------
-    systems : for each system the queries of each seed, fold by fold; all systems have the same images
+    systems : for each system the queries of each training seed, fold by fold; all systems have the same images
     metric : the keys of the metric in the nested metrics of a fold, such as ``["i2t", "r1"]`` or ``["rsum"]``
     method : the correction of p-values. ``holm`` and ``bonferroni`` bound the probability of a false difference in any pair.
         ``fdr``, by Benjamini and Hochberg, bounds the expected share of false differences among the significant differences.
     samples : the number of bootstrap samples of the images
+    seed : the random seed of the bootstrap
     """
     from scipy.stats import t as student
 
