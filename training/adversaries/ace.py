@@ -227,12 +227,14 @@ class AceAdversary(Adversary):
 class _NegativeGenerator(nn.Module):
     """A generator that samples images as negatives for captions, or captions as negatives for images.
 
-    ``embedded`` : stored embeddings of all items (n, dim); None if candidates have learned vectors or are those of the batch.
-    ``learnt`` : learned vectors of all items (n, dim); None if the generator reads embeddings.
+    The generator compares queries with a vector of each of the n training images (or captions), or of those in the batch.
+
+    ``embedded`` : (n, dim) embeddings that the model computed for them; None if another kind of vector is used.
+    ``learnt`` : (n, dim) vectors that are learned for them; None if another kind of vector is used.
     ``inference`` : network that computes the logits of candidates.
     ``baseline`` : baseline of the rewards.
-    ``read_inputs`` : function that returns the model's inputs for the items with the given indices.
-    ``mask_false_negatives`` : method of :class:`FalseNegativeMasks` for images, or for captions.
+    ``read_inputs`` : function that returns the model's inputs for the images (or captions) with the given indices.
+    ``mask_false_negatives`` : :meth:`FalseNegativeMasks.mask_images` (or :meth:`FalseNegativeMasks.mask_captions`).
     """
 
     embedded: Tensor | None
@@ -250,9 +252,9 @@ class _NegativeGenerator(nn.Module):
     def choose_candidates(
         self, batch_indices: Indices, batch_embeddings: Float[Tensor, "b dim"]
     ) -> tuple[Indices, Float[Tensor, "m dim"]]:
-        """Return the indices of the candidates of a step, and the vectors that the generator compares with queries.
+        """Return the indices of the candidates of a training step, and the vectors that are compared with the queries.
 
-        ``batch_indices`` and ``batch_embeddings`` are the indices and embeddings of the images (or captions) of the batch.
+        ``batch_indices`` and ``batch_embeddings`` belong to the images (or captions) of the batch.
         """
         if self.candidate_pool == "batch":
             return batch_indices, batch_embeddings
@@ -265,7 +267,11 @@ class _NegativeGenerator(nn.Module):
 
 
 class FalseNegativeMasks:
-    """Masks of false negatives: candidates that match a query. ``mask`` is the setting of :class:`AceSettings`."""
+    """Masks of false negatives: candidates that match the query.
+
+    ``mask`` decides which captions match an image: ``pair`` the caption of the pair, ``image`` all captions of the image,
+    ``text`` also captions of other images with the same text.
+    """
 
     def __init__(self, pairs: Pairs, mask: str) -> None:
         self._mask_kind, self._image_indices, self._text_indices = mask, pairs.image_indices, pairs.text_indices
@@ -273,9 +279,9 @@ class FalseNegativeMasks:
         self._captions_by_text = _IndicesByGroup(pairs.text_indices, int(pairs.text_indices.max()) + 1)
 
     def mask_captions(self, image_indices: Indices, pair_indices: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
-        """Return a mask of the false negatives among the captions ``indices``, with images as queries.
+        """Return a mask that is True where the caption ``indices[j]`` (column j) is a false negative for an image (row).
 
-        The query of row k is the image ``image_indices[k]`` of the pair ``pair_indices[k]``.
+        The image of row k is ``image_indices[k]``. It belongs to the pair ``pair_indices[k]``.
         """
         rows = [self._captions_by_image[image] for image in image_indices.tolist()]
         if self._mask_kind == "pair":
@@ -288,9 +294,9 @@ class FalseNegativeMasks:
         return _membership_mask(rows, indices, len(self._image_indices))
 
     def mask_images(self, image_indices: Indices, pair_indices: Indices, indices: Indices) -> Bool[Tensor, "n m"]:
-        """Return a mask of the false negatives among the images ``indices``, with captions as queries.
+        """Return a mask that is True where the image ``indices[j]`` (column j) is a false negative for a caption (row).
 
-        The query of row k is the caption of the pair ``pair_indices[k]``. The image of this pair is ``image_indices[k]``.
+        The caption of row k belongs to the pair ``pair_indices[k]``. The image of this pair is ``image_indices[k]``.
         """
         rows = [image[None] for image in image_indices]
         if self._mask_kind == "text":
@@ -310,10 +316,7 @@ class _IndicesByGroup:
 
 
 def _membership_mask(rows: list[Indices], indices: Indices, n_items: int) -> Bool[Tensor, "n m"]:
-    """Return a mask (n_queries, n_candidates) that is True where ``rows[query]`` contains the index of the candidate.
-
-    ``indices`` are the indices of the candidates among ``n_items`` items.
-    """
+    """Return a mask that is True at (k, j) if ``rows[k]`` contains ``indices[j]``. All indices are below ``n_items``."""
     if np.array_equal(indices, np.arange(n_items)):
         mask = np.zeros((len(rows), n_items), bool)
         mask[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), np.concatenate(rows)] = True

@@ -55,7 +55,10 @@ class Adversary(nn.Module):
     """
 
     def compute_losses(self, batch: Batch, model: Model, objective: Objective, seed: int) -> AdversarialLosses:
-        """Return the losses of model and adversary for a batch. ``objective`` computes the cost that the model minimises."""
+        """Return the losses of model and adversary for a batch.
+
+        ``objective(batch, seed)`` computes the cost that the model minimises. ``seed`` is the seed of random negatives.
+        """
         harder = self.add_candidates(batch, model)
         cost = objective(harder, seed)
         return AdversarialLosses(cost, self.compute_adversary_loss(cost, harder), {})
@@ -73,7 +76,7 @@ class Adversary(nn.Module):
 
 
 class ReinforceSettings(AdversarySettings):
-    """The settings of an adversary that samples negatives (Bose et al., ViGIL 2018; options as in Bose et al., ACL 2018)."""
+    """The settings of an adversary that samples negatives and is trained by REINFORCE (Bose et al., ViGIL 2018, ACL 2018)."""
 
     architecture: Literal["linear", "mlp", "bilinear", "none"] = Field(
         "mlp",
@@ -149,9 +152,9 @@ def compute_sampling_metrics(
 
 
 class CandidateLogits(nn.Module):
-    """The logits f(q) . c + scale q . c of queries q (n, dim) and candidates c (m, dim).
+    """A network that computes the logits f(q) . c + scale q . c of queries q (n, dim) and candidates c (m, dim).
 
-    ``layers`` is the network f, or None for the architecture ``none``, where f(q) = 0.
+    ``layers`` is the part f. It is None for the architecture ``none``, where f(q) = 0. ``scale`` is a constant setting.
     """
 
     def __init__(self, dim: int, settings: ReinforceSettings) -> None:
@@ -190,9 +193,10 @@ def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] 
 
 
 def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
-    """Return, for each ``uniform`` value from [0, 1), the first candidate of its row with a higher cumulative probability.
+    """Turn random numbers in [0, 1), ``uniform``, into samples from the categorical distribution in each row.
 
-    A candidate of probability 0 is never returned. The result for a row with a NaN is the last candidate.
+    A sample is the column of the first candidate whose cumulative probability exceeds the number. A candidate of
+    probability 0 is never sampled. The result for a row with a NaN is the last candidate.
     """
     # In float32 the sum would lose the small probabilities of many candidates.
     cumulative = probabilities.cumsum(1, dtype=torch.float64)
@@ -202,10 +206,10 @@ def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "
 
 
 class RewardBaseline(nn.Module):
-    """The baseline of rewards in REINFORCE.
+    """The baseline of REINFORCE, a number that is subtracted from each reward to reduce the variance of the gradient.
 
-    ``mean`` : the running mean of rewards, which starts at 0.
-    ``seen`` : the divisor of ``mean`` that corrects the start at 0, as in Adam.
+    ``mean`` : running mean of rewards, which starts at 0 and is thus too low.
+    ``seen`` : total weight of the rewards in ``mean``; ``mean`` / ``seen`` is the corrected mean, as in Adam.
     """
 
     mean: Tensor
@@ -221,9 +225,10 @@ class RewardBaseline(nn.Module):
     def compute_advantages(
         self, rewards: Float[Tensor, "n s"], likeliest_rewards: Float[Tensor, " n"] | None
     ) -> Float[Tensor, "n s"]:
-        """Return rewards minus the baseline, and update a moving average that is the baseline.
+        """Return rewards minus the baseline. If the baseline is a moving average, update it with these rewards.
 
-        ``likeliest_rewards`` holds the reward of each query's likeliest candidate for the self-critical baseline, else None.
+        ``likeliest_rewards`` is the self-critical baseline, the reward of each query's likeliest candidate. None: another
+        baseline is used.
         """
         if self.kind == "none":
             return rewards

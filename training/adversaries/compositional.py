@@ -103,7 +103,7 @@ class CompositionalAdversary(Adversary):
         )
 
     def _compute_direction_losses(self, batch: Batch, model: Model, side: str, query_scores: QueryScores) -> DirectionLosses:
-        """Compose negative images for all captions, or negative captions for all images (``side``), and return the losses."""
+        """Return the losses for composed negatives of one kind, ``side``: ``images`` for captions, ``captions`` for images."""
         (parts, part_mask), (queries, query_mask) = (
             (batch.image_embeddings, batch.caption_embeddings)
             if side == "images"

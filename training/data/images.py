@@ -1,8 +1,8 @@
 """Images as inputs of a model, in training and in evaluation: cached features, crops of photos, or CNN features of crops.
 
-In training, the crop of an image changes with each visit of a pair. The crop comes from a bank (a cache with the features of
-several crops of each image), or is cut from a photo at random. The crop depends only on the seed, the epoch and the pair, so a
-resumed run and several processes read the same crops.
+In training, each epoch can use another crop of an image for each of its pairs. The crop comes from a bank (a cache with the
+features of several crops of each image), or is cut from a photo at random. The crop depends only on the seed, the epoch and
+the pair, so a resumed run and several processes read the same crops.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class CachedFeatures:
         return vectors, mask
 
     def _take_vectors(self, indices: Tensor) -> Tensor:
-        """Return vectors from memory, on the device in float32. ``indices`` count the vectors of all images (or captions)."""
+        """Return vectors from memory, in float32. ``indices`` count the vectors of all sets, one after the other."""
         if self._vectors_on_gpu is not None:
             return self._vectors_on_gpu.index_select(0, indices.to(self._device)).float()
         return self._read_mapped_vectors(indices.numpy()).float()
@@ -147,7 +147,7 @@ class CachedFeatures:
         return loaded
 
     def _check_finite(self, features: Tensor, rows: Indices) -> Tensor:
-        """Return the features unchanged. Raises UserError if a feature is infinite or NaN."""
+        """Return the features of the cache rows ``rows`` unchanged. Raises UserError if a feature is infinite or NaN."""
         if not features.sum(dtype=torch.float32).isfinite():
             self._reader.check_rows_finite(rows)  # raises nothing if all features are finite and only their sum overflowed
         return features
@@ -203,11 +203,11 @@ class PhotoCrops:
     """Crops of photos, which threads read from files.
 
     ``extractor`` : the CNN that reads the crops.
-    ``paths``, ``image_ids`` : the photos, in the order of their indices.
-    ``random_crop`` : kind of random crops, see the feature settings.
+    ``paths``, ``image_ids`` : file and id of each photo, in the order of the indices of photos.
+    ``random_crop`` : kind of random crops in training; None: the kind in ``config``.
     ``workers`` : number of threads.
     ``as_features`` : whether to return features that the frozen CNN computes, instead of pixels.
-    ``config`` : preparation of the photos; None: the preparation that the CNN requires.
+    ``config`` : preparation of the photos, such as the size of a crop; None: the settings of ``extractor``.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class PhotoFeatures:
 
     A damaged photo is replaced by a black photo, and a warning names its file.
 
-    ``paths``, ``image_ids`` : the photos, in the order of their indices.
+    ``paths``, ``image_ids`` : file and id of each photo, in the order of the indices of photos.
     ``load_extractor`` : function that loads the CNN, called at the first access.
     """
 
@@ -322,7 +322,10 @@ def build_photo_crops(
     as_features: bool = False,
     config: CnnConfig | None = None,
 ) -> PhotoCrops:
-    """Return crops of the photos of ``images``, see :class:`PhotoCrops`. Raises UserError if the data set has no photos."""
+    """Return the crops of the photos of some images in ``dataset``.
+
+    The other parameters are explained in :class:`PhotoCrops`. Raises UserError if the data set has no photos.
+    """
     if not dataset.has_image_files:
         raise UserError(f"{dataset.path}: this data set has no photos (its features were imported)")
     paths = [dataset.image_path(image) for image in images]

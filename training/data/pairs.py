@@ -291,9 +291,9 @@ def select_images_with_features(
 
 
 def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """Raise UserError if a model without encoders would compare vectors of images and captions from different models.
+    """Raise UserError if a model compares cached vectors directly, but two different models computed these vectors.
 
-    If a training run computed the vectors of one cache, the same run must have computed the vectors of the other cache.
+    If a training run of this program computed the vectors of one cache, the same run must have computed the other cache.
     """
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
@@ -342,5 +342,5 @@ def load_caption_inputs(
 
 
 def describe_cache_input(cache: FeatureCache) -> InputSpec:
-    """Return the kind and size of a model's input for the rows of a cache."""
+    """Return the kind (vectors or sets) and size of a model's input that is read from a cache."""
     return InputSpec(to_input_kind(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")

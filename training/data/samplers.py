@@ -1,4 +1,4 @@
-"""Samplers, which split the pairs of an epoch into batches. A new sampler is one class and one line at the end."""
+"""Samplers, which split the pairs of an epoch into batches. A new sampler is one class and one line in SAMPLERS."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ _MIN_BATCH_SIZE = 4  # two captions of each of two images
 
 
 class NeighbourhoodSampler(Sampler):
-    """Every pair once; a batch has at least two captions of each of its images (two-branch paper, sections 3.2.3 and 5.1).
+    """Every pair once, with two or more captions of an image in the same batch (two-branch paper, sections 3.2.3 and 5.1).
 
-    The captions of an image are split into random groups of two. A single remaining caption joins the last group. An image
-    with a single caption is a group of one. Batches are filled with groups in random order, up to ``batch_size`` pairs. A last
+    The captions of an image are split into random groups of two. A single remaining caption joins the last group. The only
+    caption of an image is a group of one. Batches are filled with groups in random order, up to ``batch_size`` pairs. A last
     batch with a single image has no negatives. It is appended to the previous batch, which may then exceed ``batch_size``.
     Raises :class:`UserError` if ``batch_size`` is below four.
     """
@@ -97,11 +97,10 @@ class NeighbourhoodSampler(Sampler):
 
 
 class NeighbourAddingSampler(Sampler):
-    """Shuffled batches. If a batch has a single caption of an image, another caption of this image is added.
+    """Shuffled batches with added pairs: if a batch has a single caption of an image, another caption of it is added.
 
-    The image and the added caption are a further pair of the batch (Algorithm 1 of the two-branch paper). A batch then has up
-    to twice ``batch_size`` pairs, and a pair may occur several times in an epoch. The authors' code also adds captions of
-    images that already have two.
+    This is Algorithm 1 of the two-branch paper (Wang et al., TPAMI 2018). A batch then has up to twice ``batch_size`` pairs,
+    and a pair may occur several times in an epoch. The authors' code also adds captions of images that already have two.
     """
 
     name: Literal["neighbourhood_added"] = "neighbourhood_added"
