@@ -85,11 +85,12 @@ class Batch:
     """The n pairs of a batch.
 
     ``image_embeddings``, ``caption_embeddings`` : embeddings of the pairs, see :mod:`vse.training.kinds`.
-    ``image_indices``, ``text_indices`` : (n,) index of the image and of the text of each pair.
+    ``image_indices`` : (n,) index of each pair's image among all training images.
+    ``text_indices`` : (n,) index of each pair's text, for neighbourhood constraints; equal texts have the same index.
     ``extra_negative_images``, ``extra_negative_captions`` : embeddings of further candidates, negatives of every query.
     ``pair_indices`` : (n,) index of each pair among all training pairs, for adversaries.
-    ``processes`` : the processes that share the cost, or None. If they share the cost, ``image_embeddings`` has only this
-        process's images, and only the cost of these images has gradients, see :meth:`Loss.splits_by_image`.
+    ``processes`` : the processes that each compute the cost of their own images; ``image_embeddings`` has only the images
+        of this process. None: this process computes the cost of all images.
     """
 
     image_embeddings: BatchVectors
@@ -198,19 +199,19 @@ class Loss(Settings, ABC):
 
     @property
     def has_query_scores(self) -> bool:
-        """True if the cost of a batch contains ``query_scores``, which a list of the hardest negatives needs."""
+        """True if the :class:`Cost` of a batch has ``query_scores``. A list of the hardest negatives requires them."""
         return self.is_ranking
 
     def check_context(self, context: LossContext) -> None:
         """Raise ValueError if the loss cannot be used in this training."""
 
     def splits_by_image(self, context: LossContext) -> bool:
-        """Return whether several processes can share the cost of a batch, so that each scores only its own images."""
+        """Return whether several processes can compute the cost of a batch together, each for its own images only."""
         return False
 
     @property
     def scale_learning_rate(self) -> float | None:
-        """The learning rate of the network that :meth:`build_scale` returns; None: the learning rate of the model."""
+        """The learning rate of the learned temperature and bias; None: the learning rate of the model."""
         return None
 
     def build_scale(self) -> LearnedScale | None:
@@ -221,15 +222,16 @@ class Loss(Settings, ABC):
     def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
         """Return the function that training minimises. ``compiled`` requests compilation by torch.compile, if possible.
 
-        ``scale`` is the network that :meth:`build_scale` returned. Without ``scale``, temperature and bias come from settings.
+        ``scale`` has the learned temperature and bias, see :meth:`build_scale`. None: both come from the settings.
         """
 
 
 def build_nested_objective(objective: Objective, dims: Sequence[int]) -> Objective:
-    """Return an objective: the mean of ``objective`` over complete embeddings and embeddings cut to each length in ``dims``.
+    """Return a function that averages ``objective`` over complete embeddings and their first dimensions.
 
-    Cut embeddings are scaled to unit length (Matryoshka representation learning: Kusupati et al., NeurIPS 2022, Eq. 1, with
-    equal weights). The ``query_scores`` of the cost come from complete embeddings.
+    For each m in ``dims``, embeddings are cut to the first m dimensions and scaled to unit length (Matryoshka representation
+    learning: Kusupati et al., NeurIPS 2022, Eq. 1, with equal weights). The ``query_scores`` of the cost come from complete
+    embeddings.
     """
 
     def cost(batch: Batch, seed: int) -> Cost:

@@ -135,16 +135,17 @@ class ContrastiveLoss(RankingLoss):
 
     @abstractmethod
     def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        """Return the cost of a block of images and, for each caption, an intermediate result over these images.
+        """Return the cost of some images of a batch and, for each caption, an intermediate result over these images.
 
-        :meth:`combine_block_results` combines the intermediate results of all blocks.
+        :meth:`combine_block_results` combines the intermediate results of all images. For a loss without them, m is 0.
         """
 
     @abstractmethod
     def combine_block_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
-        """Return the part of the cost that needs all images at once.
+        """Return the part of a batch's cost that depends on all images at once.
 
-        Row k of ``caption_results`` holds the intermediate results of the k-th block, see :meth:`block_cost`.
+        The images are processed in blocks. Row k of ``caption_results`` has, for each of the m captions, the intermediate
+        result that :meth:`block_cost` returned for the k-th block.
         """
 
     @abstractmethod
@@ -276,7 +277,10 @@ class SigmoidLoss(ContrastiveLoss):
         return self.bias
 
     def scores_if_collapsed(self, scores: ScoreMatrix) -> ScoreMatrix:
-        """Return a matrix of the mean score. The sigmoid loss changes if a constant is added to all scores."""
+        """Return a matrix filled with the mean of ``scores``.
+
+        The base class returns zeros. The sigmoid loss changes with the level of the scores, so zeros would be wrong here.
+        """
         return scores.mean().expand_as(scores) if scores.numel() else scores
 
     def sum_query_costs(self, logits: ScoreMatrix, positives: Mask, negatives: Mask) -> Scalar:

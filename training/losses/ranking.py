@@ -57,13 +57,17 @@ def compute_cost_in_blocks(
 ) -> BlockwiseCost:
     """Compute costs in blocks of ``size`` images. The backward pass computes each block again (Chen et al., 2016).
 
-    Gradients reach only the embeddings and ``parameters``, so ``compute_block`` may depend on no other learned tensor.
+    ``compute_block`` computes the results for a block. Only the embeddings and ``parameters`` get gradients, so it may
+    depend on no other learned tensor.
     """
     return BlockwiseCost(*_RecomputedBlockCosts.apply(compute_block, size, images, captions, *parameters))
 
 
 class _RecomputedBlockCosts(torch.autograd.Function):
-    """Costs of blocks. Memory for the results of all blocks is allocated once, to avoid fragmentation."""
+    """The function :func:`compute_cost_in_blocks` with its backward pass.
+
+    Memory for the results of all blocks is allocated once, to avoid fragmentation.
+    """
 
     @staticmethod
     def forward(
@@ -106,7 +110,7 @@ class _RecomputedBlockCosts(torch.autograd.Function):
 class RankingLoss(Loss):
     """A loss of the scores of queries with candidates.
 
-    With ``has_distinct_candidates``, an image that occurs several times in a batch is a candidate only once, in its first row.
+    With ``has_distinct_candidates``, an image that occurs several times in a batch counts only once among the candidates.
     """
 
     is_ranking: ClassVar = True
@@ -114,10 +118,13 @@ class RankingLoss(Loss):
 
     @abstractmethod
     def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
-        """Return the sum of the costs of the queries of one direction. ``negatives`` marks the negatives of each query."""
+        """Return the cost of the queries of one direction: a sum, or a mean if ``is_mean_over_queries`` is true.
+
+        ``negatives`` marks the negatives of each query.
+        """
 
     def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
-        """Return the cost of one direction. ``scale`` is the network that :meth:`Loss.build_scale` returns, or None."""
+        """Return the cost of the queries of one direction. ``scale`` has the learned temperature and bias, if any."""
         return self.cost(*query_scores)
 
     def total_cost(self, images: QueryScores, captions: QueryScores, scale: nn.Module | None = None) -> Scalar:
@@ -208,8 +215,9 @@ def _split_directions(scores: Scores) -> tuple[Tensor, Tensor]:
 def _list_neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, BatchVectors, Tensor, Tensor]]:
     """Return the neighbourhood constraints of the loss: none, among images, among captions, or both.
 
-    Each tuple has the weight of the constraints and the embeddings of the images (or captions). Two tensors on the CPU follow:
-    for each pair of the batch, the index of its image (or caption), and the index of the partner of this image (or caption).
+    A tuple has the weight of the constraints, the embeddings of images (or captions), and two tensors on the CPU. For each
+    pair of the batch, they have the index of its image (or caption), and the index of the text (or image) that makes it a
+    neighbour of others.
     """
     image_indices, text_indices = torch.from_numpy(batch.image_indices), torch.from_numpy(batch.text_indices)
     sides = [
@@ -240,7 +248,8 @@ def neighbourhood_cost(scores: Float[Tensor, "m m"], neighbours: Neighbours, los
 
     y is a query, y+ a neighbour of y, y- an item outside the neighbourhood of y, m the margin, and -d the ``scores``. The
     cost is the sum of the ``k`` highest hinges of each query and neighbour. With the reduction ``mean_topk`` (the authors'
-    code), the cost is the mean of the ``k`` highest hinges of each query, with the farthest of y and its neighbours as y+.
+    code), the cost is the mean of the ``k`` highest hinges of each query. y+ is then the farthest neighbour, or y itself if
+    y has no neighbour.
     """
     if loss.reduction == "mean_topk":
         itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
@@ -260,7 +269,10 @@ def add_neighbourhood_cost(
     similarity: Similarity,
     loss: Loss,
 ) -> Cost:
-    """Return ``cost`` plus ``weight`` times the :func:`neighbourhood_cost` of ``items``, images only or captions only."""
+    """Return ``cost`` plus ``weight`` times the :func:`neighbourhood_cost` of the embeddings ``items``.
+
+    The ``items`` are either images or captions.
+    """
     scores = similarity(items, items)
     added = weight * neighbourhood_cost(scores, neighbours, loss)
     with torch.no_grad():
@@ -269,9 +281,10 @@ def add_neighbourhood_cost(
 
 
 def find_neighbours(items: Int[Tensor, " n"], partners: Int[Tensor, " n"], device: torch.device) -> Neighbours:
-    """Find the neighbours among the images, or the captions, of a batch: two items with a common partner.
+    """Find the neighbours among the images of a batch (two images with the same text), or among its captions.
 
-    ``items``, ``partners`` : index of each pair's item, such as its image, and of its partner, such as its text, on the CPU.
+    ``items`` : index of each pair's image (or caption), on the CPU.
+    ``partners`` : index of each pair's text (or image), on the CPU. Two items with the same partner are neighbours.
     ``device`` : device of the result.
     """
     different_items, item_of_pair = torch.unique(items, return_inverse=True)
@@ -287,9 +300,9 @@ def find_neighbours(items: Int[Tensor, " n"], partners: Int[Tensor, " n"], devic
 
 
 class FunctionLoss(RankingLoss):
-    """A loss whose method ``cost`` calls a user's ``function``.
+    """A loss whose method ``cost`` calls the ``function`` of a user.
 
-    ``setting_names`` : names of the settings that are passed to the function.
+    ``setting_names`` : names of the settings that ``function`` takes as arguments.
     """
 
     function: ClassVar[Callable[..., Tensor]]
