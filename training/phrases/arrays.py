@@ -27,8 +27,8 @@ N_COORDINATES = 5
 class BoxFeatures(CachedFeatures):
     """The regions of some images in a cache, image after image, with their boxes.
 
-    ``image_ids`` selects the images; for the other parameters see :class:`vse.training.data.images.CachedFeatures`. Raises
-    UserError if the cache does not hold regions with boxes, or if a box is not finite.
+    ``image_ids`` are the ids of the images. The other parameters select the device and limit the memory of the vectors, see
+    :class:`vse.training.data.images.CachedFeatures`. Raises UserError if the cache has no boxes, or if a box is not finite.
 
     ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
     ``image_indices`` : (n_regions,) index of each region's image.
@@ -75,9 +75,9 @@ class BoxFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """Regions as inputs of a model. Indices count first all candidates, then all ground-truth regions.
+    """Regions as inputs of a model. The indices of all candidates come first, then those of the ground-truth regions.
 
-    ``candidates`` : candidate regions.
+    ``candidates`` : candidate regions. The model ranks them for a phrase.
     ``truths`` : ground-truth regions of phrases; None if only candidates are read.
     ``coordinates`` : whether the coordinates of boxes are ``appended`` to the vectors of regions, replace the vectors
         (``alone``), or are not used (``none``).
@@ -116,7 +116,7 @@ class RegionInputs:
 
 
 def region_input_dim(dim: int, coordinates: CoordinateUse) -> int:
-    """Return the length of a model's input for a region whose cached vector has ``dim`` numbers."""
+    """Return the length of a model's input for a region: ``dim`` numbers of its vector, coordinates of its box, or both."""
     return {"none": dim, "appended": dim + N_COORDINATES, "alone": N_COORDINATES}[coordinates]
 
 
@@ -273,7 +273,7 @@ def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool
 def find_truth_regions(phrases: PhraseArrays, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
     """Return the index in ``truths`` of each phrase's ground-truth region.
 
-    Raises UserError if a phrase's box is not in ``truths``. ``name`` names the cache of ``truths`` in this message.
+    Raises UserError if a phrase's box is not in ``truths``. The message refers to the cache of ``truths`` by ``name``.
     """
     keys = zip(truths.image_indices.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     index_of_box = {key: index for index, key in enumerate(keys)}

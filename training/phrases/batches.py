@@ -71,12 +71,12 @@ class BatchCandidates:
 
 
 class CandidateSampler:
-    """A sampler of positive and negative candidates for pairs of a phrase and a box.
+    """A sampler of positive and negative candidate regions for training pairs of a phrase and its ground-truth box.
 
-    ``pairs`` : all training phrases, each with a box.
-    ``candidates`` : candidate boxes of the training images.
+    ``pairs`` : phrases of the pairs, with their boxes.
+    ``candidates`` : candidate regions of the training images.
     ``truth_indices`` : (n_pairs,) index of each pair's ground-truth region among all regions.
-    ``settings`` : settings of Algorithm 1.
+    ``settings`` : settings of the sampling, such as the least IoU of a positive candidate.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class CandidateSampler:
     def _sample_candidate_mask(
         self, images: Indices, rows: Indices, regions: Indices, rng: np.random.Generator
     ) -> Bool[np.ndarray, " n"]:
-        """Return a mask of randomly sampled candidates. All pairs of an image share one sample.
+        """Return a mask that is True for randomly sampled candidates. All pairs of an image have the same sample.
 
-        ``images`` : index of each pair's image.
-        ``rows``, ``regions`` : pair and candidate of each element of the mask.
+        ``images`` : index of the image of each pair of the batch.
+        ``rows``, ``regions`` : for each element of the mask, position of a pair in the batch, and index of a candidate.
         """
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
@@ -156,7 +156,7 @@ class TripletBatch:
 
 
 class TripletSampler(CandidateSampler):
-    """A sampler of triplets (Algorithm 1, steps 2 and 3, for the embedding network).
+    """A sampler of triplets for the embedding network (two-branch paper, Algorithm 1, steps 2 and 3).
 
     A text is not a negative for the region of a pair if a phrase with this text shares the ground-truth box or the coreference
     chain of the pair's phrase. A chain holds the phrases of an image that mention one object.
@@ -210,10 +210,10 @@ class TripletSampler(CandidateSampler):
         )
 
     def _choose_positive_regions(self, truth_indices: Indices, positive: BatchCandidates, rng: np.random.Generator) -> Indices:
-        """Return a positive region for each pair (Algorithm 1, step 2).
+        """Return the index of a positive region for each pair (two-branch paper, Algorithm 1, step 2).
 
-        The region is the ground truth or, with ``positives: augmented``, a random choice among the ground truth and
-        the positive candidates.
+        The region is the ground truth or, with ``positives: augmented``, a random choice among the ground truth and the
+        candidates ``positive``.
         """
         if self.settings.positives == "truth":
             return truth_indices
@@ -224,10 +224,10 @@ class TripletSampler(CandidateSampler):
         return chosen
 
     def _sample_second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
-        """Sample a second text for each region of the batch that has a single text (Algorithm 1, step 3c i).
+        """Sample a second text for each region of the batch that has a single text (two-branch paper, Algorithm 1, 3c i).
 
-        The second text is another text of the phrase's coreference chain. Returns the row of the region's first pair in the
-        batch, and the second text, for each such region. Regions whose chain has no other text are left out.
+        The second text is another text for the same object, from the phrase's coreference chain. Returns the position of
+        the region's first pair in the batch, and the index of the second text, for each region with such a text.
         """
         rows = _find_first_rows_with_one_partner(regions, self.pairs.text_indices[batch])
         others = self._texts_by_chain.sample_other_values(
@@ -243,10 +243,10 @@ class TripletSampler(CandidateSampler):
         positive: BatchCandidates,
         rng: np.random.Generator,
     ) -> tuple[Indices, Indices]:
-        """Sample a second positive region for each text of the batch that has a single region (Algorithm 1, step 3c ii).
+        """Sample a second region for each text of the batch that has a single one (two-branch paper, Algorithm 1, 3c ii).
 
-        Returns the row of the text's first pair in the batch, and the second region, for each such text. Texts without another
-        positive region are left out. With ``positives: truth``, all texts are left out.
+        Returns the position of the text's first pair in the batch, and the index of the second region, for each text with
+        another positive region. With ``positives: truth``, the results are empty.
         """
         single_rows = _find_first_rows_with_one_partner(text_indices, regions)
         if self.settings.positives == "truth":
@@ -259,7 +259,7 @@ class TripletSampler(CandidateSampler):
         return single_rows[chosen >= 0], positives[chosen[chosen >= 0]]
 
     def _mask_negative_texts(self, pairs: Indices, texts: Indices) -> Bool[np.ndarray, "n m"]:
-        """Return a mask of the texts that are negatives for the region of each pair (Algorithm 1, step 3a)."""
+        """Return a mask that is True where a text (column) is a negative for the region of a pair (row)."""
         in_chain = self._texts_by_chain.contain(self.pairs.chain_indices[pairs][:, None], texts[None])
         of_same_box = self._texts_by_truth.contain(self._truth_numbers[pairs][:, None], texts[None])
         negatives: Bool[np.ndarray, "n m"] = ~(in_chain | of_same_box)
@@ -275,8 +275,9 @@ def triplet_cost(
 ) -> Cost:
     """Return the loss of a batch of triplets (two-branch paper, Eq. 6), and its loss if all embeddings were equal.
 
-    ``lambda1`` is the weight of triplets whose query is a region, ``lambda2`` of triplets whose query is a phrase.
-    ``lambda3`` and ``lambda4`` are the weights of the neighbourhood constraints among regions and among phrases.
+    ``regions``, ``phrases`` : embeddings of the regions and texts of ``batch``.
+    ``loss`` : ``lambda1`` is the weight of triplets whose query is a region, ``lambda2`` of triplets whose query is a
+        phrase. ``lambda3`` and ``lambda4`` are the weights of the neighbourhood constraints among regions, and phrases.
     """
     device = regions.device
     query_scores = _select_query_scores(batch, similarity((regions,), (phrases,)), device)
@@ -315,9 +316,9 @@ def _select_query_scores(batch: TripletBatch, scores: Scores, device: torch.devi
 
 
 def _find_first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
-    """Return the first row of each key that occurs with one partner only, in ascending order.
+    """Return the position of the first pair of each key that occurs with a single partner. The positions are ascending.
 
-    Row k has the key ``keys[k]`` and the partner ``partners[k]``.
+    The keys are the regions of pairs and the partners their texts, or the reverse: ``keys[k]``, ``partners[k]`` of pair k.
     """
     keys_of_pairs = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
     different_keys, n_partners = np.unique(keys_of_pairs, return_counts=True)
@@ -343,7 +344,7 @@ class LabelledBatch:
 
 
 class PairSampler(CandidateSampler):
-    """A sampler of positive and negative pairs (Algorithm 1, steps 2 and 3, for the similarity network)."""
+    """A sampler of positive and negative pairs for the similarity network (two-branch paper, Algorithm 1, steps 2 and 3)."""
 
     def sample(self, batch: Indices, rng: np.random.Generator) -> LabelledBatch:
         positive, negative = self.find_positives_and_negatives(batch, rng)
@@ -362,10 +363,14 @@ class PairSampler(CandidateSampler):
 def _sample_negative_per_positive(
     rows: Indices, negative: BatchCandidates, n_rows: int, rng: np.random.Generator
 ) -> BatchCandidates:
-    """Return a random negative pair for each positive pair (Algorithm 1, step 3).
+    """Return a random negative candidate for each positive pair (two-branch paper, Algorithm 1, step 3).
 
-    ``rows`` holds the row of each positive pair in the batch. If a row has no negative candidate, the negative pair is a
-    text and a negative candidate of a random other row. If no row has a negative candidate, the result is empty.
+    ``rows`` : for each positive pair, the position of its phrase in the batch.
+    ``negative`` : negative candidates of the phrases.
+    ``n_rows`` : number of phrases of the batch.
+
+    For a phrase without negative candidates, the result has another phrase of the batch and one of its negative candidates.
+    If no phrase has a negative candidate, the result is empty.
     """
     rows_with_negatives = np.unique(negative.pair_rows)
     if not len(rows_with_negatives):

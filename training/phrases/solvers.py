@@ -106,7 +106,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
 
 
 class PhraseCcaSettings(PhraseSettings, CommonCcaSettings):
-    """Canonical correlation analysis of positive region-phrase pairs, see the solver ``cca``."""
+    """Canonical correlation analysis (CCA) of positive region-phrase pairs, the linear baseline of the two-branch paper."""
 
     name: Literal["phrases_cca"] = "phrases_cca"
     uses_loss: ClassVar = False

@@ -66,16 +66,16 @@ class PhraseSplit:
 
     @property
     def score_offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
-        """The start of each phrase's scores in an array of all scores, and the length of this array.
+        """The start of each phrase's scores in an array of all scores of the split, and the length of this array.
 
-        ``scores[offsets[k] : offsets[k + 1]]`` are the scores of phrase k with the candidates of its image.
+        ``scores[offsets[k] : offsets[k + 1]]`` are the scores of phrase k with the candidate regions of its image.
         """
         counts = self.region_inputs.candidates.region_counts[self.phrases.image_indices]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     @property
     def candidate_indices(self) -> Int[np.ndarray, " n"]:
-        """The index of each score's candidate among the candidates of all images."""
+        """The index of the candidate region for each score in an array of all scores, see :attr:`score_offsets`."""
         candidates, images = self.region_inputs.candidates, self.phrases.image_indices
         return flatten_ranges(candidates.region_starts[images], candidates.region_counts[images])[1]
 
@@ -93,12 +93,15 @@ class PhraseSplit:
         return rank_phrases(scores[rows], boxes, offsets, self.phrases.truth_boxes[located], iou)
 
     def recall_bound(self) -> float:
-        """Return the percentage of phrases with a box that have a right candidate. No R@K can exceed it."""
+        """Return the percentage of phrases with a box for which any candidate is right. No R@K can be higher.
+
+        A candidate is right if it overlaps the ground-truth box enough, see :meth:`rank_candidates`.
+        """
         ranks = self.rank_candidates(np.zeros(int(self.score_offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED_RANK).mean())
 
     def expected_random_rsum(self) -> float:
-        """Return the ``rsum`` (:func:`compute_recalls`) that random scores are expected to have.
+        """Return the ``rsum`` (the sum of R@1, R@5 and R@10) that random scores are expected to have.
 
         The k best candidates of a phrase are treated as k independent random draws, so the result is an approximation.
         """
@@ -116,7 +119,7 @@ def compute_recalls(outcome: PhraseRanks) -> dict[str, float]:
 
 
 def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
-    """Return the scores of each phrase with the candidates of its image, in the order of :attr:`PhraseSplit.score_offsets`."""
+    """Return the scores of each phrase with the candidate regions of its image, one phrase after the other."""
     model.eval()
     parts = [np.empty(0, np.float32)]
     with torch.inference_mode():
@@ -193,9 +196,9 @@ def compute_sentence_scores(
 def _iterate_best_scores(
     model: Model, split: PhraseSplit, texts: Tensor
 ) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
-    """Yield the highest score of each image's regions with each text, in blocks of consecutive images.
+    """Yield the highest score that any region of an image (row) has with a text (column), in blocks of images.
 
-    An image without regions gets zeros, as placeholders.
+    The slice selects the images of a block. An image without regions has zeros. The caller replaces them.
     """
     candidates = split.region_inputs.candidates
     for start in range(0, len(candidates.region_starts), _SCORED_IMAGES_PER_BLOCK):
@@ -271,7 +274,7 @@ class PhraseSolver(Solver):
 def build_training_split(
     inputs: RunInputs, phrase_settings: PhraseSettings, train: TrainConfig, device: torch.device
 ) -> tuple[PhraseSplit, Int[np.ndarray, " n_pairs"]]:
-    """Return the training phrases that have a box, and the index of each phrase's ground-truth region in the region inputs."""
+    """Return the training phrases that have a box, and the index of each phrase's ground-truth region among all regions."""
     assert inputs.truth_cache is not None
     splits = ["train", "restval"] if train.restval else ["train"]
     images = _select_images_with_regions(inputs.dataset, splits, inputs.image_cache, inputs.truth_cache)
@@ -321,7 +324,10 @@ def build_validation_split(
 def open_phrase_features(
     cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, used_gb: float = 0
 ) -> CachedFeatures:
-    """Return the vectors in a cache of phrases; for the parameters see :class:`vse.training.data.images.CachedFeatures`."""
+    """Return the vectors in a cache of phrases.
+
+    The other parameters select the device and limit the memory, see :class:`vse.training.data.images.CachedFeatures`.
+    """
     assert cache is not None, "words are refused before"
     return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, used_gb)
 
