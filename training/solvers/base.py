@@ -58,13 +58,13 @@ NEGATIVE_COLUMNS = (
 
 
 class HardNegatives:
-    """The ``n`` negatives with the highest costs of each epoch and of each kind of query (image or caption).
+    """A table of the hardest negatives: ``n`` rows for each epoch and each kind of query (image or caption).
 
-    The rows have the columns :data:`NEGATIVE_COLUMNS`. If the query is the image ``imgid``, its negative is the caption
-    ``negative_sentid``. If the query is the caption ``sentid``, its negative is the image ``negative_imgid``, and
+    ``imgid`` is the id of an image, ``sentid`` the id of a caption. If the query is the image ``imgid``, its negative is the
+    caption ``negative_sentid``. If the query is the caption ``sentid``, its negative is the image ``negative_imgid``, and
     ``negative_sentid`` is a caption of this image.
 
-    ``n`` : number of negatives to list for each epoch and kind of query.
+    ``n`` : number of rows for each epoch and kind of query; fewer if fewer negatives have a cost.
     ``captions`` : captions of all training pairs, in the order of the pairs.
     """
 
@@ -147,7 +147,10 @@ class TrainingTask:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalTask(TrainingTask):
-    """The input of a solver that matches images and captions. ``hard_negatives`` collects rows for ``negatives.csv``."""
+    """The input of a solver that matches images and captions.
+
+    ``hard_negatives`` collects the hardest negatives of each epoch for ``negatives.csv``; None: they are not collected.
+    """
 
     pairs: Pairs
     image_inputs: TrainingImages
@@ -185,7 +188,10 @@ class Progress:
 
 
 class Solver(ABC):
-    """The base class of solvers, which train one run epoch by epoch. The first of several processes validates and writes."""
+    """The base class of solvers, which train one run epoch by epoch.
+
+    If several processes train, only the first one validates and writes files.
+    """
 
     task: TrainingTask
     epochs: int
@@ -216,7 +222,7 @@ class Solver(ABC):
         """Return a summary of the epoch's row for the log."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a bit-exact resume, also in the middle of an epoch."""
+        """Return the state for a resume, also in the middle of an epoch. The resume gives bit by bit the same results."""
         return {**vars(self.progress), "model": self.model.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -225,7 +231,7 @@ class Solver(ABC):
         self.progress = Progress(**{name: state[name] for name in vars(self.progress)})
 
     def validation_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights to validate. After the best epoch, these weights are also saved."""
+        """Return the weights that are validated and saved, such as a moving average of the model's weights."""
         return self.model.state_dict()
 
     def use_validation_weights(self) -> AbstractContextManager[None]:
@@ -234,9 +240,10 @@ class Solver(ABC):
 
     @contextmanager
     def stop_on_signal(self, save: Callable[[], None]) -> Iterator[None]:
-        """Return a context, such as for a validation, that gives the model its :meth:`validation_weights`.
+        """Return a context for a validation. A signal, such as Ctrl-C, ends the validation at once.
 
-        A signal ends the block at once: ``save`` writes a checkpoint, and Interrupted is raised. A resume repeats the block.
+        In the context, the model has its :meth:`validation_weights`. After a signal, ``save`` writes a checkpoint, and
+        Interrupted is raised. A resume repeats the validation.
         """
         try:
             with self.use_validation_weights(), self.interruption.raise_on_signal():
@@ -291,7 +298,7 @@ class RetrievalSolver(Solver):
         return {**recalls, "rsum": float(measured["rsum"]), **self._measure_pairs(images, captions)}
 
     def _measure_pairs(self, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, float]:
-        """Return the metrics that the similarity defines, on the first validation pairs. Most similarities define none."""
+        """Return the similarity's own metrics, measured on the first 1000 validation pairs. Most similarities have none."""
         if not self.model.config.similarity.measures_pairs:
             return {}
         rows = torch.arange(min(len(captions), _MAX_MEASURED_PAIRS))
@@ -307,7 +314,7 @@ class RetrievalSolver(Solver):
         """Log a warning with the likely cause, once in a run, if the retrieval of only one direction fails.
 
         A direction fails if R@10 is near chance and, in addition, R@10 is at chance or a hub (a candidate that ranks first for
-        many queries) dominates. Hubs are counted only for models that compare vectors, on enough images.
+        many queries) dominates. Models that score every pair, and splits of fewer than 100 images, are not checked.
         """
         n_images, n_captions = len(images), len(captions)
         chance = {name: chance_recall(name, 10, n_images, n_captions) for name in recalls}

@@ -86,8 +86,8 @@ def compute_canonical_directions(
 
     Shapes are (dim_x, dim), (dim_y, dim) and (dim,), highest correlation first, padded with zeros if there are fewer
     directions. Along each direction, images and captions have unit variance. Different directions are uncorrelated.
-    The diagonals of ``xx`` and ``yy`` are first increased, each by ``regularization`` times its mean. Raises UserError if a
-    covariance is then still singular.
+    First, ``regularization`` times the mean of the diagonal is added to the diagonals of the covariance of images and of the
+    covariance of captions. Raises UserError if one of them is then still singular.
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
     whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
@@ -155,7 +155,7 @@ class GridSearchSolver(Solver):
 
     @abstractmethod
     def pair_blocks(self) -> Iterator[PairBlock]:
-        """Yield all training pairs in the blocks that :func:`compute_covariances` takes."""
+        """Yield all training pairs in blocks: image vectors, caption vectors, and the position of each caption's image."""
 
     @cached_property
     def covariances(self) -> Covariances:
@@ -232,7 +232,10 @@ def require_cached_images(solver: str, task: RetrievalTask) -> CachedImageFeatur
 
 
 def read_pair_blocks(task: RetrievalTask, cached: CachedImageFeatures) -> Iterator[PairBlock]:
-    """Yield all training pairs of images and captions in the blocks that :func:`compute_covariances` takes."""
+    """Yield the vectors of all training images and captions in blocks of images.
+
+    A block is explained in :func:`compute_covariances`: image vectors, caption vectors, and each caption's image.
+    """
     pairs = task.pairs
     ends = np.searchsorted(pairs.image_indices, np.arange(len(pairs.images)), side="right")
     with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:

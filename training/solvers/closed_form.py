@@ -205,12 +205,12 @@ class CsaSolver(ClosedFormSolver):
 
 
 class AsifSettings(SolverSettings):
-    """ASIF (Norelli et al., NeurIPS 2023): representations relative to training pairs, the anchors.
+    """ASIF (Norelli et al., NeurIPS 2023), which describes an image or caption by its cosines with training pairs (anchors).
 
     An image becomes the vector of its cosines with the images of the ``model.dim`` anchors. A caption becomes the vector of
     its cosines with the captions of the anchors. In each vector the ``k`` highest cosines are raised to the power ``power``,
     and the others are set to 0. Images and captions are compared by the cosine of these vectors (section 2 of the paper, where
-    k = 800 and power = 8). Both encoders are ``relative``.
+    k = 800 and power = 8). The experiment must set both encoders to ``relative``, which computes these vectors.
     """
 
     name: Literal["asif"] = "asif"

@@ -38,7 +38,7 @@ def encode_split(model: Model, split: RetrievalSplit, device: torch.device) -> t
 def encode_images(
     model: Model, split: RetrievalSplit, device: torch.device, rows: NDArray[np.int64] | None = None
 ) -> PackedEmbeddings:
-    """Return the embeddings of the images of a split at ``rows``, on the CPU. None embeds all images."""
+    """Return the embeddings of the images of a split with the indices ``rows`` (None: all), on the CPU."""
     block_size = _ROWS_PER_BLOCK if model.cnn is None else _PHOTOS_PER_BLOCK
     rows = np.arange(len(split.pairs.images)) if rows is None else rows
     batches = (
@@ -49,7 +49,7 @@ def encode_images(
 
 
 def encode_captions(model: Model, split: RetrievalSplit, rows: NDArray[np.int64] | None = None) -> PackedEmbeddings:
-    """Return the embeddings of the captions of a split at ``rows``, on the CPU. None embeds all captions."""
+    """Return the embeddings of the captions of a split with the indices ``rows`` (None: all), on the CPU."""
     rows = np.arange(len(split.pairs)) if rows is None else rows
     batches = (split.caption_inputs.read(block) for block in _split_into_blocks(rows, _ROWS_PER_BLOCK))
     return _embed_batches(model, model.embed_captions, batches)
@@ -58,7 +58,7 @@ def encode_captions(model: Model, split: RetrievalSplit, rows: NDArray[np.int64]
 def pool_embeddings(side: PackedEmbeddings) -> NDArray[np.float32]:
     """Return a single vector for each image or caption, (n, dim): for a set, the normalised mean of its unit vectors.
 
-    A model that scores every pair is slow. A search can choose candidates by these vectors first.
+    A search by a slow model, which scores every pair, can first choose candidates by these vectors.
     """
     if side.lengths is None:
         return side.vectors.numpy()
@@ -92,10 +92,10 @@ def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
 
 
 def build_vector_fields(model: Model, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, Any]:
-    """Return the vectors of images and captions, and their similarity, as fields of :class:`vse.eval.files.split.Embeddings`.
+    """Return the content of an embeddings file, by the fields of :class:`vse.eval.files.split.Embeddings`.
 
-    For a model that scores every pair, the fields are pooled vectors of images and captions. If such a model embeds a caption
-    as a single vector, this vector is a field, too.
+    The content is the vectors of images and captions, and the name of their similarity. For a model that scores every pair,
+    the vectors are pooled (one for each image or caption). A caption vector that is not pooled is added if there is one.
     """
     similarity, pairwise = model.config.similarity, model.scores_every_pair
     return {
@@ -147,16 +147,20 @@ class PairScores:
         self.has_directions = isinstance(scores, tuple)
 
     def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the scores i2t and t2i of the images ``rows`` with the captions ``columns`` (None: all), on the CPU.
+        """Return the scores of the images ``rows`` with the captions ``columns`` (None: all), on the CPU.
 
-        Both results are the same matrix if scores do not depend on the direction.
+        The first matrix has the scores with images as queries (i2t), the second with captions as queries (t2i). Both are
+        equal if scores do not depend on the direction.
         """
         if self._last_scores is None or self._last_scores[0] != rows or self._last_scores[1] is not columns:
             self._last_scores = rows, columns, self._score(rows, columns)
         return self._last_scores[2]
 
     def score_blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """Return the scores i2t and t2i in blocks of images. The scores t2i are None if they equal the scores i2t."""
+        """Return the scores of all pairs in blocks of images: with images as queries, and with captions as queries.
+
+        The second result is None if scores do not depend on the direction.
+        """
         n_images = len(self._images)
         i2t = ScoreBlocks(n_images, image_of_caption, MAX_TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
         if not self.has_directions:
@@ -188,7 +192,10 @@ class PairScores:
                 yield positions, size, width
 
     def _count_captions_per_tile(self, width: int, n: int) -> int:
-        """Return the number of captions in a tile, a power of 2, because kernels compute other sizes differently."""
+        """Return the number of captions in a tile for ``n`` captions with ``width`` vectors each.
+
+        It is a power of 2, because matrix products of other sizes may round differently.
+        """
         fitting = max(1, _MAX_TILE_PAIRS // (self._images_per_tile * self._image_width * width))
         return min(MAX_TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_MIN_TILE_CAPTIONS, _next_power_of_two(n)))
 
@@ -241,7 +248,7 @@ def score_with_bank(
     The bank has ``n_images`` random images of the split ``bank``, drawn with the seed 0, and all captions of these images. The
     result has two fields of :class:`vse.eval.files.split.Embeddings`: ``bank_scores_images`` (n_images, n_bank_captions) and
     ``bank_scores_captions`` (n_captions, n_bank_images). ``pool_regions`` is the factor by which :func:`pool_sets` pools the
-    regions of the bank, or None. ``images`` must already be pooled by this factor.
+    regions of the bank (None: they are not pooled). ``images`` must already be pooled by this factor.
     """
     rows = np.sort(np.random.default_rng(0).permutation(len(bank.pairs.images))[:n_images])
     caption_rows = np.flatnonzero(np.isin(bank.pairs.image_indices, rows))
@@ -276,7 +283,8 @@ class EncoderPair(nn.Module):
     def forward(self, images: BatchVectors, captions: BatchVectors) -> tuple[BatchVectors, BatchVectors]:
         """Return the embeddings of images and captions.
 
-        If there are no images, return empty tensors that depend on every parameter, so that each parameter has a gradient.
+        If there are no images, return empty tensors that depend on every parameter. Each parameter then has a gradient of 0,
+        as the sum of gradients over processes requires.
         """
         if not len(images[0]):
             nothing = sum(weight.flatten()[:0].sum() for weight in self.parameters() if weight.requires_grad)

@@ -62,7 +62,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             self.adversary_optimizer = OPTIMIZERS["adam"](weights, lr=task.adversary.learning_rate, fused=True)
 
     def _check_batch_norms(self, batches: Sequence[Indices]) -> None:
-        """Raise UserError if a batch normalisation of this epoch cannot work in chunks, or in several processes."""
+        """Raise UserError if batch normalisation would see only parts of a batch, or if a process would have no pair."""
         if not self._encoders.has_batch_norms:
             return
         if self.settings.chunk is not None:
