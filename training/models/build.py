@@ -114,7 +114,10 @@ class Model(nn.Module):
         return self.config.similarity.image_kind, self.config.similarity.caption_kind
 
     def freeze(self, *parts: str) -> None:
-        """Freeze some of :data:`MODEL_PARTS` permanently. These parts get no gradients and stay in evaluation mode."""
+        """Freeze parts of the model permanently, such as ``cnn``. They get no gradients and stay in evaluation mode.
+
+        The names of all parts are :data:`MODEL_PARTS`.
+        """
         self._frozen_parts = parts
         for part in parts:
             getattr(self, part).requires_grad_(False)
@@ -157,7 +160,7 @@ class Model(nn.Module):
     def score_pairs(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the score of each image at ``rows`` with the caption at the same position in ``columns``."""
+        """Return the scores of k pairs: pair i is the image ``rows[i]`` and the caption ``columns[i]``."""
         return self.similarity.score_pairs(images, captions, rows, columns)
 
     def forward(self, images: tuple[Tensor, ...], captions: tuple[Tensor, ...]) -> Scores:

@@ -84,7 +84,10 @@ class ConditionalMlp(nn.Module):
         self.adds_input = identity
 
     def project_condition(self, condition: Tensor) -> list[Tensor]:
-        """Return a list with the projection of the conditions by the network, for :meth:`deform_in_parts`."""
+        """Return the part of the first layer's output that comes from the conditions, as a list of one tensor.
+
+        It can be computed once for many vectors, and passed to :meth:`deform_in_parts`.
+        """
         return [self.network.project_condition(condition)]
 
     def deform_in_parts(
@@ -116,8 +119,8 @@ class ConditionalFlow(nn.Module):
     ``condition_dim`` : length of a condition; 0: no condition.
     ``layers`` : number of coupling layers.
     ``widths`` : widths of the hidden layers of each network.
-    ``scale`` : a key of :data:`SCALES_WITH_IDENTITY_INPUT`.
-    ``identity`` : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0.
+    ``scale`` : name of the function scale(s): ``exp``, ``exp_tanh``, ``sigmoid`` or ``product``.
+    ``identity`` : whether t starts as 0, and scale(s) as 1 (``sigmoid``: as 0.88), so that T(x; v) starts (nearly) as x.
     ``kept`` : the half that the first layer keeps, 0 or 1.
     """
 
@@ -138,15 +141,18 @@ class ConditionalFlow(nn.Module):
                 nn.init.constant_(network.last_layer.bias[: dim // 2], at_identity)
 
     def project_condition(self, condition: Tensor) -> list[Tensor]:
-        """Return the projection of the conditions by the network of each layer, for :meth:`deform_in_parts`."""
+        """Return, for the network of each coupling layer, the part of its first layer's output that comes from conditions.
+
+        It can be computed once for many vectors, and passed to :meth:`deform_in_parts`.
+        """
         return [network.project_condition(condition) for network in self.networks if isinstance(network, ConditionalNetwork)]
 
     def deform_in_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] | None = None
     ) -> list[Tensor]:
-        """Return both halves of the deformed vectors T(x; v).
+        """Return the two halves of the deformed vectors T(x; v).
 
-        A flow of a single layer returns the half that it keeps with the shape of x, not broadcast to the conditions.
+        A flow of a single layer does not change one half. This half is the same for all conditions, and has no axis for them.
         ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """
         halves = list(x.chunk(2, -1))

@@ -78,10 +78,10 @@ def _find_step_starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " 
 
 
 class _StepProducts:
-    """A buffer ``rows`` for the rows of all steps, and the products of the rows with ``weight``, step by step.
+    """A buffer ``rows`` with a row for each packed word, such as a state, and the products of its rows with ``weight``.
 
-    The caller writes the rows of a step before :meth:`multiply` reads them. A product also reads rows of later steps, which
-    may not be written yet, to round up its number of rows; these rows do not affect the result.
+    A step has the rows of the k-th words of all captions. The caller writes these rows before :meth:`multiply` reads them. To
+    round up its number of rows, a product also reads rows of later steps, which do not affect the result.
 
     ``n`` : number of rows of all steps; zeros follow in the buffer.
     ``max_step_rows`` : largest number of rows of a step.
@@ -99,7 +99,10 @@ class _StepProducts:
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
     def add_product(self, step: slice, bias: Tensor, out: Float[Tensor, "size n_out"]) -> Float[Tensor, "size n_out"]:
-        """Write the product of a step plus the bias to ``out``, and return ``out``. The first step has the product 0."""
+        """Write the product for a step plus the bias to ``out``, and return ``out``.
+
+        In the first step the product is 0, because the states before it are 0.
+        """
         return torch.add(self.multiply(step), bias, out=out) if step.start else out.copy_(bias)
 
 
@@ -167,8 +170,8 @@ class _GruRecurrence(torch.autograd.Function):
 class _LstmRecurrence(torch.autograd.Function):
     """The states h' = o tanh(c') of an LSTM, with c' = f c + i g.
 
-    The gates are i, f, o = sigmoid(x + W h + b) and g = tanh(x + W h + b), in the order i, f, g, o. Arguments are those of
-    :class:`_GruRecurrence`.
+    The gates are i, f, o = sigmoid(x + W h + b) and g = tanh(x + W h + b), in the order i, f, g, o. The arguments have the
+    same meaning as for a GRU: ``inputs`` are x, and the captions are sorted by length, see :class:`_GruRecurrence`.
     """
 
     @staticmethod
@@ -228,9 +231,10 @@ class _LstmRecurrence(torch.autograd.Function):
 def _allocate_gate_gradients(
     n: int, max_step_rows: int, weight: Tensor, n_rows: int, dtype: torch.dtype
 ) -> tuple[_StepProducts, Float[Tensor, "n_rows n_gates"]]:
-    """Return buffers for the gradients of the gates: products in the type of ``weight``, and a matrix in ``dtype``.
+    """Return two buffers for the gradients of the gates, with a row for each packed word.
 
-    Both buffers use the same memory if the types are equal. Rows from ``n`` to ``n_rows`` are zeros.
+    The first buffer multiplies its rows by ``weight``, in the type of ``weight``. The second is a matrix in ``dtype``. Both
+    use the same memory if the types are equal. Rows from ``n`` to ``n_rows`` are zeros.
     """
     products = _StepProducts(n, max_step_rows, weight)
     of_gates = products.rows[:n_rows]

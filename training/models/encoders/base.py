@@ -68,7 +68,11 @@ class EncoderSettings(Settings):
         return None
 
     def load_transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
-        """Return the transformer whose tokens the encoder reads, or None. ``words`` returns the words of training captions."""
+        """Return the transformer whose tokens the encoder reads, or None if the encoder reads no tokens.
+
+        ``weights_dir`` : folder of weights; a transformer that it has is not downloaded. None: no such folder.
+        ``words`` : function that returns the words of the training captions; called if the vocabulary is built from them.
+        """
         return None
 
     def build(self, spec: EncoderSpec) -> Encoder:

@@ -33,7 +33,7 @@ class MlpSettings(EncoderSettings):
 
 
 class MlpEncoder(Encoder):
-    """The network of :class:`MlpSettings`. A mask is returned unchanged."""
+    """The network of :class:`MlpSettings`. The mask of a set is returned unchanged."""
 
     def __init__(self, input_dim: int, settings: MlpSettings, dim: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class ResidualSettings(EncoderSettings):
 
 
 class ResidualEncoder(Encoder):
-    """The network of :class:`ResidualSettings`. A mask is returned unchanged."""
+    """The network of :class:`ResidualSettings`. The mask of a set is returned unchanged."""
 
     def __init__(self, input_dim: int, settings: ResidualSettings, dim: int) -> None:
         super().__init__()
@@ -119,11 +119,11 @@ class BranchSettings(EncoderSettings, DenseLayersSettings):
     input_kinds: ClassVar = (InputKind.VECTORS,)
 
     def build(self, spec: EncoderSpec) -> Encoder:
-        return BranchEncoder(spec.input_dim, self)
+        return DenseLayersEncoder(spec.input_dim, self)
 
 
-class BranchEncoder(Encoder):
-    """The network of :class:`BranchSettings`."""
+class DenseLayersEncoder(Encoder):
+    """A stack of fully connected layers, with the settings :class:`DenseLayersSettings`."""
 
     def __init__(self, input_dim: int, settings: DenseLayersSettings) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class LinearSettings(EncoderSettings):
 
 
 class LinearEncoder(Encoder):
-    """A linear map of vectors. A mask is returned unchanged."""
+    """A linear map of vectors. The mask of a set is returned unchanged."""
 
     def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()
@@ -227,9 +227,10 @@ class WeightedEncoder(Encoder):
 
 
 class RelativeSettings(EncoderSettings):
-    """The k highest cosines with ``model.dim`` anchors, raised to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023).
+    """An encoder that describes a vector by its cosines with ``model.dim`` anchors (ASIF: Norelli et al., NeurIPS 2023).
 
-    Anchors are vectors of training items. The solver ``asif`` chooses them.
+    The k highest cosines are raised to a power, the others are 0. The solver ``asif`` chooses the anchors among the vectors of
+    training images (or captions).
     """
 
     name: Literal["relative"] = "relative"

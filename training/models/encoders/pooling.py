@@ -40,7 +40,10 @@ class PooledSettings(EncoderSettings):
 
 
 class PooledEncoder(Encoder):
-    """The network of :class:`PooledSettings`. ``query``, the vector q, starts as zeros, so that all weights are equal."""
+    """The network of :class:`PooledSettings`.
+
+    ``query`` is the learned vector of attention pooling. It starts as 0, so that all vectors of a set have the same weight.
+    """
 
     def __init__(self, input_dim: int, dim: int, attends: bool) -> None:
         super().__init__()

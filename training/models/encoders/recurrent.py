@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from vse.pipeline.dataset.captions import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec
-from vse.training.models.encoders.linear import BranchEncoder, DenseLayersSettings
+from vse.training.models.encoders.linear import DenseLayersEncoder, DenseLayersSettings
 from vse.training.models.encoders.pooling import GeneralisedPooling, WordAugmentation
 from vse.training.models.recurrent_states import compute_last_states, compute_packed_states, select_last_states, unpack_states
 
@@ -80,7 +80,7 @@ class WordReader(Encoder):
         self.words = nn.Embedding(spec.input_dim, spec.word_dim)
         nn.init.uniform_(self.words.weight, -_INITIAL_EMBEDDING_RANGE, _INITIAL_EMBEDDING_RANGE)
         self.recurrent = settings.build_network(spec)
-        self.head = None if settings.head is None else BranchEncoder(spec.dim, settings.head)
+        self.head = None if settings.head is None else DenseLayersEncoder(spec.dim, settings.head)
         self.dim = spec.dim if self.head is None else self.head.dim
         self.states = settings.states
         self.pooling = GeneralisedPooling() if settings.states == "pooled" else None

@@ -26,7 +26,7 @@ class Similarity(nn.Module):
     def score_pairs(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Return the score of each image at ``rows`` with the caption at the same position in ``columns``."""
+        """Return the scores of k pairs: pair i is the image ``rows[i]`` and the caption ``columns[i]``."""
         scores = self(images, captions)
         if isinstance(scores, tuple):
             raise UserError("a loss of single pairs has no direction, but this similarity has a score for each direction")
@@ -43,10 +43,10 @@ class Similarity(nn.Module):
     def compute_attention(
         self, images: BatchVectors, captions: BatchVectors, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
-        """Return the attention of each query vector to each context vector, for pairs as in :meth:`score_pairs`.
+        """Return the attention of each query vector to each context vector, for k pairs of an image and a caption.
 
-        If words attend to regions, queries are words and the context is regions; otherwise the reverse. Only similarities
-        with an ``attention_direction`` define this method.
+        Pair i is the image ``rows[i]`` and the caption ``columns[i]``. If words attend to regions, queries are words and the
+        context is regions; otherwise the reverse. Only similarities with an ``attention_direction`` define this method.
         """
         raise NotImplementedError
 

@@ -115,7 +115,7 @@ class ScanSimilarity(Similarity):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return context vectors, context mask, query vectors and query mask of pairs of an image and a caption.
 
-        The query mask has the shape (k, n_queries, 1), as if each context were compared with m = 1 set of queries.
+        The query mask has the shape (k, n_queries, 1). Its last axis counts the sets of queries for a context, here one.
         """
         (context, context_mask), (queries, query_mask) = self._context_and_queries(
             select_batch_rows(images, rows), select_batch_rows(captions, columns)

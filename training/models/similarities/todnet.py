@@ -84,9 +84,9 @@ class TodNetSettings(SimilaritySettings):
 class TodNetSimilarity(Similarity):
     """Scores of images with captions in deformed spaces; two matrices if scores depend on the direction.
 
-    Each pair of an image and a caption needs a pass through the deformation T if one of the two is the condition of the other.
-    Pairs are scored in blocks. For large batches the backward pass computes each block again. ``maps`` holds the deformations:
-    one for both directions, or one for each.
+    If the caption is the condition under which the image is deformed, or the reverse, each pair needs a pass through the
+    deformation T. Pairs are scored in blocks. For large batches the backward pass computes each block again. ``maps`` holds
+    the deformations: one for both directions, or one for each.
     """
 
     def __init__(self, settings: TodNetSettings, dim: int) -> None:
@@ -169,7 +169,10 @@ class TodNetSimilarity(Similarity):
     def _score_under_conditions(
         self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "k n"]:
-        """Return the scores of all conditions (rows) with all other vectors (columns), deformed by the row's condition."""
+        """Return the scores of all conditions (rows) with all other vectors (columns).
+
+        Both vectors of a pair are deformed under the condition of the row.
+        """
         k, n = len(conditions), len(others)
         size = max(1, _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15) // max(1, n))
         recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
@@ -187,7 +190,7 @@ class TodNetSimilarity(Similarity):
     def _compare(self, first: list[Tensor], second: list[Tensor]) -> Float[Tensor, "b n m"]:
         """Return the cosines or inner products of vectors (b, n, dim) with vectors (b or 1, m, dim).
 
-        Both arguments are lists of parts, which form the vectors if they are concatenated.
+        Both arguments are lists of tensors. They are the parts of the vectors, such as their halves.
         """
         with torch.autocast(first[0].device.type, enabled=False):
             products = _sum_tensors([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
@@ -199,7 +202,7 @@ class TodNetSimilarity(Similarity):
     def score_undeformed(
         self, images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]
     ) -> Float[Tensor, "n_images n_captions"]:
-        """Return the backbone scores: the scores of all pairs if T changed no vector."""
+        """Return the backbone scores: the scores of all pairs without the deformation T."""
         normalize = self.settings.normalize_before or self.settings.normalize_after
         sides = [l2_normalize(side) if normalize else side for side in (images, captions)]
         return sides[0] @ sides[1].T
@@ -292,14 +295,16 @@ def score_shortlist(
     image_of_caption: Int[Tensor, " n_captions"],
     min_round: int = MIN_ROUND,
 ) -> tuple[tuple[ScoreBlocks, ScoreBlocks | None], dict[str, float]]:
-    """Return the scores i2t and t2i for ranking, and the share of all pairs that the model scored, by direction.
+    """Return scores for ranking (i2t and t2i), computed by the model for the promising pairs only, because it is slow.
 
-    The ranks of the right answers should be the same as if the model scored all pairs. The threshold of a pair is the model's
-    score of the right answer to the query. The model scores pairs in rounds, in descending order of the backbone score minus
-    the threshold, until no pair of a round reaches its threshold. All other pairs rank last, in the order of their backbone
-    scores. A round has a twentieth of all pairs, and at least ``min_round`` pairs. The first round also has all pairs whose
-    backbone score is above the threshold. If scores do not depend on the direction, the scores t2i are None, and the only
-    direction is ``both``. The similarity must have a condition.
+    The ranks of the right answers should be the same as if the model scored all pairs. The backbone score of a pair is the
+    score without the deformation T. The threshold of a pair is the model's score of the right answer to the query. The model
+    scores pairs in rounds, in descending order of the backbone score minus the threshold, until no pair of a round reaches
+    its threshold. All other pairs rank last, in the order of their backbone scores. A round has a twentieth of all pairs, and
+    at least ``min_round`` pairs. The first round also has all pairs whose backbone score is above the threshold.
+
+    The second result is the share of all pairs that the model scored, by direction. If scores do not depend on the direction,
+    the scores t2i are None, and the only direction is ``both``. The similarity must have a condition.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))
@@ -330,12 +335,14 @@ def _score_in_rounds(
     right_pairs: tuple[Tensor, Tensor],
     min_round: int,
 ) -> float:
-    """Replace backbone scores by the model's scores if the pair may reach its threshold. Return the share of these pairs.
+    """Replace the scores of the pairs that may reach their threshold by the model's scores. Return the share of these pairs.
 
     All other scores are shifted by one constant, so that they are below the lowest score of the model.
 
     ``name`` : direction, for the log.
-    ``scores`` : backbone scores of all pairs, changed in place.
+    ``scores`` : scores of all pairs without the deformation T, changed in place.
+    ``thresholds`` : model's score of the right answer to the query of each pair.
+    ``scorer`` : function that returns the model's scores of given pairs.
     ``right_pairs`` : index of each caption's image, and the model's score of this image and caption.
     """
     n_images, n_captions = scores.shape

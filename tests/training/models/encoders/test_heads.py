@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, layer_norm
 from vse.training.kinds import InputKind
 from vse.training.models.encoders import IMAGE_ENCODERS
 from vse.training.models.encoders.base import Encoder, EncoderSpec
-from vse.training.models.encoders.linear import BranchEncoder, BranchSettings, MlpEncoder, ResidualEncoder
+from vse.training.models.encoders.linear import BranchSettings, DenseLayersEncoder, MlpEncoder, ResidualEncoder
 
 INPUT, DIM = 5, 4
 HEADS: dict[str, list[dict[str, Any]]] = {
@@ -86,16 +86,16 @@ def test_a_residual_head_starts_as_its_linear_map(blocks: int) -> None:
     assert all(block.outer.weight.grad.any() for block in head.blocks), "but what it adds is learned"
 
 
-def branch(widths: list[int], **settings: Any) -> BranchEncoder:
+def branch(widths: list[int], **settings: Any) -> DenseLayersEncoder:
     """With a bias, and statistics, that are not those of the start."""
     torch.manual_seed(0)
-    made = BranchEncoder(5, BranchSettings(widths=widths, **settings)).double()
+    made = DenseLayersEncoder(5, BranchSettings(widths=widths, **settings)).double()
     for tensor in [*made.linears.parameters(), *([] if made.batch_norm is None else made.batch_norm.parameters())]:
         nn.init.normal_(tensor)
     return made
 
 
-def slow_branch(made: BranchEncoder, features: Tensor, place: str, training: bool) -> Tensor:
+def slow_branch(made: DenseLayersEncoder, features: Tensor, place: str, training: bool) -> Tensor:
     """Formulas of three layers: fully connected, batch normalisation in one of two places, ReLU."""
     norm = made.batch_norm
     assert norm is not None
