@@ -172,7 +172,7 @@ class AceAdversary(Adversary):
         """Return the losses for images as queries and sampled captions as negatives, or the reverse.
 
         ``generator`` : generator of the negatives.
-        ``query_scores`` : scores of the queries within the batch.
+        ``query_scores`` : scores of the queries with the candidates of the batch.
         ``batch_indices`` : index of each caption (or image) of the batch among all training captions (or images).
         """
         samples_captions = generator is self.captions

@@ -140,7 +140,7 @@ def compute_sampling_metrics(
 
     ``masked_share`` : probability of masked candidates for each query.
     ``scores`` : scores of the sampled negatives.
-    ``query_scores`` : scores of the queries within the batch.
+    ``query_scores`` : scores of the queries with the candidates of the batch.
     """
     hardest = query_scores.scores.masked_fill(~query_scores.negative_mask, -torch.inf).amax(1)
     return {

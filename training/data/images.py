@@ -56,7 +56,7 @@ class CachedFeatures:
 
     Attributes
     ----------
-    kind : vectors or sets; vectors for a bank of crops
+    kind : vectors or sets; vectors for a bank (a cache with the features of several crops of each image)
     n_crops : number of crops of each image in a bank; 0 if the cache is not a bank
     size_in_memory_gb : size of the features in GPU memory or in memory maps, in units of 1e9 bytes
     """

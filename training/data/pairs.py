@@ -54,7 +54,7 @@ class CaptionInputs(Protocol):
     kind: InputKind
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        """Return the captions with these indices, as tensors of the captions' :class:`vse.training.kinds.InputKind`."""
+        """Return the captions with these indices, in the form of their ``kind``: words, tokens, vectors or sets."""
 
 
 class CaptionsLoadedAtFirstRead:
@@ -117,7 +117,7 @@ class CaptionsWithChangedTexts:
 def encode_texts(
     cache: FeatureCache, encoder: TextInputEncoder, texts: Sequence[tuple[str, Sequence[str]]], device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Encode texts as inputs of a model that was trained on ``cache``: vectors or sets, rounded to the type of the cache.
+    """Encode texts as inputs of a model that was trained on ``cache``: vectors or sets, in the precision of the cache.
 
     ``encoder`` is the encoder that computed ``cache``. A text is a pair of the raw text and its words.
     """

@@ -93,7 +93,7 @@ class ConditionalMlp(nn.Module):
     def deform_in_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] = (None,)
     ) -> list[Tensor]:
-        """Return the deformed vectors T(x; v) as a list of one tensor, for the interface of :class:`ConditionalFlow`.
+        """Return the deformed vectors T(x; v) as a list of one tensor. A :class:`ConditionalFlow` returns two halves.
 
         ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """

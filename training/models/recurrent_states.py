@@ -28,7 +28,8 @@ def compute_last_states(
 def unpack_states(packed: PackedSequence, longest: int | None = None) -> Float[Tensor, "n longest dim"]:
     """Return the states of packed captions as a padded matrix, in the order of the captions before packing.
 
-    torch's own function also returns the lengths, which would make the CPU wait for a GPU.
+    ``longest`` is the number of columns (None: the number of words of the longest caption). torch's own function also returns
+    the lengths, so the CPU would wait for a GPU.
     """
     in_order = packed._replace(sorted_indices=None, unsorted_indices=None)
     states, _ = pad_packed_sequence(in_order, batch_first=True, total_length=longest)
@@ -72,7 +73,10 @@ def compute_packed_states(
 
 
 def _find_step_starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
-    """Return the index of the first packed word of each step, and the lengths of captions in descending order."""
+    """Return the index of each step's first word in the packed words, and the lengths of captions in descending order.
+
+    Step t has the t-th words of all captions that have at least t words.
+    """
     sizes = words.batch_sizes
     return sizes.cumsum(0) - sizes, (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
 

@@ -39,7 +39,7 @@ class PositiveRegionSettings(Settings):
 
 
 class SamplingSettings(PositiveRegionSettings):
-    """The settings of Algorithm 1 of the two-branch paper."""
+    """The settings that define and sample negatives (two-branch paper, Algorithm 1)."""
 
     negative_iou: float = Field(
         0.3, gt=0, le=1, description="IoU with the ground-truth region below which candidates are negatives"

@@ -181,7 +181,7 @@ class Progress:
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def is_finished(self, epochs: int, patience: int | None) -> bool:
-        """Return whether all epochs are finished, or the best epoch is at least ``patience`` epochs ago."""
+        """Return whether all epochs are finished, or if the best epoch is ``patience`` or more epochs ago (None: never)."""
         validated = any("rsum" in row for row in self.rows)
         stale = patience is not None and validated and self.epoch - self.best_row["epoch"] >= patience
         return self.epoch >= epochs or stale
@@ -235,7 +235,7 @@ class Solver(ABC):
         return self.model.state_dict()
 
     def use_validation_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has its :meth:`validation_weights`."""
+        """Return a context in which the model has the weights to validate, see :meth:`validation_weights`."""
         return nullcontext()
 
     @contextmanager

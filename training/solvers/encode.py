@@ -243,12 +243,15 @@ def score_with_bank(
     captions: PackedEmbeddings,
     pool_regions: int | None = None,
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the scores of ``images`` and ``captions`` with a bank of other captions and images, to correct hubs later.
+    """Return the scores of ``images`` and ``captions`` with a bank of other captions and images.
 
-    The bank has ``n_images`` random images of the split ``bank``, drawn with the seed 0, and all captions of these images. The
-    result has two fields of :class:`vse.eval.files.split.Embeddings`: ``bank_scores_images`` (n_images, n_bank_captions) and
-    ``bank_scores_captions`` (n_captions, n_bank_images). ``pool_regions`` is the factor by which :func:`pool_sets` pools the
-    regions of the bank (None: they are not pooled). ``images`` must already be pooled by this factor.
+    The scores show later which of them are hubs (similar to many queries). The bank has ``n_images`` random images of the
+    split ``bank``, drawn with the seed 0, and all captions of these images. The result has the scores as two fields of an
+    embeddings file: ``bank_scores_images`` (len(images), n_bank_captions) and ``bank_scores_captions`` (len(captions),
+    n_bank_images).
+
+    ``pool_regions`` is the factor by which :func:`pool_sets` pools the regions of the bank (None: they are not pooled).
+    ``images`` must already be pooled by this factor.
     """
     rows = np.sort(np.random.default_rng(0).permutation(len(bank.pairs.images))[:n_images])
     caption_rows = np.flatnonzero(np.isin(bank.pairs.image_indices, rows))

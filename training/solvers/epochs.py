@@ -245,7 +245,8 @@ class GradientSolver(Solver):
     def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
         """Return whether the mean loss is within 2% of ``collapsed_loss``, and the validation is no better than chance.
 
-        ``collapsed_loss`` is the mean loss that the epoch would have if all embeddings were equal.
+        ``collapsed_loss`` is the mean loss that the epoch would have if all embeddings were equal. The result is False in the
+        first steps of a training.
         """
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss

@@ -133,7 +133,7 @@ class Schedule:
         return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
 
     def step_decay_factor(self, epoch: int) -> float:
-        """Return the factor by which the step schedule has reduced learning rates in an epoch (0-based)."""
+        """Return the factor by which the schedule ``step`` has reduced learning rates in an epoch (0-based)."""
         settings = self.settings
         if settings.decay_at:
             return settings.decay ** sum(epoch >= after for after in settings.decay_at)
@@ -177,7 +177,6 @@ class Schedule:
             group["lr"] = rate * factor
 
     def _ids_of_weights_without_decay(self) -> set[int]:
-        """Return the Python ids of the weights without weight decay."""
         kinds = self.settings.undecayed
         chosen = {id(weight) for weight in self.model.caption_encoder.weights_without_decay()} if "words" in kinds else set()
         for module in self.model.modules():

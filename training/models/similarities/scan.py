@@ -185,7 +185,7 @@ class ScanSimilarity(Similarity):
         return weights if is_known_full(context_mask) else weights * exists
 
     def _exponents(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
-        """Return the exponents of the softmax: sharpness times the cosines, normalised over the queries (dimension 2)."""
+        """Return the exponents of the softmax: sharpness times the cosines, normalised as ``raw_feature_norm`` states."""
         norm, sharpness = self.settings.raw_feature_norm, self.settings.sharpness
         if norm == "softmax":
             return sharpness * cosines.masked_fill(~query_mask, -torch.inf).softmax(2).masked_fill(~query_mask, 0)

@@ -43,7 +43,8 @@ class TodNetSettings(SimilaritySettings):
 
     The score of an image x and a caption y under a condition v is cos(T(x; v), T(y; v)). By default, v is the target of the
     search: the caption y if an image is the query, the image x if a caption is the query. T is by default a flow of coupling
-    layers, see :class:`ConditionalFlow`. The available copies of the paper leave some settings blank.
+    layers, see :class:`ConditionalFlow`. The available copies of the paper leave some settings blank. Their defaults are our
+    choice.
     """
 
     measures_pairs: ClassVar = True
