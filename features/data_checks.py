@@ -85,7 +85,10 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
 
 
 def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
-    """Return the differences between a data set and the data set of a cache; see :func:`check_belongs_to_dataset`."""
+    """Return messages about the differences between a data set and the data set of a cache; an empty list if there are none.
+
+    Photographs, captions, and texts or boxes of phrases are compared as in :func:`check_belongs_to_dataset`.
+    """
     recorded, changed = read_data_identity(cache), not is_from_dataset_file(cache, dataset)
     captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
     if changed and captions is not None:
@@ -139,7 +142,7 @@ def read_data_identity(cache: FeatureCache) -> DataIdentity:
 def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
     """Return the checksums of the photographs, captions and splits of a data set.
 
-    The checksum of photographs covers those in ``cache``, and is None if the cache records no hashes of photographs.
+    The checksum of photographs is computed from the hashes in ``cache``; None if the cache records no hashes of photographs.
     """
     recorded = read_data_identity(cache)
     photos = replace(recorded, caption_ids=_NO_IDS, caption_hashes=None).checksums.photos_sha256
@@ -178,12 +181,18 @@ def compare_texts(
 
 
 def has_input_hashes(cache: FeatureCache) -> bool:
-    """Return whether a cache records hashes of photographs or texts; imported and embedded caches hash vectors instead."""
+    """Return whether a cache records hashes of photographs or texts.
+
+    Caches of imported features, or of embeddings by a trained model, record hashes of their vectors instead.
+    """
     return "imported" not in cache.provenance and read_backbone(cache) is None
 
 
 def _get_caption_array(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the stored array ``name``, empty if missing. Raises UserError unless its shape is (n_captions, *shape)."""
+    """Return the array ``name`` among the arrays ``stored`` in the cache file ``path``; an empty array if it is missing.
+
+    Raises UserError unless its shape is (n_captions, *shape).
+    """
     values = stored.get(name, _NO_IDS)
     if values.shape != (len(stored.get("caption_ids", _NO_IDS)), *shape):
         raise UserError(f"{path}: its {name} are of shape {values.shape}; run the same vse-extract again")

@@ -231,7 +231,10 @@ def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
 
 
 def verify_feature(path: Path, correct_checksums: bool = False) -> FeatureCache:
-    """Call :func:`vse.features.cache.feature_cache.verify_cache`, with a lock on the cache if it may be changed."""
+    """Verify a cache: its shards by their hashes, and its ids and input hashes. Raises UserError, which names the first fault.
+
+    With ``correct_checksums``, the cache is locked, and wrong block checksums in its manifest (list of shards) are corrected.
+    """
     with lock_for_writing(path) if correct_checksums else nullcontext():
         return verify_cache(path, correct_checksums)
 
@@ -276,7 +279,7 @@ def describe_changed_input(
 
 
 def verify_inputs(cache: FeatureCache) -> str:
-    """Hash the images or texts of a cache again; return ``unchanged``, or the reason why this is impossible.
+    """Hash the images or texts of a cache again; return ``unchanged``, or the reason why they cannot be hashed.
 
     Raises UserError, which names the first image or text that has changed.
     """

@@ -129,16 +129,16 @@ def choose_shard_count(dataset: Dataset, out: Path) -> int:
 
 
 def _encoder_path(out: Path) -> Path:
-    """Return the path of the cache's encoder. The equal function in ``extractors.captions`` would import torch."""
+    """Return the path of a cache's encoder. This copy of ``extractors.captions.encoder_path`` does not import torch."""
     return out.with_suffix(".encoder.safetensors")
 
 
 def _find_option_path(
     request: FeatureRequest, config: FeatureSettings | type[FeatureSettings], option: ExtractorOption
 ) -> Path | None:
-    """Return the path for an option in the request, else in the option's environment variable, else None.
+    """Return the path that an option of the request has, or else the path in the option's environment variable, or else None.
 
-    The variable is ignored if the extractor does not have this option.
+    The variable, such as ``VSE_WEIGHTS_DIR``, is ignored if the extractor does not have this option.
     """
     path: Path | None = getattr(request.options, option)
     variable = os.environ.get(f"VSE_{option.upper()}") if option in config.option_names else None
@@ -150,7 +150,10 @@ def _build_default_cache_path(dataset: Dataset, config: FeatureSettings) -> Path
 
 
 def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings:
-    """Return the settings that the cache ``like`` records, with the path of its weights if they are found."""
+    """Return the extractor's settings that the cache ``like`` records, to extract features with the same settings.
+
+    The setting ``weights`` becomes the path of the recorded weights if they are found.
+    """
     from vse.features.backbones.weight_files import find_weights
     from vse.features.cache.feature_cache import open_cache
 
@@ -244,7 +247,6 @@ def _try_extraction(settings: FeatureSettings, extractor: Extractor, items: list
 
 
 def _select_vector_set(rows: FeatureRows, k: int) -> NDArray[np.generic]:
-    """Return the vectors of row k of a feature with sets of vectors."""
     assert rows.offsets is not None
     return np.asarray(rows.features)[rows.offsets[k] : rows.offsets[k + 1]]
 

@@ -38,7 +38,7 @@ from vse.pipeline.workflow import PlannedFile, build_dataset_pattern, plan_files
 
 
 class NetworkRates(Settings):
-    """Sizes and speeds of a network; a number without an entry is unknown."""
+    """Sizes and speeds of a pretrained network, to estimate disk space and time. A missing value is unknown."""
 
     numbers: dict[str, PositiveInt] = Field(
         default_factory=dict,
@@ -69,8 +69,8 @@ class Rates(Settings):
 def load_rates(user_file: Path | None = None) -> Rates:
     """Return the sizes and speeds in ``config/rates.yaml``. Entries of ``user_file`` replace entries of the same name.
 
-    With a ``user_file``, ``machine`` in the result is a text that names the machines of both files. Raises UserError if an
-    entry is not valid.
+    With a ``user_file``, the field ``machine`` of the result names the machines of both files. Raises UserError if an entry is
+    not valid.
     """
     shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
     if user_file is None:
@@ -105,7 +105,11 @@ SplitCounts = dict[str, tuple[int, int]]  # numbers of images and captions, by s
 
 
 class Duration(NamedTuple):
-    """The time of an extraction or a training in seconds. ``is_local``: the speed was measured on the user's machine."""
+    """The estimated time of one extraction or training.
+
+    description : text for the report, with the work and the speed
+    is_local : True if the speed was measured on the user's machine
+    """
 
     seconds: float
     description: str
@@ -148,7 +152,11 @@ def describe_plan(
 
 
 def estimate_plan(planned_files: Sequence[PlannedFile], rates: Rates, local: LocalRates | None = None) -> TargetPlan:
-    """Return the estimated work for files that are still to be written. Speeds in ``local`` replace speeds in ``rates``."""
+    """Return the estimated work for the files that the workflow still has to write.
+
+    rates : sizes and speeds of ``config/rates.yaml`` or of the user's file
+    local : speeds of finished runs and caches on this machine, which replace speeds in ``rates``; None: no such speeds
+    """
     plan, local = TargetPlan(), local or LocalRates()
     shards: Counter[tuple[str, str, int]] = Counter()
     seen: set[tuple[str, ...]] = set()
@@ -276,7 +284,8 @@ def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, ra
 def _build_duration(amount: float, rate: float, work: str, unit: str, source: str | None, local: LocalRates) -> Duration:
     """Return the time for an amount of rows or training pairs, at ``rate`` rows or pairs per second.
 
-    ``work`` describes the work for the report. ``source`` states where the rate comes from; None: from another machine.
+    ``work`` describes the work for the report. ``source`` is a text on the measurement of the rate on the user's machine;
+    None: the rate was measured on another machine, and is scaled by the relative speed of this machine if that is known.
     """
     if source is not None:
         return Duration(amount / rate, f"{work}, {rate:,.1f} {unit}, {source}", is_local=True)
@@ -306,7 +315,10 @@ def _format_hours(seconds: float) -> str:
 
 
 def _format_range(seconds: Sequence[float], factors: Sequence[float]) -> str:
-    """Return the sum of times as a text; a range if a time may be shorter or longer by its factor (a factor above 1)."""
+    """Return the sum of times as a text, such as ``2.0 h to 8.0 h``; a single time if all ``factors`` are 1.
+
+    Time k lies between ``seconds[k] / factors[k]`` and ``seconds[k] * factors[k]``.
+    """
     low, high = (sum(map(operator, seconds, factors)) for operator in (truediv, mul))
     return _format_hours(low) if low == high else f"{_format_hours(low)} to {_format_hours(high)}"
 

@@ -100,7 +100,10 @@ def _has_encoder(cache: FeatureCache, encoder: Path, word_file: Path | None) -> 
 
 
 def _hash_tensors(file: Any) -> str:
-    """Return the hash of :func:`vse.features.backbones.model_folder.hash_tensors`, without torch."""
+    """Return the SHA-256 of the names, types, shapes and values of the tensors in an open safetensors file, without torch.
+
+    The result equals that of :func:`vse.features.backbones.model_folder.hash_tensors`.
+    """
     digest = hashlib.sha256()
     for name in sorted(file.keys()):
         part = file.get_slice(name)
@@ -118,8 +121,8 @@ class _CheckedPhoto(NamedTuple):
     """The state of a photograph at its last check.
 
     size, modified_ns : size in bytes and modification time of the file or archive; -1 if the file is missing
-    sha256 : hash of the photograph; if a changed photograph was restored, still the hash of the changed photograph
-    changed : True if the photograph has ever differed from the extracted one
+    sha256 : hash of the photograph; after a change, the hash of the changed photograph, even if the original was restored
+    changed : True if the photograph has ever differed from the photograph that was extracted first
     """
 
     size: int
@@ -164,7 +167,10 @@ def hash_changed_photos(
 def _check_newer_photos(
     shard: Path, ids: list[int], paths: list[str], checked: dict[int, _CheckedPhoto]
 ) -> dict[int, _CheckedPhoto]:
-    """Return the states, by id, of photographs that are newer than the shard, missing, or changed according to ``checked``."""
+    """Return the states, by id, of the photographs that have ever changed, are missing, or are newer than the shard.
+
+    ``ids`` and ``paths`` are those of the shard's photographs. ``checked`` has the states of an earlier check.
+    """
     written_ns = shard.stat().st_mtime_ns
     updated = {identity: photo for identity, photo in checked.items() if photo.changed}
     hash_by_id: dict[int, bytes] | None = None
@@ -214,9 +220,10 @@ def _hash_photo(path: str) -> bytes:
 
 
 def _declares_no_photographs(dataset_file: Path) -> bool:
-    """Return whether ``dataset.json`` has ``"pictures": false`` before its images.
+    """Return whether a data set declares that it has no photographs, by ``"pictures": false``.
 
-    Only the beginning of the file is read, because a plan must not load a data set of a million images.
+    Only the beginning of a ``dataset.json``, before its images, is read, because planning must be fast. A parquet file is
+    loaded.
     """
     if not dataset_file.is_file():
         return False
@@ -230,7 +237,10 @@ def _declares_no_photographs(dataset_file: Path) -> bool:
 def _list_photos(
     dataset_file: Path, mtime_ns: int, size: int, splits: tuple[str, ...]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[str]]:
-    """Return the ids and paths of a data set's photographs; a new time or size of ``dataset.json`` invalidates the cache."""
+    """Return the ids and paths of the photographs in ``splits`` (empty: all splits).
+
+    Results are cached. The time and size of ``dataset.json`` are arguments, so that a changed file is read again.
+    """
     dataset = load_dataset_file(dataset_file)
     images = (dataset.keep_splits(splits) if splits else dataset).images
     folder = dataset_file.parent / "images"
@@ -372,7 +382,10 @@ def _collect_cost_settings(dataset: str, experiment: str) -> dict[str, Any] | No
 
 
 def _contains_settings(settings: Any, wanted: Any) -> bool:
-    """Return whether ``settings`` contain ``wanted``. A wanted text also matches settings whose ``name`` is this text."""
+    """Return whether ``settings`` contain every entry of ``wanted``, with the same value and at every depth.
+
+    A text in ``wanted`` also equals settings whose entry ``name`` is this text.
+    """
     if isinstance(wanted, Mapping):
         return isinstance(settings, Mapping) and all(_contains_settings(settings.get(key), wanted[key]) for key in wanted)
     return bool((settings.get("name") if isinstance(settings, Mapping) else settings) == wanted)

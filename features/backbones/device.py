@@ -201,8 +201,10 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
     """Return the precision to compute in: ``requested`` or, for ``auto``, ``bf16`` or ``fp32``.
 
     ``auto`` is ``bf16`` if the device has instructions for bf16 (:func:`has_bf16`). The choice is logged. If ``bf16`` is
-    requested on a device without these instructions, a warning states how much slower the ``workload`` becomes. The messages
-    name the setting of the preset as ``setting``.
+    requested on a device without these instructions, a warning is logged.
+
+    workload : kind of computation, which determines the estimate of the lost time in the warning
+    setting : name of the precision setting in the log messages, such as ``train.precision``
     """
     native = has_bf16(device)
     if requested == "auto":
@@ -217,10 +219,11 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
 
 
 def choose_query_precision(cache_precision: str) -> str:
-    """Return the precision setting to encode queries for a cache whose features have ``cache_precision``.
+    """Return the setting ``precision`` for encoding queries that are compared with the features of a cache.
 
-    The result is ``cache_precision``, except that ``auto`` replaces ``bf16``. A device without bf16 then computes in fp32,
-    because emulated bf16 is slow and fp32 differs only by rounding.
+    ``cache_precision`` is the precision in which the cache was computed. The result is ``auto`` for ``bf16``, and otherwise
+    ``cache_precision``. A device without bf16 then computes in fp32, because emulated bf16 is slow and fp32 differs only by
+    rounding.
     """
     return "auto" if cache_precision == "bf16" else cache_precision
 

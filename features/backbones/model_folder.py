@@ -30,7 +30,7 @@ HUB_LIBRARY = OptionalLibrary("the library of the Hugging Face hub", "huggingfac
 
 
 def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
-    """Return the folder in ``weights_dir`` that is named like the last part of the model's name; None if there is none."""
+    """Return the folder ``weights_dir/<last part of the model's name>``; None if there is no such folder."""
     folder = None if weights_dir is None else weights_dir / model.rstrip("/").rpartition("/")[2]
     return folder if folder is not None and folder.is_dir() else None
 
@@ -129,8 +129,9 @@ _WEIGHT_FILE_PATTERNS = ("model.safetensors", "model-*.safetensors")
 def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]:
     """Yield a temporary copy of a text encoder's folder: copies of the checked files, and symbolic links to the weights.
 
-    Without ``all_modules``, only the files of the transformer in ``folder`` itself are checked and copied. Raises UserError if
-    a file names code, another model or an unknown module class, or if the weights are not safetensors files.
+    With ``all_modules``, the subfolders of all modules (parts of a sentence-transformers model, such as pooling) are copied.
+    Without it, only the files in ``folder`` itself are copied. Raises UserError if a file refers to code, to another model or
+    to an unknown module class, or if the weights are not safetensors files.
     """
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
         copy = Path(temporary) / (folder.name or "model")
@@ -145,9 +146,11 @@ def copy_checked_model(folder: Path, all_modules: bool = True) -> Iterator[Path]
 
 
 def read_modules(folder: Path) -> list[dict[str, Any]]:
-    """Return the content of ``modules.json``, dicts with ``type`` and ``path``; an empty list if the file does not exist.
+    """Return the entries of ``modules.json``, the list of the modules of a sentence-transformers model.
 
-    Raises UserError if the file names a class that is not in :data:`CLASS_NAMES_BY_TYPE`, or a path outside the folder.
+    A module is a part of the model, such as its transformer or its pooling. An entry has the class (``type``) and the
+    subfolder (``path``) of a module. The result is empty if the file does not exist. Raises UserError if the file contains an
+    unknown class (:data:`CLASS_NAMES_BY_TYPE`), or a path outside the folder.
     """
     file = folder / "modules.json"
     if not file.exists():
@@ -171,7 +174,10 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def reject_code_references(file: Path, content: Any) -> None:
-    """Raise UserError if the settings ``content``, the JSON in ``file``, name code or another model at any depth."""
+    """Raise UserError if the settings ``content`` refer to code or to another model, at any depth of nesting.
+
+    ``file`` is the JSON file that contains the settings, for the message.
+    """
     for key, value in _walk_json_entries(content):
         if key in _CODE_REFERENCE_KEYS and value:
             raise UserError(f"{file}: {key} names code of the model ({_shorten(value)}); use a model without code")
@@ -184,9 +190,9 @@ def reject_code_references(file: Path, content: Any) -> None:
 
 
 def _copy_module(source: Path, target: Path, class_name: str) -> None:
-    """Check and copy the files of one module.
+    """Check and copy the files of one module of a text encoder, such as its transformer or its pooling.
 
-    ``class_name`` is the class of the module; "" for the model's root folder if no module lies in it.
+    ``class_name`` is the class of the module; "" for the model's main folder if all modules lie in subfolders.
     """
     if not source.is_dir():  # a module without settings has no folder
         return

@@ -58,9 +58,9 @@ def load_backbone(
 
 
 class _SkipInitialisation(TorchFunctionMode):
-    """A block in which most parameters of a new model stay uninitialised, because the caller loads all of them afterwards.
+    """A block in which the most common initialisers of weights do nothing, because the caller loads all weights afterwards.
 
-    Drawing VGG19's weights takes almost as long as ``import torch``. Initialisers that draw until a condition holds still run.
+    Drawing VGG19's weights takes almost as long as ``import torch``. Other initialisers, such as trunc_normal_, still run.
     """
 
     _functions = frozenset([nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_])
@@ -167,9 +167,9 @@ class _LayerReached(Exception): ...
 
 
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
-    """Return the path of a model's weights: ``weights`` if it names a file, or else the file in ``weights_dir``.
+    """Return the path of a model's weights: ``weights`` if it is a file name, or else the file in ``weights_dir``.
 
-    The result is None for random weights, or if the folder lacks the file. A path in ``weights`` may be missing.
+    The result is None for random weights, or if the folder lacks the file. A path in ``weights`` is not checked.
     """
     if weights.endswith(WEIGHT_FILE_SUFFIXES):
         return Path(weights)
@@ -248,7 +248,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
 
 
 def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-    """Download weights from the hub; return the arguments with which timm reads them, {} if the hub lacks them."""
+    """Download a timm model's weights; return timm's settings for reading the file, {} if the hub lacks the weights."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
@@ -261,7 +261,7 @@ def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[s
 def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
     """Build an OpenCLIP model with both its encoders. Raises UserError if the model or its weights are missing.
 
-    ``weights`` is the name of weights in the library; None: random weights. ``notes`` is used as in :func:`load_backbone`.
+    ``weights`` is a tag of pretrained weights in OpenCLIP; None: random weights. ``notes`` receives the file's name and hash.
     """
     open_clip = OPTIONAL_LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():

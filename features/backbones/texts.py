@@ -81,8 +81,7 @@ class TextBackbone(ABC):
 def load_text_backbone(config: TextConfig, weights_dir: Path | None = None) -> TextBackbone:
     """Load the text encoder of a feature preset, on the CPU. Raises UserError if the library or the weights are missing.
 
-    A folder (for OpenCLIP, a file) in ``weights_dir`` that is named like the last part of the model's name replaces a
-    download.
+    The folder (for OpenCLIP, the file) ``weights_dir/<last part of the model's name>`` replaces a download.
     """
     config.library.load(config.model)
     return (
@@ -114,7 +113,7 @@ _MAX_TOKENS = 100_000  # for models that state no limit
 class SentenceTextBackbone(TextBackbone):
     """A text encoder of sentence-transformers or transformers.
 
-    A model of transformers has no pooling; the vector of a text is the mean of its token states.
+    A model that was published for transformers only has no pooling. The vector of a text is then the mean of its token states.
     """
 
     distributions = ("sentence-transformers", "transformers")
@@ -199,7 +198,10 @@ def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config
 
 
 def _read_network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], all_modules: bool) -> list[Any]:
-    """Return the settings of the transformer and, with ``all_modules``, of later modules such as pooling."""
+    """Return the settings of the transformer in ``folder``.
+
+    With ``all_modules``, add the class and settings of each later module of the model, such as its pooling.
+    """
 
     def read_settings(path: str) -> Any:
         file = folder / path / "config.json"
@@ -359,6 +361,6 @@ def _find_causal_tower(model: Any) -> _CausalTower | None:
 
 
 def _replace_text_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the published weights of the text tower, and the model's current weights of the image tower."""
+    """Return weights for ``model``: the text tower's weights from ``state``, and the image tower's current weights."""
     images = {name: tensor for name, tensor in model.state_dict().items() if name.startswith("visual.")}
     return {**images, **{name: tensor for name, tensor in state.items() if not name.startswith("visual.")}}

@@ -163,8 +163,10 @@ def find_layers(network: Any, model_name: str) -> tuple[nn.Module, list[nn.Modul
 def read_transformer(model: str, weights_dir: Path | None = None, max_length: int | None = None) -> Transformer:
     """Read a transformer from a local folder, or from the Hugging Face hub by its name.
 
-    A folder in ``weights_dir`` that is named like the last part of the model's name replaces a download. Raises UserError if
-    the folder does not hold a transformer, or if a file in it names code to run.
+    The folder ``weights_dir/<last part of the model's name>`` replaces a download. Raises UserError if the folder does not
+    hold a transformer, or if the settings in it refer to code.
+
+    max_length : maximum number of tokens of a text; None: the number of positions of the model
     """
     folder, commit = _find_or_download_folder(model, weights_dir)
     for name in ("config.json", "tokenizer.json"):
@@ -182,9 +184,10 @@ def read_transformer(model: str, weights_dir: Path | None = None, max_length: in
 
 
 def _apply_tokenizer_config(folder: Path, tokenizer_json: str) -> str:
-    """Return the text of ``tokenizer.json`` with the normalizer that ``tokenizer_config.json`` requires.
+    """Return the text of ``tokenizer.json`` with the normalizer settings of ``tokenizer_config.json``, such as lower case.
 
-    The library transformers changes the normalizer in the same way. Raises UserError if the required lower case cannot be set.
+    The library transformers changes the normalizer in the same way. Raises UserError if texts must be in lower case, but the
+    normalizer has no such setting.
     """
     file = folder / "tokenizer_config.json"
     settings = read_json(file) if file.is_file() else {}

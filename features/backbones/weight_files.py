@@ -1,7 +1,7 @@
 """Record the file from which the weights of a network are loaded, and find this file again by its SHA-256.
 
-The search covers the folder of a packed model, the folder of ``--weights-dir``, and the download caches of torch and of the
-Hugging Face hub.
+The search covers the folder of a packed model (a trained model with its encoders, to share), the folder of ``--weights-dir``,
+and the download caches of torch and of the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class WeightsFile:
 
     @classmethod
     def describe(cls, file: Path, folder: Path | None = None) -> dict[str, Any]:
-        """Return the name, hash and size of a file as JSON. ``folder`` is the folder of the text encoder with this file."""
+        """Return the name, hash and size of a file of weights as JSON.
+
+        ``folder`` is the folder of a text encoder that contains the file; the name is then the path in this folder. None: the
+        file is not part of such a folder.
+        """
         name = file.name if folder is None else file.relative_to(folder).as_posix()
         return asdict(cls(name, sha256_file(file), file.stat().st_size))
 
@@ -75,7 +79,7 @@ def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weigh
     For the extractor ``text`` with a model of the Hugging Face hub, the path is the folder of the model.
 
     provenance : provenance of the feature's cache
-    model_folder : folder of a packed model, which is searched first; None if the feature does not belong to a packed model
+    model_folder : folder of a packed model (a trained model with its encoders, to share), searched first; None without one
     weights_dir : folder of ``--weights-dir``
     """
     record, settings = WeightsFile.read(provenance), provenance.get("config", {})
@@ -97,7 +101,10 @@ def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weigh
 
 
 def add_weights_hint(provenance: Mapping[str, Any], model: str, error: UserError) -> UserError:
-    """Return an error about missing or wrong weights, with the recorded name and hash of the right file added."""
+    """Return an error about missing or wrong weights of ``model``, with a hint: the name and hash of the right file.
+
+    If ``provenance`` does not record them, or if the error states the hash already, the error is returned unchanged.
+    """
     record = WeightsFile.read(provenance)
     return error if record is None or record.sha256 in str(error) else UserError(f"{error}; {record.explain(model)}")
 

@@ -32,7 +32,7 @@ class StoredArray:
     """An array in a shard file.
 
     offset : position of the array's first byte in the file; the array is contiguous
-    checksums : checksums of the array's blocks by :func:`compute_block_checksums`; None if the manifest records none
+    checksums : checksums of the array's blocks by :func:`compute_block_checksums`; None if the cache records none
     """
 
     path: Path
@@ -112,7 +112,7 @@ def compute_shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def are_checksums(value: object) -> bool:
-    """Return whether ``value`` is a dictionary of hexadecimal checksums by array name, with the array ``features``."""
+    """Return whether ``value`` is a dictionary from array names, including ``features``, to hexadecimal checksums."""
     if not isinstance(value, Mapping) or "features" not in value:
         return False
     return all(isinstance(text, str) and set(text) <= set("0123456789abcdef") for text in value.values())

@@ -67,7 +67,7 @@ class FeatureCache:
     skipped_ids : ids of the images or texts that the extractor left out
     block_checker : checker that compares the features with their checksums
     extraction_seconds : duration of the extraction; None if unknown
-    model_folder : folder of the packed model that contains the feature's description and encoder; None for a cache
+    model_folder : folder of the packed model to which the feature belongs; None if a cache file was read
     """
 
     path: Path
@@ -94,7 +94,7 @@ class FeatureCache:
 
     @property
     def has_rows(self) -> bool:
-        """False if a :class:`vse.features.cache.reader.FeatureDescription` built this cache, without rows."""
+        """False if this object describes only the feature, such as a feature of a packed model, and no cache file was read."""
         return bool(self.shard_arrays)
 
     @property

@@ -191,7 +191,8 @@ class FeatureReader:
     def _read_vector_ranges(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
         """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; each range must lie in one shard.
 
-        ``per_row`` is the number of vectors in a row.
+        ``per_row`` is the number of vectors in a row, for a cache with a vector per crop. With 1, the indices count rows, or
+        the vectors of all sets.
         """
         shape = self.cache.row_shape[-1:] if per_row > 1 else self.cache.row_shape
         size = self.cache.dtype.itemsize * int(np.prod(shape))
@@ -248,10 +249,11 @@ class FeatureDescription(BaseModel):
     provenance: dict[str, Any]
 
     def build_cache(self, path: Path, model_folder: Path | None = None) -> FeatureCache:
-        """Return the feature as a cache without rows.
+        """Return the feature as a :class:`FeatureCache` without rows, for code that needs only a cache's settings and shape.
 
-        ``path`` is the cache file of the feature, which need not exist. Messages name this path, and the fitted encoder lies
-        next to it. For a packed model, ``path`` is the file with the description, and ``model_folder`` holds the encoder.
+        path : cache file of the feature, which need not exist; messages state it, and the fitted encoder lies next to it
+        model_folder : folder of the packed model with the encoder; ``path`` is then the file with the description. None: no
+            such model
         """
         return FeatureCache(
             path=path,

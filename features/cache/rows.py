@@ -1,4 +1,4 @@
-"""The inputs and results of extractors (:class:`ExtractorInput`, :class:`FeatureRows`), and the identity of a cache."""
+"""The inputs and results of extractors, and the identity of a cache: the names, settings and hashes that determine it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def list_extractor_inputs(
 
 
 def list_row_ids(dataset: Dataset, kind: FeatureKind, text_unit: TextUnit = "captions") -> Ids:
-    """Return the ids of all rows of a feature of ``dataset``, in the order of :func:`list_extractor_inputs`."""
+    """Return the ids of all rows of a feature, in order: ids of images or captions, or the indices of distinct phrases."""
     if kind == "image":
         return image_ids(dataset.images)
     return np.arange(len(_require_phrase_texts(dataset))) if text_unit == "phrases" else caption_ids(dataset.images)

@@ -45,7 +45,9 @@ class ShardRecord:
     version of a library, for example, does not invalidate a cache.
 
     file, sha256, bytes : name, hash and size of the shard file
-    skipped, counts : see :class:`vse.features.cache.rows.FeatureRows`
+    identity : names of the data set and feature, and the settings and hashes that determine the vectors
+    skipped : id, path and reason of each image or text that was left out
+    counts : numbers of unusual rows for the log, such as captions without a known word
     notes : further provenance, such as library versions and the source of the weights
     seconds : duration of the extraction; None for imported rows
     mtime_ns : modification time of the shard file when its hash was last computed; None in records of older versions
@@ -76,7 +78,7 @@ def shard_path(cache: Path, index: int, n_shards: int) -> Path:
 
 
 def fit_duration_path(cache: Path) -> Path:
-    """Return the path of the file that records how long the fit took: ``features/demo_hglmm.encoder.json``."""
+    """Return the path of the JSON file with the time that fitting the encoder took: ``features/demo_hglmm.encoder.json``."""
     return cache.with_suffix(".encoder.json")
 
 
@@ -102,10 +104,14 @@ def write_shard(
     started: float | None = None,
     dataset_sha256: str | None = None,
 ) -> ShardRecord:
-    """Write a shard, then its record; return the record. Raises UserError if a feature is not finite.
+    """Write a shard, then its record (a JSON file with its hash and settings); return the record.
 
-    ``started`` is the time at which the extraction of the rows started (:func:`time.perf_counter`); None for imported rows.
-    ``notes`` and ``dataset_sha256`` are fields of the record.
+    Raises UserError if a feature is not finite.
+
+    identity : names of the data set and feature, and the settings and hashes that determine the vectors
+    notes : further provenance for the record, such as library versions; None: nothing
+    started : time at which the extraction started (:func:`time.perf_counter`); None for imported rows
+    dataset_sha256 : SHA-256 of the ``dataset.json`` with the images or texts; None: not recorded
     """
     _check_row_counts(rows)
     record = path.with_suffix(".json")
@@ -144,7 +150,7 @@ def read_finished_record(path: Path, identity: CacheIdentity) -> ShardRecord | N
     """Return the record of a shard; None if the shard is missing or damaged.
 
     The shard is hashed only if its modification time differs from the recorded one. If the hash is right, the record gets the
-    new modification time. Raises UserError if the shard has another identity than ``identity``.
+    new modification time. Raises UserError if the names, settings or hashes of the shard differ from ``identity``.
     """
     shard = read_shard_record(path)
     if shard is None:
@@ -317,7 +323,10 @@ def _create_virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> 
 
 
 def concatenate_offsets(parts: Sequence[Ids]) -> Ids:
-    """Return the offsets of all rows, given the offsets of each shard's rows. All offsets start at 0."""
+    """Return the offsets of all rows, given the offsets of each shard's rows.
+
+    The regions (or tokens) of row k are ``offsets[k]:offsets[k + 1]``. All offsets start at 0.
+    """
     counts = np.concatenate([np.diff(part) for part in parts])
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
@@ -336,9 +345,9 @@ _FAILURES_KIND = OutputKind(
 
 
 def build_cache_kind(out: Path) -> OutputKind:
-    """Return the kind of file that may be overwritten by a new cache at ``out``: a feature cache.
+    """Return the kind of file that a new cache at ``out`` may replace: only a feature cache.
 
-    A damaged cache is recognised, too, if the file begins like HDF5 and a manifest lies in the folder of its shards.
+    A damaged cache is recognised, too, if it begins like HDF5 and its shards' folder has a manifest (list of shards).
     """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(

@@ -262,7 +262,7 @@ def _load_features_and_ids(features: Path, ids: Path | None) -> tuple[NDArray[An
 
 
 def _keep_one_id_per_row(ids: Ids, n_rows: int) -> Ids:
-    """Return one id per row if the id of each row is repeated once per caption. Otherwise return ``ids`` unchanged."""
+    """Return the ids of rows without repetition, if each id is repeated once per caption. Else return ``ids`` unchanged."""
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
         return ids
@@ -271,7 +271,10 @@ def _keep_one_id_per_row(ids: Ids, n_rows: int) -> Ids:
 
 
 def _find_rows_by_id(path: Path, ids: Ids, wanted_ids: Ids) -> Ids:
-    """Return the row of each wanted id. Raises UserError if an id is missing, or occurs more than once."""
+    """Return the row of each wanted id, given the ids of the rows. ``path`` is the file of the ids, for messages.
+
+    Raises UserError if a wanted id is missing, or if an id occurs more than once.
+    """
     unique, first_rows = np.unique(ids, return_index=True)
     if len(unique) != len(ids):
         repeated = np.delete(ids, first_rows)[0]
@@ -288,7 +291,11 @@ def _find_rows_by_id(path: Path, ids: Ids, wanted_ids: Ids) -> Ids:
 
 
 def _map_tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
-    """Return the image_id of each image in TSV files, by imgid. Raises UserError if an image lacks the field ``match``."""
+    """Return a dictionary from the imgid of each image to the image_id that TSV files use for it.
+
+    ``match`` is the field of an image that equals image_id: ``cocoid``, ``imgid`` or ``filename`` (the digits at its end);
+    None: ``cocoid`` if all images have one, else ``imgid``. Raises UserError if an image lacks the field.
+    """
     match = match or ("cocoid" if all(image.cocoid is not None for image in dataset.images) else "imgid")
     tsv_ids: dict[int, int] = {}
     for image in dataset.images:

@@ -285,9 +285,9 @@ def _move_file(path: Path, target: Path) -> None:
 
 
 def _copy_and_hash(source: _Readable, bar: Any, max_bytes: int, target: IO[bytes] | None = None) -> tuple[int, str]:
-    """Copy ``source`` to ``target``, or only read it without ``target``; return the number of bytes and their SHA-256.
+    """Copy ``source`` to ``target`` (None: only read it), and update the progress ``bar``.
 
-    Copying stops after more than ``max_bytes`` bytes.
+    Return the number of bytes and their SHA-256. Copying stops after more than ``max_bytes`` bytes.
     """
     digest, n_bytes = hashlib.sha256(), 0
     while n_bytes <= max_bytes and (chunk := source.read(CHUNK_BYTES)):

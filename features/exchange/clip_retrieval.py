@@ -60,7 +60,9 @@ _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
 
 @dataclass(frozen=True)
 class _FolderPart:
-    """The files ``img_emb_N.npy``, ``text_emb_N.npy`` and ``metadata_N.*`` of one number N. Row k of each is the same pair.
+    """One part of a clip-retrieval folder: ``img_emb_N.npy``, ``text_emb_N.npy`` and ``metadata_N.*`` with the same number N.
+
+    Row k of the three files describes the same pair of image and caption.
 
     vector_files : paths of the arrays ``image_vectors`` and ``text_vectors``
     """
@@ -121,7 +123,11 @@ def import_clip_folder(
 def _read_unfinished_parts(
     parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None
 ) -> list[PartFile]:
-    """Return the rows of all parts. Only parts that an interrupted import has not stored in ``parts_folder`` are read."""
+    """Read the metadata of each part of a folder, and return the files in ``parts_folder`` that store the parts' rows.
+
+    Parts that an interrupted import has already stored are not read again. ``images`` is the folder of photos; None: no
+    photos.
+    """
     part_files = []
     with progress_bar(total=sum(len(part.image_vectors) for part in parts), desc="read", unit="row") as bar:
         for index, part in enumerate(parts):
@@ -137,7 +143,7 @@ def _read_unfinished_parts(
 
 
 def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None) -> str:
-    """Return a hash of everything that determines the rows of a part: settings, and sizes and times of its files."""
+    """Return a hash of everything that determines the rows of a part: the settings, and the sizes and times of its files."""
     states = [FileState.from_stat(path.stat()) for path in part.files]
     chosen = settings.tokeniser, settings.columns, settings.quoting, settings.encoding, images and str(images.absolute())
     files = [(str(path), state.size, state.mtime_ns, state.inode) for path, state in zip(part.files, states, strict=True)]
@@ -147,7 +153,10 @@ def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None)
 def _join_parts(
     parts: list[_FolderPart], part_files: list[PartFile], settings: ImportSettings, images: Path | None
 ) -> tuple[Path, CaptionOrigins]:
-    """Join the parts and write the data set; return its path, and the part and row that each image and caption comes from."""
+    """Join the parts of a folder and write the data set; return the path of its file, and the origins of its captions.
+
+    ``part_files`` hold the rows of ``parts``. The origins are the part and the row that each image and caption comes from.
+    """
     bad_rows = BadRowList(settings.skip_bad)
     joined = RowsByImage(
         part_files, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
@@ -170,7 +179,10 @@ def _join_parts(
 
 
 def _write_caches(parts: list[_FolderPart], file: Path, origins: CaptionOrigins, caches: tuple[Path, ...]) -> None:
-    """Write the caches of images and captions of the data set in ``file``."""
+    """Write the image cache and the caption cache to the two paths ``caches``.
+
+    ``file`` is the ``dataset.json`` to which they belong. ``origins`` states the part and row of each image and caption.
+    """
     dataset = load_dataset_file(file)
     release_unused_memory()
     first_captions = origins.caption_ends - np.diff(origins.caption_ends, prepend=0)

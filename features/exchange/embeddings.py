@@ -40,7 +40,7 @@ KIND_PLURALS: dict[FeatureKind, str] = {"image": "images", "text": "captions"}  
 class Backbone:
     """The model whose embeddings a cache holds.
 
-    sha256 : hash of the model's weights or, for another program's embeddings, of their files; the same for images and captions
+    sha256 : hash of the model's weights; for embeddings by another program, a hash of the files with all embeddings
     experiment : name of the model's experiment
     more_provenance : further entries of the cache's provenance, e.g. the seed of the model
     run_folder : run folder of the model; None if another program trained the model

@@ -184,7 +184,7 @@ def import_precomp(
 
 
 def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = ascii_words) -> list[str]:
-    """Return the tokens of a caption. If ``tokenise`` finds none, return Unicode words, or else the parts between blanks."""
+    """Return the tokens that ``tokenise`` finds in a caption, or else its Unicode words, or else its parts between blanks."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 
@@ -303,9 +303,9 @@ def _build_dataset_content(
 def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None, repeats: int | None = None) -> Path:
     """Write a cache and the captions of its data set as a precomp folder; return the folder ``out``.
 
-    An imported data set is exported byte for byte (docs/formats.md lists the exceptions). Other data sets get one row per
-    image (or ``repeats`` equal rows), LF as the line end, and a file of ids. ``dataset_file`` is the ``dataset.json``; None:
-    the file to which the cache refers. Raises UserError if the layout cannot hold the data set.
+    A data set that was imported from a precomp folder is exported byte for byte (exceptions: docs/formats.md). Other data sets
+    get one row per image (or ``repeats`` equal rows), LF as the line end, and a file of ids. ``dataset_file`` is the
+    ``dataset.json``; None: the file to which the cache refers. Raises UserError if the layout cannot hold the data set.
     """
     cache = open_cache(cache_file)
     if cache.kind != "image":
@@ -350,7 +350,7 @@ def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None
 
 
 def _check_precomp_entry(layouts: Mapping[str, Any]) -> None:
-    """Raise ValueError if the entry ``precomp`` of ``dataset.json`` is not valid. Names in this entry become file names."""
+    """Raise ValueError if the entry ``precomp`` of ``dataset.json``, the file layout of each imported split, is not valid."""
     for split, layout in layouts.items():
         newline, final_newline = layout.get("ids_text") or ("\n", True)
         newlines = {newline, layout.get("newline", "\n")}

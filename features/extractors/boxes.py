@@ -1,4 +1,4 @@
-"""The extractor ``boxes``: vectors of given or proposed boxes, by ROI-align on a CNN (two-branch paper, section 4.3)."""
+"""The extractor ``boxes``: vectors of given or proposed boxes, by ROI-align on a CNN (Wang et al., TPAMI 2018)."""
 
 from __future__ import annotations
 
@@ -115,7 +115,11 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         ]
 
     def _load_and_hash_sources(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
-        """Load the boxes or the model that proposes them, and the ids of training images if needed; return their hashes."""
+        """Load the given boxes, or the model that proposes boxes; return the hashes of the loaded files or boxes, by name.
+
+        If training images have a limit of boxes (the setting ``train_boxes``), their ids are also read from ``dataset`` and
+        hashed.
+        """
         config = self.config
         if config.has_box_file and dataset is not None:
             check_box_photos(Path(config.boxes), load_dataset_file(dataset))
@@ -150,7 +154,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return {}
 
     def _find_boxes(self, image: Image.Image, image_id: int) -> tuple[Floats, Floats]:
-        """Return boxes (n, 4) and scores (n,) of an image, clipped to the image except for ground-truth boxes."""
+        """Return boxes (n, 4) and scores (n,) of an image, clipped to the image except for ground-truth boxes.
+
+        Both are empty if a region-proposal network finds the boxes, because it runs later.
+        """
         config, pixels = self.config, np.asarray(image)
         n_boxes = self._find_box_limit(image_id)
         if self._given_boxes is not None:
@@ -166,7 +173,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return clip_boxes(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
 
     def _find_box_limit(self, image_id: int) -> int | None:
-        """Return the setting ``train_boxes`` for a training image; None for other images, and if it is not set."""
+        """Return the maximum number of boxes of an image by ``train_boxes``, a limit for training images; None: no limit."""
         return self.config.train_boxes if image_id in self._limited_ids else None
 
     def _add_proposals(self, item: ImageWithBoxes) -> ImageWithBoxes:
@@ -196,7 +203,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.image_size)
 
     def _run_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
-        """Return the vector of each box by the layers after ``map``: (n_boxes, dim). The boxes are relative to the image."""
+        """Return the vector of each box by the layers after ``map``: (n_boxes, dim).
+
+        ``relative_boxes`` are x1, y1, x2, y2 as fractions of the image's width and height.
+        """
         config, parts = self.config, []
         for k in range(0, len(relative_boxes), config.chunk):
             self._relative_boxes = torch.from_numpy(relative_boxes[k : k + config.chunk]).to(self.device)
@@ -207,7 +217,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return features
 
     def _pool_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
-        """Average each box on the output of each of the ``layers``; return the averages, (n_boxes, channels of all layers)."""
+        """Average each box over the cells of each of the ``layers``; return the averages, (n_boxes, channels of all layers).
+
+        ``relative_boxes`` are x1, y1, x2, y2 as fractions of the image's width and height.
+        """
         self._relative_boxes = torch.from_numpy(relative_boxes).to(self.device)
         self._maps.clear()
         self.network(images)

@@ -55,7 +55,10 @@ class CaptionExtractor(Extractor):
 
     @classmethod
     def from_arguments(cls, config: FittedCaptionSettings, arguments: ExtractionArguments) -> Self:
-        """Return the extractor with the encoder next to the cache. With ``must_fit_encoder``, the encoder is fitted first."""
+        """Return the extractor with the encoder in the file next to the cache ``arguments.out``.
+
+        If ``arguments.must_fit_encoder`` is True, the encoder is fitted and written to this file first.
+        """
         encoder_file = encoder_path(arguments.out)
         if arguments.must_fit_encoder:
             fit_encoder(arguments.dataset, config, encoder_file, arguments.device, arguments.word_file)
@@ -76,7 +79,7 @@ class CaptionExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
-        """Return the rows of captions, in order. The features are computed while they are written.
+        """Return the rows of captions, in order. The vectors are computed later, block by block, when the rows are written.
 
         Captions without a known word get zeros, and their number is reported.
         """
@@ -86,7 +89,10 @@ class CaptionExtractor(Extractor):
         return FeatureRows(list_input_ids(items), features, np.stack([item.hash_input() for item in items]), counts=counts)
 
     def _encode_blocks(self, items: Sequence[ExtractorInput], counts: dict[str, int]) -> Iterator[NDArray[Any]]:
-        """Yield the vectors of captions in blocks, and add the number of zero vectors to the only entry of ``counts``."""
+        """Yield the vectors of captions in blocks, and count the captions whose vector is zero.
+
+        ``counts`` has one entry, with a description for the log. The number is added to this entry.
+        """
         chunk, (name,) = self.config.chunk, counts
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
         with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:
@@ -111,9 +117,9 @@ def fit_encoder(
 ) -> Path:
     """Fit the encoder of a caption feature to the training captions, write the encoder to ``out`` and return ``out``.
 
-    ``word_file``, a file of word vectors, replaces the preset's file. Without any file, word vectors are trained on the
-    captions. An undamaged encoder at ``out`` is kept if its settings, words and captions are the same. Raises UserError, which
-    names the differences, if ``out`` is an encoder with other settings, words or captions.
+    ``word_file``, a file of word vectors, replaces the preset's file. If there is neither, word vectors are trained on the
+    captions. An undamaged encoder at ``out`` is kept if its settings, word vectors and captions are the same. Raises
+    UserError, which names the differences, if they are not.
     """
     word_file = config.find_word_file(word_file)
     watched = WatchedFile(word_file) if word_file is not None and word_file.is_file() else None
@@ -194,7 +200,10 @@ def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncod
 
 
 def _check_fit_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *names: str) -> None:
-    """Raise UserError if an encoder was fitted with other inputs. Only the entries ``names`` are compared; none: all."""
+    """Raise UserError if the recorded inputs of an encoder's fit (settings and hashes) differ from ``inputs``.
+
+    ``names`` are the entries to compare; if there are none, all entries are compared.
+    """
     recorded = fitted.metadata["inputs"]
     changes = list_setting_changes({name: recorded[name] for name in names} if names else recorded, inputs)
     if changes:

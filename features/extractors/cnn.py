@@ -278,10 +278,11 @@ def _check_weights(cache: FeatureCache, config: CnnConfig, sha256: str) -> None:
 
 
 class VectorBoxes:
-    """The box in its photo that each vector describes, for a cache of regions or of a CNN's grid of positions.
+    """The boxes that the vectors of a cache describe in the photos.
 
-    The boxes of positions divide the centre crop into a grid, row by row. They are approximate, because neighbouring positions
-    may share cells of the CNN's feature map. Raises UserError if the cache records neither boxes nor positions.
+    The cache has the regions of a detector, or a vector for each position of a CNN's grid. The boxes of positions divide the
+    centre crop into a grid, row by row. They are approximate, because neighbouring positions may share cells of the CNN's
+    feature map. Raises UserError if the cache records neither boxes nor positions.
     """
 
     def __init__(self, cache: FeatureCache) -> None:

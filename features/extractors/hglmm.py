@@ -108,7 +108,7 @@ class HglmmEncoder(CaptionEncoder):
     def fit(
         cls, word_vectors: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
     ) -> HglmmEncoder:
-        """Fit independent components and mixtures to ``sample``, and principal components to ``captions``.
+        """Fit independent components and mixtures to the word vectors ``sample``, and principal components to ``captions``.
 
         The encoder keeps ``word_vectors`` and ignores words without a vector in this table.
         """
@@ -159,7 +159,11 @@ class HglmmEncoder(CaptionEncoder):
             yield self.compute_fisher_vectors(mixture, rows, lengths[lengths > 0])
 
     def _encode_on_mixture(self, projected: ProjectedMixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
-        """Return the vectors of n captions on one mixture; see :meth:`compute_fisher_vectors` for ``rows`` and ``lengths``."""
+        """Return the vectors of n captions on one mixture.
+
+        rows : row of each word in the table of word vectors, one caption after the other
+        lengths : (n,) number of words of each caption
+        """
         vectors = self.compute_fisher_vectors(projected.mixture, rows, lengths)
         if projected.pca_mean is None or projected.pca_axes is None:
             return vectors

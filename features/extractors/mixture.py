@@ -156,7 +156,10 @@ def _compute_log_constants(mixture: Mixture) -> Tensor:
 
 
 def _compute_posteriors_fast(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Float[Tensor, "K N"]:
-    """Return the transposed :func:`compute_posteriors`, faster but less exact. ``squares`` is ``samples ** 2``."""
+    """Return the posteriors of :func:`compute_posteriors`, transposed and less exact, in less time.
+
+    ``squares`` is ``samples ** 2``.
+    """
     precision = (~mixture.laplacian) / mixture.variance
     costs = (precision / 2) @ squares.T - (precision * mixture.mean) @ samples.T
     costs += ((precision * mixture.mean.square()).sum(1) / 2 - _compute_log_constants(mixture))[:, None]
@@ -171,7 +174,10 @@ def _compute_posteriors_fast(samples: Tensor, squares: Tensor, mixture: Mixture,
 def _maximise_likelihood(
     samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ordered: _SortedSamples | None
 ) -> Mixture:
-    """Return the likeliest mixture for the posteriors ``weights`` (K, N). ``ordered`` is None for a Gaussian mixture."""
+    """Return the mixture that maximises the likelihood, given the posteriors ``weights`` of the samples (an EM step).
+
+    ``squares`` is ``samples ** 2``. ``ordered`` has the sorted samples for the medians; None for a Gaussian mixture.
+    """
     totals = weights.sum(1)
     safe_totals = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
     means = weights @ samples / safe_totals
@@ -211,7 +217,10 @@ class _SortedSamples:
         return cls(indices.reshape(len(indices), -1, _RUN_LENGTH), values)
 
     def compute_medians(self, weights: Float[Tensor, "K N"]) -> Float[Tensor, "K D"]:
-        """Return the weighted median of each dimension for the weights of each cluster, see :func:`fit_mixture`."""
+        """Return the weighted median of each dimension for the weights of each cluster.
+
+        It is the smallest value such that the samples up to it have at least half of the total weight.
+        """
         weights = torch.nn.functional.pad(weights, (0, 1)).T.contiguous()
         medians, block = [], max(1, _MAX_GATHERED_WEIGHTS // weights.numel())
         for indices, values in zip(torch.split(self.indices, block), torch.split(self.values, block), strict=True):

@@ -95,8 +95,8 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
 def load_detector(config: RegionsConfig, weights_dir: Path | None = None, notes: dict[str, Any] | None = None) -> nn.Module:
     """Load the Faster R-CNN of ``config`` with its weights, in evaluation mode, on the CPU.
 
-    ``notes`` receives the name and hash of the weights file, see :func:`vse.features.backbones.networks.load_backbone`.
-    Raises UserError if torchvision has no such model, or if the weights are missing.
+    ``notes`` receives the name and hash of the weights file. Raises UserError if torchvision has no such model, or if the
+    weights are missing.
     """
     options: dict[str, Any] = {
         "weights_backbone": None,

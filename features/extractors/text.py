@@ -74,7 +74,7 @@ class TextExtractor(Extractor):
         }
 
     def extract(self, items: Sequence[ExtractorInput], skip_bad: bool = False) -> FeatureRows:
-        """Return the rows of captions, in order. Their ``counts`` contain the number of truncated captions."""
+        """Return the rows of captions, in order. The number of truncated captions is in the rows' ``counts``, for the log."""
         with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:
             parts, n_truncated = self._encode(self._collect_texts(items), np.dtype(self.config.dtype), progress.update)
         input_hashes = np.stack([item.hash_input() for item in items])
@@ -107,7 +107,10 @@ class TextExtractor(Extractor):
     def _encode(
         self, texts: Sequence[str], dtype: np.dtype[Any], report_progress: Any = lambda n: None
     ) -> tuple[list[NDArray[Any]], int]:
-        """Return the vector (dim,) or the states (n_tokens, dim) of each text, and the number of truncated texts."""
+        """Return an array for each text, and the number of truncated texts.
+
+        The array is the text's vector (dim,) or, with ``pooling: tokens``, the states of its tokens (n_tokens, dim).
+        """
         tokens, n_truncated = self.backbone.tokenize(texts)
         encoded: list[NDArray[Any]] = [np.empty(0)] * len(texts)
         with wrap_memory_errors("lower batch_tokens with --set, or --set precision=bf16"):
@@ -120,7 +123,10 @@ class TextExtractor(Extractor):
         return encoded, n_truncated
 
     def _forward(self, batch: Sequence[Sequence[int]]) -> Tensor:
-        """Return the vectors (n, dim) or the states (n, width, dim) of a batch of texts, given as tokens."""
+        """Return the vectors (n, dim) of a batch of texts, given as token ids.
+
+        With ``pooling: tokens``, return the states of their tokens, padded to the longest text: (n, width, dim).
+        """
         width = max(map(len, batch))
         tokens = torch.tensor([[*row, *[self.backbone.pad_id] * (width - len(row))] for row in batch])
         mask = torch.arange(width) < torch.tensor([[len(row)] for row in batch])

@@ -1,6 +1,6 @@
 """Base classes of extractors and of their settings.
 
-This module imports neither torch nor h5py, so that a workflow which only reads presets starts quickly.
+This module imports neither torch nor h5py. A workflow reads only the presets of features and therefore starts quickly.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ class FeatureSettings(Settings):
 
     @classmethod
     def list_fields_outside_key(cls) -> set[str]:
-        """Return the names of the settings that :meth:`key_settings` omits.
+        """Return the names of the settings that are not part of a cache's key, the hash that identifies the cache.
 
-        These settings do not change the vectors, or the key of the cache covers them by a hash, such as that of the weights.
+        These settings do not change the vectors, or the key contains a hash in their place, such as the hash of the weights.
         """
         return {"name", "trained_on"}
 
     def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
-        The key of a cache is the hash of these settings and of hashes of weights and files.
+        The key that identifies a cache is a hash of these settings and of hashes of weights and files.
         """
         return self.model_dump(mode="json", exclude=self.list_fields_outside_key())
 
@@ -105,15 +105,15 @@ class FeatureSettings(Settings):
     def list_rerun_settings(self) -> dict[str, Any]:
         """Return the settings whose change makes the workflow run a job again.
 
-        The result contains each name in ``sources``, even if the feature lacks this setting. A name added to ``sources`` would
-        therefore make the jobs of all features run again.
+        These are the settings that determine the vectors, and the sources of weights and boxes. Each source has an entry, None
+        if the feature lacks this setting. A new source would make the jobs of all features run again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
         return {**self.key_settings(), **{key: getattr(self, key, None) for key in sources}}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """The kind of a row: a vector, the vectors of crops, or a set of vectors (see :attr:`FeatureCache.row_kind`)."""
+        """The kind of a row: one vector, the vectors of several crops, or a set of vectors (of regions, positions, tokens)."""
         return "vectors"
 
     @property
@@ -123,7 +123,7 @@ class FeatureSettings(Settings):
 
     @property
     def n_network_passes(self) -> int | None:
-        """Number of forward passes of the network for one row; None if the time of a row depends on more than the passes."""
+        """Number of forward passes of the network for one row; None if the number does not determine the time of a row."""
         return None
 
     @property

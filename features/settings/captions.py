@@ -79,7 +79,10 @@ class CaptionEncoder(ABC):
         """Return the vectors of captions (n, dim), float32 on the CPU; zeros for a caption without a known word."""
 
     def encode_inputs(self, captions: Sequence[ExtractorInput]) -> tuple[Tensor, ...]:
-        """Return a tuple with one tensor, the vectors (n, dim) of the captions."""
+        """Return a tuple with one tensor, the vectors (n, dim) of the captions.
+
+        It is a tuple, because encoders of tokens return a mask as a second tensor.
+        """
         return (self.encode([self.select_words(caption.tokens) for caption in captions]),)
 
     @abstractmethod
@@ -150,7 +153,10 @@ class FittedCaptionSettings(TextSettings):
         return super().list_fields_outside_key() | {"chunk"}
 
     def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
-        """Return the SHA-256 of each input of the fit, by name, except that of ``corpus.fit_texts``."""
+        """Return the SHA-256 of each further input of the fit, by name; by default {}.
+
+        The settings and ``corpus.fit_texts`` are left out, because they are recorded for every encoder.
+        """
         return {}
 
     @classmethod
@@ -202,9 +208,10 @@ class WordSettings(FittedCaptionSettings):
         return Path(file) if file else None
 
     def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
-        """Return hashes of the file of word vectors and of the data set's words.
+        """Return the SHA-256 of the word vectors' file (None: no file) and of the data set's words, by name.
 
-        For phrases without a file, word vectors are trained on captions, so the hash of the training captions is added.
+        If the encoder is fitted to phrases and there is no file, word vectors are trained on captions. The hash of the
+        training captions is then added.
         """
         trained = word_file is None and self.of == "phrases"
         return {

@@ -213,8 +213,8 @@ class BoxesConfig(LayerSettings):
     def key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
-        A path in ``boxes`` is replaced by "file", because the hash of the file enters the key of the cache. Defaults of
-        ``train_boxes``, ``thin_edges`` and ``layers`` are omitted, so that the keys (hashes) of older caches stay the same.
+        If ``boxes`` is the path of a file, its value here is "file", because the key contains the hash of the file. Defaults
+        of ``train_boxes``, ``thin_edges`` and ``layers`` are omitted, so that the keys (hashes) of older caches stay the same.
         """
         content = {**super().key_settings(), **({"boxes": "file"} if self.has_box_file else {})}
         return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges", "layers") or value}
