@@ -185,7 +185,10 @@ def _is_finished_shard(
     text_unit: TextUnit,
     skip_bad: bool,
 ) -> bool:
-    """Return whether a shard is complete and can be kept. Raises UserError if an image or text of the shard has changed."""
+    """Return whether a shard is complete and can be kept; False if it has skipped images and ``skip_bad`` is False.
+
+    ``items`` are the inputs of its rows. Raises UserError if an image or text has changed since the extraction.
+    """
     finished = read_finished_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False

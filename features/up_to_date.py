@@ -88,7 +88,10 @@ def _has_recorded_shards(cache: FeatureCache, n_shards: int) -> bool:
 
 
 def _has_encoder(cache: FeatureCache, encoder: Path, word_file: Path | None) -> bool:
-    """Return whether the file ``encoder`` is the undamaged encoder of the cache, fitted to the vectors in ``word_file``."""
+    """Return whether the file ``encoder`` is the undamaged encoder of the cache, fitted with the given word vectors.
+
+    ``word_file`` is the file of word vectors; None: the encoder was fitted without such a file.
+    """
     try:
         with safe_open(encoder, framework="numpy") as file:
             inputs = json.loads(file.metadata()["vse"])["inputs"]

@@ -27,7 +27,7 @@ _MAX_DEPTH = 4  # levels of subfolders that are searched, such as the two levels
 class WeightsFile:
     """The name, size and SHA-256 of a file of weights, as the provenance of a cache records them.
 
-    name : name of the file; for a folder with a text encoder, the path in this folder, with slashes
+    name : name of the file; for a text encoder, the path in the encoder's folder, with slashes
     sha256, bytes : hash and size of the file
     """
 
@@ -65,7 +65,7 @@ class WeightsFile:
                     return file
         return None
 
-    def explain(self, model: str) -> str:
+    def build_hint(self, model: str) -> str:
         """Return a sentence for the user: which file ``model`` needs, and where to put the file."""
         return (
             f"the weights of {model} are the file {self.name} with {self.bytes:,} bytes and the SHA-256 {self.sha256}; put it "
@@ -106,7 +106,7 @@ def add_weights_hint(provenance: Mapping[str, Any], model: str, error: UserError
     If ``provenance`` does not record them, or if the error states the hash already, the error is returned unchanged.
     """
     record = WeightsFile.read(provenance)
-    return error if record is None or record.sha256 in str(error) else UserError(f"{error}; {record.explain(model)}")
+    return error if record is None or record.sha256 in str(error) else UserError(f"{error}; {record.build_hint(model)}")
 
 
 def list_download_folders() -> list[Path]:

@@ -22,7 +22,7 @@ _CHECKSUM_DIGITS = 16  # hexadecimal digits of one checksum
 
 
 class ByteSource(Protocol):
-    """The bytes of an array, wherever they are: in memory, in a memory map or in a file. A slice returns some of the bytes."""
+    """The bytes of an array in memory, in a memory map or in a file. A slice returns some of the bytes."""
 
     def __getitem__(self, span: slice, /) -> bytes | memoryview: ...
 
@@ -119,10 +119,12 @@ def are_checksums(value: object) -> bool:
 
 
 class BlockChecker:
-    """A checker that compares the blocks of an array with their checksums, each block once per process.
+    """A checker that compares blocks of 1 MiB of an array with their checksums, each block once per process.
 
-    All readers of a cache share one checker. A pickled copy checks every block again. Blocks of a shard without checksums are
-    never checked. ``shards`` holds, for each shard, the location of the array's part in this shard.
+    All readers of a cache share one checker. A pickled copy checks every block again. Blocks without checksums are never
+    checked.
+
+    shards : for each shard, the location of its part of the array
     """
 
     def __init__(self, shards: Sequence[StoredArray]) -> None:

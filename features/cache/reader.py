@@ -248,7 +248,7 @@ class FeatureDescription(BaseModel):
     is_ragged: bool
     provenance: dict[str, Any]
 
-    def build_cache(self, path: Path, model_folder: Path | None = None) -> FeatureCache:
+    def build_rowless_cache(self, path: Path, model_folder: Path | None = None) -> FeatureCache:
         """Return the feature as a :class:`FeatureCache` without rows, for code that needs only a cache's settings and shape.
 
         path : cache file of the feature, which need not exist; messages state it, and the fitted encoder lies next to it

@@ -176,20 +176,23 @@ def read_finished_record(path: Path, identity: CacheIdentity) -> ShardRecord | N
 
 
 def read_precision(identity: CacheIdentity) -> str | None:
-    """Return the precision of the network that computed the rows; None if no network computed the rows."""
+    """Return the precision of the network in the settings of a cache; None if no network computed the rows."""
     config = identity.content.get("config")
     precision = config.get("precision") if isinstance(config, Mapping) else None
     return precision if isinstance(precision, str) else None
 
 
 def differ_only_in_precision(one: CacheIdentity, other: CacheIdentity) -> bool:
-    """Return whether two identities differ only in the precision of a network."""
+    """Return whether the identities of two shards (names, settings, hashes) differ only in the precision of a network."""
     changes = list_setting_changes(asdict(one), asdict(other))
     return len(changes) == 1 and changes[0].startswith("content.config.precision: ")
 
 
 def find_other_precision_shards(cache: Path, n_shards: int, identity: CacheIdentity) -> dict[Path, CacheIdentity]:
-    """Return the identities, by shard path, of the existing shards that differ from ``identity`` only in precision."""
+    """Find the existing shards of a cache that were computed like ``identity`` states, but in another precision.
+
+    The result is the identity (names, settings and hashes) of each such shard, by the path of the shard.
+    """
     paths = [shard_path(cache, index, n_shards) for index in range(n_shards)]
     found = {path: record.identity for path in paths if (record := read_shard_record(path)) is not None}
     return {path: other for path, other in found.items() if differ_only_in_precision(other, identity)}
@@ -267,10 +270,11 @@ def encode_cache_file(
     more_provenance: Mapping[str, Any],
     more_arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[bytes, str]:
-    """Return the bytes of the cache file, with virtual views of the arrays in the shards, and the key of the cache.
+    """Return the bytes of a cache file, and the key of the cache, a hash of the identity, the ids and the input hashes.
 
-    The key is a hash of the identity, the ids and the input hashes. ``skipped_ids`` are ids of images or texts that were left
-    out. ``more_provenance`` and ``more_arrays`` are added to the provenance and to the arrays of the file.
+    The file has HDF5's virtual views of the arrays in the shards, instead of copies. ``skipped_ids`` are ids of images or
+    texts that were left out. ``more_provenance`` and ``more_arrays`` are added to the provenance and to the arrays of the
+    file.
     """
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
@@ -360,10 +364,10 @@ def build_cache_kind(out: Path) -> OutputKind:
 
 
 def check_cache_output(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
-    """Check that the cache of this data set and feature may be written to ``out``. Raises UserError if not.
+    """Raise UserError if the cache of this data set and feature may not be written to ``out``.
 
-    The cache file, the shards and the file ``encoder`` may overwrite files of the same kind, but none of the ``inputs``, and
-    no cache of another data set or feature.
+    The cache file, the shards and the file ``encoder`` (None: no encoder) may overwrite files of the same kind, but none of
+    the ``inputs``, and no cache of another data set or feature.
     """
     files = list(inputs)
     check_output(out, build_cache_kind(out), files)

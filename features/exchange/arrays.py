@@ -155,7 +155,10 @@ def _write_shard(path: Path, identity: CacheIdentity, rows: FeatureRows, files: 
 
 
 def _test_rows_in_blocks(features: NDArray[Any], test: Callable[[NDArray[Any]], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Return the result of ``test`` for each row. ``test`` gets blocks of rows as matrices (n_rows, n_numbers)."""
+    """Return the result of ``test`` for each row. A mapped file is read in blocks, so that it does not fill the memory.
+
+    ``test`` gets blocks of rows as matrices (n_rows, n_numbers).
+    """
     starts = range(0, len(features), _ROWS_PER_BLOCK)
     blocks = (features[start : start + _ROWS_PER_BLOCK] for start in starts)
     return np.concatenate([np.empty(0, bool), *(test(block.reshape(len(block), -1)) for block in blocks)])

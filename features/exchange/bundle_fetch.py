@@ -39,14 +39,15 @@ _MAX_LIST_BYTES = 50_000_000
 
 
 def check_bundle(source: str, sha256: str | None = None) -> BundleList:
-    """Compare every file of a bundle with the bundle's list, without storing a file, and return the list.
+    """Compare every file of a bundle of caches with the hash in the bundle's list, ``bundle.json``, and return the list.
 
-    Raises UserError, which names the first fault. ``sha256`` is the required SHA-256 of the list; None: any list.
+    No file is stored. Raises UserError, which names the first fault. ``sha256`` is the required SHA-256 of the list; None: any
+    list.
     """
     with TemporaryDirectory() as folder, _open_source(source, Path(folder)) as bundle_source:
         bundle = _load_bundle_list(bundle_source, sha256)
         with progress_bar(desc="check", total=bundle.n_bytes, unit="B", unit_scale=True) as bar:
-            bundle_source.check(bundle, bar)
+            bundle_source.check_files(bundle, bar)
     return bundle
 
 
@@ -78,7 +79,7 @@ def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256:
         missing = _find_missing_files(bundle, targets)
         staging_folder = out / f".bundle-{bundle.sha256[:16]}"
         if missing:
-            bundle_source.fetch(missing, staging_folder)
+            bundle_source.fetch_files(missing, staging_folder)
         if len(missing) == len(bundle.files):
             _check_caches(bundle, staging_folder)
         for file in sorted(missing, key=lambda file: file.path in cache_files):
@@ -108,12 +109,15 @@ class _BundleSource(ABC):
         """Return the bytes of ``bundle.json``."""
 
     @abstractmethod
-    def fetch(self, files: list[BundledFile], staging_folder: Path) -> None:
-        """Write files into ``staging_folder`` and compare each file with the list. Files from an earlier call are kept."""
+    def fetch_files(self, files: list[BundledFile], staging_folder: Path) -> None:
+        """Write files to ``staging_folder`` and compare each with its hash in the list. Files of an earlier call are kept."""
 
     @abstractmethod
-    def check(self, bundle: BundleList, bar: Any) -> None:
-        """Compare all files with the list, and update the progress ``bar``. Raises DamagedBundle if a file differs."""
+    def check_files(self, bundle: BundleList, bar: Any) -> None:
+        """Compare all files of the bundle with their size and hash in the list, and update the progress ``bar``.
+
+        Raises DamagedBundle if a file differs.
+        """
 
     def check_size_and_hash(self, file: BundledFile, n_bytes: int, sha256: str) -> None:
         """Raise DamagedBundle if a file has another size or hash than its entry in the list."""
@@ -128,7 +132,7 @@ class _FolderSource(_BundleSource):
     def read_bundle_list(self) -> bytes:
         return check_input(Path(self.location, LIST_FILE_NAME)).read_bytes()
 
-    def fetch(self, files: list[BundledFile], staging_folder: Path) -> None:
+    def fetch_files(self, files: list[BundledFile], staging_folder: Path) -> None:
         with _open_fetch_progress(files) as bar:
             for file in files:
                 target = staging_folder / file.path
@@ -136,7 +140,7 @@ class _FolderSource(_BundleSource):
                     with self._open_bundled_file(file) as source, open_atomic(target) as stream:
                         self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes, stream))
 
-    def check(self, bundle: BundleList, bar: Any) -> None:
+    def check_files(self, bundle: BundleList, bar: Any) -> None:
         for file in bundle.files:
             with self._open_bundled_file(file) as source:
                 self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
@@ -159,7 +163,7 @@ class _ArchiveSource(_BundleSource):
                     return source.read(_MAX_LIST_BYTES)
         raise UserError(f"{self.location}: has no {ARCHIVE_FOLDER}/{LIST_FILE_NAME}, so it is not a bundle")
 
-    def fetch(self, files: list[BundledFile], staging_folder: Path) -> None:
+    def fetch_files(self, files: list[BundledFile], staging_folder: Path) -> None:
         if all(_is_intact(file, staging_folder / file.path) for file in files):
             return
         shutil.rmtree(staging_folder, ignore_errors=True)
@@ -174,7 +178,7 @@ class _ArchiveSource(_BundleSource):
                 with (staging_folder / file.path).open("rb") as source:
                     self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))
 
-    def check(self, bundle: BundleList, bar: Any) -> None:
+    def check_files(self, bundle: BundleList, bar: Any) -> None:
         wanted = {file.path: file for file in bundle.files}
         with self._open_members() as members:
             for name, source in members:
@@ -200,12 +204,12 @@ class _UrlSource(_BundleSource):
     def read_bundle_list(self) -> bytes:
         return read_url(f"{self.location}/{LIST_FILE_NAME}", _MAX_LIST_BYTES)
 
-    def fetch(self, files: list[BundledFile], staging_folder: Path) -> None:
+    def fetch_files(self, files: list[BundledFile], staging_folder: Path) -> None:
         for file in files:
             if not _is_intact(file, staging_folder / file.path):
                 download(self._build_url(file), staging_folder / file.path, file.sha256, file.bytes)
 
-    def check(self, bundle: BundleList, bar: Any) -> None:
+    def check_files(self, bundle: BundleList, bar: Any) -> None:
         for file in bundle.files:
             with open_url(self._build_url(file)) as source:
                 self.check_size_and_hash(file, *_copy_and_hash(source, bar, file.bytes))

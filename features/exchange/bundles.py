@@ -134,7 +134,10 @@ def parse_bundle_list(location: str, content: bytes) -> BundleList:
 
 
 def _find_path_errors(bundle: BundleList) -> Iterator[str]:
-    """Yield a message on each invalid, duplicate, unknown or missing path in the list of a bundle."""
+    """Yield a message on each path in a bundle's list that is invalid, listed twice, or missing.
+
+    A path that does not belong to a cache, and is neither the data set nor the notes, is also an error.
+    """
     counts = Counter(file.path for file in bundle.files)
     names = [bundle.dataset, *(cache.file for cache in bundle.caches)]
     yield from (f"{name!r} is not a valid name" for name in names if not is_valid_name(name))
@@ -228,7 +231,7 @@ def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, P
         for file, source in _open_source_files(bundle, sources, out):
             with open_atomic(staging_folder / file.path) as stream:
                 shutil.copyfileobj(source, stream, CHUNK_BYTES)
-                source.check(file)
+                source.check_content(file)
         write_json(staging_folder / LIST_FILE_NAME, content)
         staging_folder.rename(out)
     except OSError as error:
@@ -244,12 +247,12 @@ def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, 
         archive.addfile(_build_tar_header(LIST_FILE_NAME, len(list_bytes)), BytesIO(list_bytes))
         for file, source in _open_source_files(bundle, sources, out):
             archive.addfile(_build_tar_header(file.path, file.bytes), source)
-            source.check(file)
+            source.check_content(file)
     return bundle
 
 
 class _HashingReader:
-    """A readable file that hashes its content as it is read. :meth:`check` compares the hash with the list."""
+    """A readable file that hashes its content as it is read, to find out whether the file changes while it is packed."""
 
     def __init__(self, stream: BinaryIO, path: Path, bar: Any) -> None:
         self._stream, self._path, self._bar, self._digest = stream, path, bar, hashlib.sha256()
@@ -260,8 +263,8 @@ class _HashingReader:
         self._bar.update(len(chunk))
         return chunk
 
-    def check(self, file: BundledFile) -> None:
-        """Raise UserError if the content differs from the entry ``file`` of the list."""
+    def check_content(self, file: BundledFile) -> None:
+        """Raise UserError if the file has more bytes, or another hash, than its entry ``file`` in the bundle's list."""
         if self._stream.read(1) or self._digest.hexdigest() != file.sha256:
             raise UserError(f"{self._path}: was written to while it was packed; run the command again")
 

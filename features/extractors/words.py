@@ -70,7 +70,7 @@ class WordVectors:
         return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
     def select_words(self, wanted: Iterable[str], n_first: int) -> WordVectors:
-        """Return the first ``n_first`` words and the words ``wanted`` with their vectors, in unchanged order."""
+        """Return the vectors of the first ``n_first`` words and of the words ``wanted``, in the order of the table."""
         wanted = set(wanted)
         rows = [row for row, word in enumerate(self.words) if row < n_first or word in wanted]
         return WordVectors(tuple(self.words[row] for row in rows), self.vectors[rows])

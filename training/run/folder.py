@@ -159,9 +159,9 @@ class RunFolder:
         """
         path = self.path / str(record["path"])
         if "description" not in record:
-            return describe_feature(open_cache(path)).build_cache(path)
+            return describe_feature(open_cache(path)).build_rowless_cache(path)
         with wrap_read_errors(self.record_file, "the record of a run"):
-            return FeatureDescription.model_validate(record["description"]).build_cache(path)
+            return FeatureDescription.model_validate(record["description"]).build_rowless_cache(path)
 
     def _read_record_content(self) -> Any:
         return read_json(self.record_file)

@@ -116,7 +116,7 @@ class PackedFolder(RunFolder):
             description = FeatureDescription.model_validate(record["description"])
             if "backbone" in description.provenance:
                 raise ValueError("its features are embeddings of another model")
-        return description.build_cache(self.config_file, self.path)
+        return description.build_rowless_cache(self.config_file, self.path)
 
     def _read_record_content(self) -> Any:
         return self.config.run

@@ -254,8 +254,8 @@ def _select_packed_record(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build_feature_entry(feature: FeatureDescription) -> dict[str, Any]:
-    """Return the value for a feature in the record of a packed model. As in ``run.json``, but without the path of a cache."""
-    identity = feature.build_cache(Path(CONFIG_FILE_NAME)).extractor_identity
+    """Return the entry of a feature in the record of a packed model. Unlike in ``run.json``, it has no path of a cache."""
+    identity = feature.build_rowless_cache(Path(CONFIG_FILE_NAME)).extractor_identity
     entry = {"name": feature.feature, "key": feature.key, "path": CONFIG_FILE_NAME, "extractor": dict(identity)}
     return {**entry, "description": feature.model_dump(mode="json")}
 
