@@ -112,7 +112,7 @@ def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
 
 
 def is_from_dataset_file(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether a cache was computed from this version of ``dataset.json``, by the SHA-256 that the cache records."""
+    """Return whether a cache was computed from ``dataset.json`` in its present state, by the recorded SHA-256."""
     data = cache.provenance.get("data")
     return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
 
@@ -155,7 +155,7 @@ def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksu
 
 
 def is_text_shard_of(record: ShardRecord, dataset: Dataset) -> bool:
-    """Return whether a shard holds vectors of texts from this version of ``dataset.json``, by the recorded SHA-256."""
+    """Return whether a shard holds vectors of texts from ``dataset.json`` in its present state, by the recorded SHA-256."""
     return record.identity.kind == "text" and bool(dataset.sha256) and record.dataset_sha256 == dataset.sha256
 
 

@@ -263,9 +263,10 @@ def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, con
 def describe_changed_input(
     items: Sequence[ExtractorInput], ids: Ids, input_hashes: NDArray[np.uint8], text_unit: TextUnit
 ) -> str | None:
-    """Describe the first row whose input has changed, is unreadable or is not in ``items``; return None if there is none.
+    """Describe the first row whose image or text has changed or is unreadable; return None if no row has changed.
 
-    ``ids`` (n,) and ``input_hashes`` (n, 32) are the recorded ids of the rows and hashes of their inputs.
+    ``items`` are the present inputs. ``ids`` (n,) and ``input_hashes`` (n, 32) are the recorded ids and hashes. A row whose id
+    is not in ``items`` counts as changed.
     """
     by_id = {item.id: item for item in items}
     for identity, input_hash in zip(ids.tolist(), input_hashes, strict=True):

@@ -308,7 +308,7 @@ class LocalRates:
         return None if cost is None else self.training.get(_encode_settings(cost))
 
     def find_feature_rate(self, config: FeatureSettings) -> float | None:
-        """Return the rows per second of a cache of the same extractor, network and settings; None without such a cache."""
+        """Return the rows per second of an extraction with the same settings on this machine; None without such a run."""
         settings = config.key_settings()
         precisions = ("bf16", "fp16", "fp32") if settings.get("precision") == "auto" else (settings.get("precision"),)
         keys = (_encode_settings({**settings, **({"precision": one} if one else {})}) for one in precisions)
@@ -367,7 +367,7 @@ def measure_calibration() -> float:
 def _collect_cost_settings(dataset: str, experiment: str) -> dict[str, Any] | None:
     """Return the settings that determine how long a training pair takes; None for an unknown experiment or data set.
 
-    The entry ``preset`` holds settings of the experiment. The entry ``features`` holds the settings of the features it reads.
+    The entry ``preset`` holds settings of the experiment, the entry ``features`` the settings of the experiment's features.
     """
     try:
         settings = load_experiment_outline(experiment, dataset).weight_settings()

@@ -229,7 +229,7 @@ def choose_query_precision(cache_precision: str) -> str:
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether a device has instructions that multiply bf16 numbers and that PyTorch may use.
+    """Return whether PyTorch may multiply bf16 numbers on a device by the device's own instructions, without emulation.
 
     The instructions are ``avx512_bf16`` or ``amx_bf16`` on x86, and ``bf16`` on ARM. On x86 the environment variables
     ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid these instructions. A GPU needs compute capability 8.0.

@@ -40,7 +40,7 @@ def load_backbone(
     Raises UserError if the model or its weights are missing.
 
     weights_dir : folder in which a file ``<model>.safetensors`` or ``<model>.pth`` replaces a download
-    family : module of torchvision that has the model, such as models.detection; None: its classification models
+    family : module of torchvision that has the model, such as ``detection``; None: its classification models
     notes : dictionary that receives the name and hash of the weights file and, for a download from the hub, its commit
     options : arguments of torchvision's builder
     """

@@ -191,7 +191,7 @@ def _find_or_download_folder(config: TextConfig, weights_dir: Path | None) -> tu
 
 
 def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config: TextConfig) -> dict[str, Any]:
-    """Return a provenance entry with name, size and hash of the transformer's first weights file; {} for random weights."""
+    """Return the provenance entry on the transformer's first file of weights (name, size, hash); {} for random weights."""
     transformer = folder / (modules[0]["path"] if modules else "")
     files = sorted(transformer.glob("model*.safetensors"))
     return {WEIGHTS_FILE_KEY: WeightsFile.describe(files[0], folder)} if files and config.weights != "random" else {}

@@ -209,7 +209,7 @@ def mixed_precision_error(folder: Path, one: CacheIdentity, other: CacheIdentity
 
 
 def read_shard_record(path: Path) -> ShardRecord | None:
-    """Return the record of a shard, read from its JSON file; None if the shard or this file does not exist."""
+    """Return the record (hash and settings) of a shard from its JSON file; None if this file or the shard does not exist."""
     record = path.with_suffix(".json")
     if not record.is_file() or not path.is_file():
         return None

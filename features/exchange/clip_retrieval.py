@@ -343,7 +343,10 @@ def _iterate_blocks(vectors: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]
 
 @lru_cache(maxsize=_CACHED_PATHS)
 def _make_relative(file: str, images_folder: Path | None) -> str:
-    """Return an image's path relative to an absolute folder or, if the folder is None, without a slash at the start."""
+    """Return an image's path relative to ``images_folder``; None: return the path without a slash at the start.
+
+    Raises BadRow if an absolute path lies outside the folder.
+    """
     if images_folder is None:
         return normalize_image_path(file.lstrip("/"))
     path = Path(file)

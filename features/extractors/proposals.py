@@ -209,8 +209,8 @@ def has_truth_boxes(cache: FeatureCache) -> bool:
 def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
     """Raise UserError unless ``truths`` holds ground-truth boxes that can be compared with the boxes in ``candidates``.
 
-    Both caches must belong to the same data set, and the same settings and weights must have computed their vectors. The
-    precision may differ if the presets of both caches have ``precision: auto``.
+    The two caches must belong to one data set, and the same settings and weights must have computed their vectors. The
+    precision may differ if the presets of both caches have ``precision: auto``, so that each machine chooses it.
     """
     _check_has_truth_boxes(truths)
     if truths.dataset != candidates.dataset:
