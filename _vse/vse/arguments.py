@@ -94,7 +94,7 @@ def are_settings(value: object) -> bool:
 
 
 def is_column_mapping(value: object) -> bool:
-    """Return whether a value maps each field of a row to the name of a column, or to a list of names of columns."""
+    """Return whether a value maps texts (the names of fields) to the name of a column, or to a list of names of columns."""
     return isinstance(value, Mapping) and all(is_text(key) and is_one_or_list_of(is_text, value[key]) for key in value)
 
 
@@ -159,7 +159,7 @@ def check_arguments(function: Callable[_Parameters, _Returned]) -> Callable[_Par
 def public_api(function: Callable[_Parameters, _Returned]) -> Callable[_Parameters, _Returned]:
     """Decorate a function or method of the Python interface.
 
-    The decorator checks the arguments of a call, and records the call in the files that it writes. In the messages of
+    The decorator checks the arguments of a call, and records the call in the files that the function writes. In messages of
     UserError, it replaces command-line options by Python arguments. With ``force=True``, it lets outputs replace files of any
     kind.
     """
@@ -184,10 +184,11 @@ def public_api(function: Callable[_Parameters, _Returned]) -> Callable[_Paramete
 
 
 def describe_arguments(*models: type[Options]) -> Callable[[_Function], _Function]:
-    """Return a decorator that adds the descriptions of arguments to a docstring.
+    """Return a decorator that adds the descriptions of arguments to the docstring of a function.
 
-    The description of an argument is the help of the option with the same name in ``models``. If the docstring already
-    describes an argument, this description stays. Raises TypeError if an argument has no description in either.
+    An argument that the docstring already describes keeps its description. For any other argument, the decorator adds the help
+    of the command option with the same name. ``models`` are the classes with these options. Raises TypeError if there is no
+    such option.
     """
     fields = {name: field for model in reversed(models) for name, field in _collect_nested_fields(model).items()}
 

@@ -128,10 +128,11 @@ def read_texts(argument: str, given: Any) -> list[str]:
 
 
 def read_image_rows(argument: str, given: Any, n_images: int, n_captions: int) -> NDArray[np.int64]:
-    """Return the row of each caption's image, (n_captions,). ``given`` may be None if there is one caption per image.
+    """Return for each caption the row of its image, (n_captions,).
 
-    Raises UserError if there is not one row from 0 to ``n_images - 1`` for each caption. ``argument`` is the name of the
-    argument for messages.
+    ``given`` has these rows as the user passed them; None stands for one caption per image, in the same order. Raises
+    UserError if there is not one row from 0 to ``n_images - 1`` for each caption. ``argument`` is the name of the argument for
+    messages.
     """
     if given is None:
         if n_captions == n_images:
@@ -162,7 +163,11 @@ def read_image_rows(argument: str, given: Any, n_images: int, n_captions: int) -
 def read_image_input(
     argument: str, given: Any, photo_features: Callable[[list[str]], Any] | None
 ) -> tuple[NDArray[np.float32], list[str] | None]:
-    """Return the vectors of images, and the paths of the photos. The paths are None if ``given`` has vectors."""
+    """Return the vectors of images, and the paths of their photos.
+
+    ``given`` has vectors, or paths of photos whose vectors ``photo_features`` computes. Paths without such a function raise
+    UserError. The returned paths are None if ``given`` has vectors.
+    """
     if photo_features is None or not are_texts(given):
         return read_vectors(argument, given), None
     paths = read_texts(argument, given)
@@ -174,7 +179,8 @@ def read_caption_input(
 ) -> tuple[NDArray[np.float32] | None, list[str] | None]:
     """Return the vectors and the texts of captions.
 
-    The texts are None if ``given`` has vectors. The vectors are None if ``given`` has texts, and ``text_features`` is None.
+    ``given`` has vectors, or texts whose vectors ``text_features`` computes. The returned vectors are None for texts without
+    such a function. The returned texts are None if ``given`` has vectors.
     """
     if not are_texts(given):
         if _is_list(given) and len(given) and _is_list(first := next(iter(given))) and are_texts(first):
@@ -201,7 +207,11 @@ def read_array_data(
     photo_features: Callable[[list[str]], Any] | None = None,
     text_features: Callable[[list[str]], Any] | None = None,
 ) -> tuple[ArrayData, list[str] | None]:
-    """Return images and captions as arrays, and the paths of the photos. The paths are None if ``images`` are vectors."""
+    """Return images and captions as arrays, and the paths of the photos. The paths are None if ``images`` are vectors.
+
+    ``image_of_caption`` has the row of each caption's image; None stands for one caption per image. ``photo_features`` and
+    ``text_features`` compute the vectors of photos and texts.
+    """
     image_vectors, paths = read_image_input("images", images, photo_features)
     caption_vectors, texts = read_caption_input("captions", captions, text_features)
     n_captions = len(texts if caption_vectors is None and texts is not None else caption_vectors)  # type: ignore[arg-type]
@@ -217,7 +227,7 @@ def read_validation(given: Any) -> tuple[Any, Any, Any]:
 
 
 def read_query_vectors(query: Any, is_set: bool) -> NDArray[np.float32]:
-    """Return the vector of a query as (1, dim) or, with ``is_set``, its set of vectors as (1, n_vectors, dim)."""
+    """Return a query vector as an array (1, dim) or, with ``is_set``, a set of vectors as an array (1, n_vectors, dim)."""
     if query is None or are_texts(query):
         raise UserError(f"query={format_value(query)}: a single text, path or vector is needed")
     vectors = read_vectors("query", [query])

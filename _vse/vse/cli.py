@@ -125,7 +125,7 @@ _INSTRUCTION_SETS = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_bf16": "bf16"
 
 
 class DoctorRequest(Options):
-    """``vse doctor`` has no arguments."""
+    """The arguments of ``vse doctor``, which has none."""
 
 
 @command("doctor")

@@ -160,10 +160,10 @@ class FeatureFile(PathWrapper):
     """A feature cache, with one row of numbers for each image or caption. Rows are read from the disk by their ids.
 
     ``features[ids]`` returns the rows of some ids in the order of the ids: an array (n, dim). If a cache has several crops of
-    each image, the array is (n, n_crops, dim). If it has the positions of a CNN, the array is (n, n_positions, dim). In a
-    ``ragged`` cache, such as a cache of regions, rows differ in their number of vectors, and ``features[ids]`` is a list of n
-    arrays (n_regions, dim). ``features[7]`` is the row of the id 7. ``features[:]`` returns all rows. An id that is not in the
-    cache raises [`vse.UserError`][].
+    each image, the array is (n, n_crops, dim). If it has a vector for each position of a CNN's feature map, the array is (n,
+    n_positions, dim). In a ``ragged`` cache, such as a cache of regions, rows differ in their number of vectors, and
+    ``features[ids]`` is a list of n arrays (n_regions, dim). ``features[7]`` is the row of the id 7. ``features[:]`` returns
+    all rows. An id that is not in the cache raises [`vse.UserError`][].
 
     Attributes:
         path (Path): the file

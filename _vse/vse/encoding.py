@@ -54,16 +54,16 @@ class EncodingModel:
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object, for the provenance of files."""
+        """The Python expression that returned this object. Files that its methods write record this expression."""
         raise NotImplementedError
 
     @property
     def encoder(self) -> InputEncoder:
-        """The loaded model, which encodes photos, texts and vectors. Raises UserError before the fit."""
+        """The loaded model, which encodes photos, texts and vectors. Raises UserError if the model is not fitted yet."""
         raise NotImplementedError
 
     def permit_own_code(self) -> AbstractContextManager[None]:
-        """Return a context in which the user's own Python code, such as an encoder of the model, may run if it was allowed."""
+        """Return a context in which the user's own Python code, e.g. an encoder in a file, may run if the user allowed it."""
         raise NotImplementedError
 
     @public_api
@@ -146,7 +146,11 @@ class InputEncoder:
     def encode_packed(
         self, given: Any, are_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
     ) -> PackedEmbeddings:
-        """Return the embeddings of captions or images as tensors. ``hidden`` hides the progress bar."""
+        """Return the embeddings of captions or images as tensors.
+
+        For a model that compares sets of vectors, one tensor has the vectors of all sets, and another the length of each set.
+        ``hidden`` hides the progress bar.
+        """
         return self._encode(self._read_input(given, are_captions), are_captions, batch_size, hidden)
 
     def encode_query(self, query: Any, are_captions: bool) -> PackedEmbeddings:
@@ -238,8 +242,8 @@ class FittedRun:
     """A run in memory, which was trained on arrays.
 
     ``record``, ``settings`` : the content of ``run.json`` and of ``config.yaml``.
-    ``frame`` : the metrics of each epoch.
-    ``arrays`` : the loaded model.
+    ``frame`` : the metrics, one row per epoch.
+    ``arrays`` : the loaded model, which encodes arrays of vectors.
     ``files`` : maps the path of each file in the run folder, except the checkpoint, to its content.
     ``photos`` : the path of each image's photo; empty if the paths are unknown.
     ``has_texts`` : whether the captions are texts.
@@ -261,7 +265,10 @@ class FittedRun:
         photos: Sequence[str] | None,
         device: str,
     ) -> FittedRun:
-        """Read a run that was trained on ``data`` from its folder. The folder is not needed afterwards."""
+        """Read a run that was trained on ``data`` from its folder. The folder is not needed afterwards.
+
+        ``photos`` are the paths of the images' photos; None if they are unknown.
+        """
         from vse.training.run.folder import RunFolder
         from vse.training.use.arrays import load_array_encoder
 

@@ -57,14 +57,14 @@ EvaluationInput = Annotated[Any, AllowedValues(_EVALUATED_DESCRIPTION, lambda va
 
 @dataclass(frozen=True)
 class EvaluationJob:
-    """An evaluation to run: its embeddings, each a file or arrays in memory, its protocols and its options."""
+    """An evaluation that can be run: embeddings (files, or arrays in memory), protocols and options."""
 
     embeddings: tuple[Path | SplitEmbeddings, ...]
     protocol: str | list[str]
     options: AllEvaluateOptions
 
     def evaluate(self, **changes: Any) -> dict[str, Any]:
-        """Evaluate with changed options, and return the content of the result file."""
+        """Run the evaluation, and return the content of the result file. ``changes`` replace options of the job."""
         from vse.eval.protocols.evaluate import evaluate_arrays, evaluate_files
         from vse.eval.search.gpu import choose_faiss_device
 
@@ -101,7 +101,10 @@ class EvaluationJob:
 
     @contextmanager
     def _provide_embeddings_files(self, folder: Path) -> Iterator[list[Path]]:
-        """Yield a file for each item of ``embeddings``. Arrays are written to ``folder``; errors then name the model."""
+        """Yield a file for each item of ``embeddings``. Arrays are first written to ``folder``.
+
+        Errors about such a temporary file have the name of the model instead of the path.
+        """
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.embeddings) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():
             write_embeddings(path, one.embeddings)
@@ -198,10 +201,10 @@ class Evaluation(SavableResult):
 
     @public_api
     def save_ensemble(self, path: StrPath, *, force: bool = False) -> Path:
-        """Write the embeddings or scores of an ensemble to an HDF5 file, and return the path of the file.
+        """Write the embeddings or scores of an ensemble to the HDF5 file ``path``, and return ``path``.
 
-        With several seeds the files are ``<name>-<seed>.h5``. ``force`` replaces files of any kind. Raises
-        [`vse.UserError`][] if this is not the evaluation of an ensemble.
+        With several seeds, there is a file ``<name>-<seed>.h5`` for each seed instead. ``force`` replaces files of any kind.
+        Raises [`vse.UserError`][] if this is not the evaluation of an ensemble.
         """
         self._write_extra_files(save=as_path(path))
         return as_path(path)
@@ -222,7 +225,7 @@ class Evaluation(SavableResult):
                 return ModelComparison([*own, *others], folder, ours.with_options(bootstrap=bootstrap))
 
     def _write_extra_files(self, **changes: Any) -> None:
-        """Evaluate again with changed options that write further files."""
+        """Evaluate again, with options that write further files, such as ``save``."""
         left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
         self._job.evaluate(**left_out, **changes)
 
@@ -273,9 +276,9 @@ def _list_embeddings_inputs(embeddings: Any) -> tuple[Path | SplitEmbeddings, ..
 
 
 def _read_protocol(second: Any) -> str | Sequence[str]:
-    """Return the second argument of :func:`evaluate`, which was the protocol in earlier versions, as a protocol.
+    """Return the protocol in a call of an earlier version, ``vse.evaluate(embeddings, protocol)``, from its second argument.
 
-    Raises UserError if the argument is an array: if the first argument has embeddings, the second cannot be the images.
+    Raises UserError if the argument is an array: images must not be given next to embeddings.
     """
     if not are_texts(second):
         raise UserError(f"images={format_value(second)}: the first argument has embeddings already; leave images out")
@@ -284,7 +287,11 @@ def _read_protocol(second: Any) -> str | Sequence[str]:
 
 
 def _embed_inputs(first: Any, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
-    """Return the embeddings of arrays passed to :func:`evaluate`; ``first``, its first argument, is a model or the images."""
+    """Return the embeddings of the images and captions in the arguments of :func:`evaluate`.
+
+    ``first`` is the first argument: a model that encodes the others, or the images. If it is the images, each of the other
+    arguments has moved by one place: ``images`` has the captions. ``first`` is None if all arguments are named.
+    """
     model = first if isinstance(first, EncodingModel) else None
     if first is not None and model is None and images is None:
         images = first

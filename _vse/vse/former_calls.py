@@ -19,9 +19,9 @@ NEW_CALLS_BY_FUNCTION = {
 
 
 def _map_arguments_to_options(function: str, options: str, names: str) -> dict[str, str]:
-    """Return, for each argument in ``names`` (separated by blanks), the text of a call of ``function``.
+    """Return a dict from each argument in ``names`` (separated by blanks) to the text of the call that now passes it.
 
-    In the call, ``options`` passes the argument. It is a format string such as ``options=vse.ExtractOptions({})``.
+    ``options`` is a format string for the object that has the argument now, such as ``options=vse.ExtractOptions({})``.
     """
     return {name: f"vse.{function}(..., {options.format(f'{name}=...')})" for name in names.split()}
 
@@ -79,7 +79,7 @@ def find_new_call(function: str, argument: str) -> str | None:
 
 
 def build_refusing_function(name: str) -> Callable[..., Any]:
-    """Return a function that raises a UserError with the call that replaces an earlier function or class."""
+    """Return a function that replaces a function or class of an earlier version. It raises a UserError with the new call."""
 
     def call(*_: Any, **__: Any) -> Any:
         raise UserError(f"vse.{name}(...) is now {NEW_CALLS_BY_FUNCTION[name]}")

@@ -70,9 +70,8 @@ class Model(EncodingModel):
             experiment: a preset such as ``cca``, or a YAML file
             sets: settings to change, e.g. ``{"train.epochs": 3}``
             seed: the seed of the initial weights, the order of pairs, and the sample of validation images
-            photo_features: a function from a list of paths of photos to their vectors, (n, dim); with this function,
-            ``images``
-                may be paths
+            photo_features: a function from a list of paths of photos to their vectors, (n, dim); with this function, the
+                images that you pass to a method such as ``fit`` may be paths
             text_features: a function from a list of texts to their vectors, (n, dim), such as the method ``encode`` of
                 sentence-transformers; without this function, the settings of the experiment determine how texts are read
             options: rarely used options: see [`vse.TrainOptions`][]
@@ -190,7 +189,7 @@ class Model(EncodingModel):
         return read_array_data(images, captions, image_of_caption, self.photo_features, self.text_features)
 
     def _read_validation_data(self, data: ArrayData, images: Any, captions: Any, image_of_caption: Any) -> ArrayData:
-        """Return the validation data. Raises UserError if they differ from the training data in dimensions or type."""
+        """Return the validation data. Raises UserError if their dimensions or types differ from the training data ``data``."""
         try:
             other = self._read_data(images, captions, image_of_caption)[0]
         except UserError as error:
@@ -320,7 +319,7 @@ def fit(
 
 @contextmanager
 def _replace_paths_in_errors(folder: Path) -> Iterator[None]:
-    """Replace the paths of temporary files in error messages by the names of the arguments in these files."""
+    """Replace the paths of temporary files in error messages by the arguments, such as ``images``, that the files contain."""
     data = folder / "model" / DATA_FOLDER
     names = {
         data / f"{ARRAYS_NAME}_images.h5": "images",

@@ -109,7 +109,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
 
 
 def _describe_result(file: Path) -> Iterator[str]:
-    """Yield a sentence for each direction with R@10, its 95% interval and the number of candidates."""
+    """Yield a sentence for each direction of a result file, with R@10, its 95% interval and the number of candidates."""
     from vse.eval.files.results import mean_and_std, read_result
 
     result = read_result(file)
@@ -134,7 +134,7 @@ def _prepare_dataset(steps: _CommandRunner, request: QuickstartRequest, dataset_
 
 
 class _CommandRunner:
-    """A runner of commands in this process. ``lines`` has the commands as a user types them."""
+    """A runner of ``vse`` commands in this process. ``lines`` has their command lines as a user types them."""
 
     def __init__(self, threads: int | None) -> None:
         self.lines: list[str] = []
@@ -158,7 +158,11 @@ class _CommandRunner:
         self.run("vse-extract", extractor, "--dataset", dataset_file, "--feature", feature, *changes, "--out", cache)
 
     def train(self, training: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
-        """Train a run, embed its test split, and store a correction of hubs. Return the embeddings of the test split."""
+        """Train a run, embed its test split, and return the path of the embeddings.
+
+        The embeddings also have a correction of hubs: candidates that are among the best results of too many queries.
+        ``training`` has further arguments of ``vse-train``.
+        """
         self.run("vse-train", *training, "--captions", dataset_file, "--caption-features", captions, "--out", run, "--resume")
         self.run("vse-embed", run, "--correct", CORRECTION)
         return run / "test.h5"
@@ -176,10 +180,10 @@ def _choose_name(request: QuickstartRequest) -> str:
 
 
 def choose_image_feature(dataset: str) -> str:
-    """Return the first feature whose weights are on this machine, among :data:`IMAGE_FEATURES` and then ``fc7``.
+    """Return the first image feature whose weights are on this machine.
 
-    Random weights need no file; the preset of the demo has features with random weights. If no weights are found, return the
-    last of :data:`IMAGE_FEATURES`, whose weights are then downloaded.
+    The features of :data:`IMAGE_FEATURES` are tried first, then ``fc7``. A feature with random weights, as in the demo, needs
+    no file. If no weights are found, return the last of :data:`IMAGE_FEATURES`, whose weights are then downloaded.
     """
     for name in (*IMAGE_FEATURES, "fc7"):
         settings = load_feature_preset(name, dataset)
@@ -189,7 +193,7 @@ def choose_image_feature(dataset: str) -> str:
 
 
 def choose_caption_feature(dataset: Dataset) -> str:
-    """Return ``minilm`` if captions are English and its weights are on this machine, else ``tfidf`` (for any language)."""
+    """Return ``minilm`` if captions are English and the weights of MiniLM are on this machine, else ``tfidf``."""
     captions = [caption for image in dataset.images[:_N_CAPTIONS_FOR_LANGUAGE] for caption in image.captions]
     words = [word for caption in captions for word in caption.tokens]
     is_english = sum(word in _ENGLISH_WORDS for word in words) >= _MIN_ENGLISH_SHARE * len(words)

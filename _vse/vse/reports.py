@@ -54,12 +54,12 @@ class SavableResult(SavableObject):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object, for the provenance of files."""
+        """The Python expression that returned this object. Files that its methods write record this expression."""
         return str(self.json["provenance"]["made"]["command"])
 
 
 def rebase_file_references(content: dict[str, Any], old: Path, new: Path, excluded: Path | None = None) -> dict[str, Any]:
-    """Return the content of a result or comparison with file paths relative to ``new`` instead of ``old``.
+    """Return the content of a result or comparison, with file paths relative to the folder ``new`` instead of ``old``.
 
     Paths of files in the folder ``excluded`` are left out. The SHA-256 of the content is computed again.
     """
@@ -84,9 +84,8 @@ class SearchResults:
     Attributes:
         query (str): the text, or the path of the photo
         frame (pandas.DataFrame): one row per result: ``rank`` (from 1), ``score``, ``image_id``, ``file`` (None for an image
-        that
-            is not in ``dataset.json``), ``caption_id`` (if captions were searched), ``caption``; for a search of a phrase in a
-            photo, one row per box: ``rank``, ``score``, and ``x1``, ``y1``, ``x2``, ``y2`` in pixels
+        that is not in ``dataset.json``), ``caption_id`` (if captions were searched), ``caption``; for a search of a phrase in
+        a photo, one row per box: ``rank``, ``score``, and ``x1``, ``y1``, ``x2``, ``y2`` in pixels
         json (list[dict[str, Any]]): the rows of the frame as objects
     """
 

@@ -71,7 +71,7 @@ class SplitEmbeddings(SavableObject):
 
     @property
     def embeddings(self) -> Embeddings:
-        """The embeddings as :class:`vse.eval.files.split.Embeddings`. Raises UserError for phrase scores."""
+        """The embeddings as the object that evaluators read. Raises UserError for phrase scores."""
         if self._embeddings is None:
             raise UserError(f"{self.path}: holds scores of phrases and boxes, and no embeddings")
         return self._embeddings
@@ -138,7 +138,7 @@ class SplitEmbeddings(SavableObject):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object, for the provenance of files."""
+        """The Python expression that returned this object. Files that its methods write record this expression."""
         return f"vse.embeddings({str(self.path)!r})" if self.path else "vse.embeddings(...)"
 
     def __repr__(self) -> str:
@@ -212,9 +212,10 @@ def pair_scores(
 
     Args:
         scores: the score of each image with each caption, (n_images, n_captions)
-        image_of_caption: as in [`vse.embeddings`][]
-        image_ids: as in [`vse.embeddings`][]
-        caption_ids: as in [`vse.embeddings`][]
+        image_of_caption: the id of each caption's image, (n_captions,); without ``image_ids``, the row of the image in
+            ``scores``
+        image_ids: the ids of the images, (n_images,) whole numbers; None numbers the rows of ``scores`` from 0
+        caption_ids: the ids of the captions, (n_captions,) whole numbers; None numbers the columns of ``scores`` from 0
         name: the name of the model in results
         split: the names of the data set and the split in results
 

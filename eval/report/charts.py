@@ -58,7 +58,10 @@ class Bars(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line through the points ``x`` and ``y`` (n,) for the result ``result_index``; ``best_x`` has a ring if it is given."""
+    """A line through the points ``x`` and ``y`` (n,), in the colour of the result with index ``result_index``.
+
+    The point at ``best_x`` has a ring; None draws no ring.
+    """
 
     result_index: int
     x: Sequence[float]
@@ -111,7 +114,8 @@ def draw_training_curves(
     """Draw a line per seed, with a ring at the epoch whose weights were kept.
 
     ``log`` selects a logarithmic x axis. Each pair in ``warm_ups`` is drawn as a dashed line: the index of a result, and the
-    last epoch of its warm-up. ``chance`` is the value of a random order, drawn as a dotted line.
+    last epoch of its warm-up (the first epochs, which have another loss function). ``chance`` is the value of a random order,
+    drawn as a dotted line; None draws no line.
     """
 
     def draw(axes: Axes) -> None:
@@ -197,7 +201,7 @@ def _write_values_above_bars(axes: Axes, x: NDArray[Any], y: NDArray[Any], value
 
 
 def _render_chart(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
-    """Call ``draw`` and return its chart, with the same bytes in every call.
+    """Return the chart that ``draw`` draws on its axes, as SVG. Equal charts have equal bytes.
 
     The margins ``left`` and ``bottom`` are shares of the width and the height.
     """

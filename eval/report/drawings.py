@@ -29,8 +29,8 @@ PairIds = tuple[int, int]
 class AttendingRun:
     """A run whose model computes attention between words and regions.
 
-    ``read_attention`` returns the attention of each pair in a list, and None for a pair that cannot be drawn. ``input_paths``
-    are the files and folders that ``read_attention`` reads.
+    ``read_attention`` returns the attention of each pair of an image and a caption in a list; None if it cannot be drawn.
+    ``input_paths`` are the files and folders that ``read_attention`` reads.
     """
 
     read_attention: Callable[[Sequence[PairIds]], Sequence[Attention | None]]
@@ -46,9 +46,10 @@ the attention cannot be drawn.
 
 
 class ResultAttention:
-    """A reader of the attention of a result's model. Without such a model, or if its run is missing, nothing is read.
+    """A reader of the attention between words and regions, as the model of a result computes it.
 
-    If the run cannot be opened or has changed, a sentence about it is appended to ``missing``.
+    It returns no attention if the model computes none, or if the run is missing. If the run cannot be opened or has changed, a
+    sentence about it is appended to ``missing``.
     """
 
     def __init__(
@@ -74,7 +75,11 @@ class ResultAttention:
         return self._run.input_paths if self._run else ()
 
     def read_attention_by_pair(self, scores: Mapping[PairIds, float]) -> dict[PairIds, Attention]:
-        """Return the attention of the pairs in ``scores``. The dict is empty if the run no longer computes these scores."""
+        """Return the attention of the pairs in ``scores``, by pair; pairs whose attention cannot be drawn are left out.
+
+        ``scores`` maps an image id and a caption id to the score in the embeddings. If the run computes another score, because
+        it was trained again, the returned dict is empty.
+        """
         if self._run is None or not scores:
             return {}
         results = zip(scores, self._run.read_attention(list(scores)), strict=True)
@@ -151,7 +156,10 @@ class Drawing:
 
 
 def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -> Drawing:
-    """Return the drawing of one photo with one or more captions. The words of all captions are numbered from ``first``."""
+    """Return the drawing of the attention between a photo and one or more captions.
+
+    ``name`` is the ``element_id`` of the drawing. The words of all captions are numbered from ``first``.
+    """
     photo = attentions[0]
     x1, y1, x2, y2 = photo.boxes.T.round(1).tolist()
     corners = zip(x1, y1, x2, y2, strict=True)
@@ -225,12 +233,15 @@ def phrase_colour(number: int) -> str:
 
 
 def phrase_box(box: NDArray[np.floating], number: int, truth: bool = False) -> PhraseBox:
-    """Return the box to draw for ``box`` (4,), which has x1, y1, x2, y2."""
+    """Return the box to draw for ``box`` (4,), which has x1, y1, x2, y2.
+
+    ``number`` is the number of the phrase in its caption, from 1. ``truth`` marks a ground-truth box.
+    """
     x1, y1, x2, y2 = (round(float(value), 1) for value in box)
     return PhraseBox((x1, y1, round(x2 - x1, 1), round(y2 - y1, 1)), number, phrase_colour(number), truth)
 
 
 def bounding_size(boxes: Sequence[PhraseBox]) -> tuple[int, int]:
-    """Return the width and height of an area that contains all boxes, to draw them without the photo."""
+    """Return the width and height of an area that contains all boxes, to draw them without the photo; (4, 3) without boxes."""
     ends = [(x + width, y + height) for x, y, width, height in (box.rectangle for box in boxes)]
     return (math.ceil(max(x for x, _ in ends)), math.ceil(max(y for _, y in ends))) if ends else (4, 3)

@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The best candidates for ``query``, a row of the images or captions, and ``best_right``, the best right candidate.
+    """The best candidates for a query, and the best right candidate. ``query`` is a row of the images or captions.
 
     If scores are equal, wrong candidates come first.
     """
@@ -59,10 +59,10 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class AnswerCard:
-    """A candidate to display: a caption, or a photo with one of its captions. ``rank`` is 1-based.
+    """A candidate to display: a caption or, for a query caption, a photo with its first caption. ``rank`` is 1-based.
 
-    For a model with attention, ``words`` are the words of a caption, whose attention is drawn on the photo of the query.
-    ``drawing`` is the attention between the query, a caption, and the photo of the candidate.
+    If the model has attention, there is a drawing on the photo. ``words`` are the words of a candidate caption, to draw on the
+    photo of the query. ``drawing`` has the words of a query caption on the photo of the candidate.
     """
 
     rank: int
@@ -78,7 +78,7 @@ class AnswerCard:
 class ModelColumn:
     """The answers of one model to a query. ``rank`` is the 1-based rank of the best right answer.
 
-    ``right_answer`` is the best right answer, if it is not among ``answers``.
+    ``right_answer`` is the best right answer; None if it is among ``answers``.
     """
 
     rank: int
@@ -87,7 +87,7 @@ class ModelColumn:
 
     @property
     def words(self) -> Sequence[DrawnWord]:
-        """The words of a query caption, if their attention is drawn on a candidate; else empty."""
+        """The words of a query caption, if its attention is drawn on the photo of an answer; else empty."""
         cards = [*self.answers, *([self.right_answer] if self.right_answer else [])]
         return next((card.drawing.words for card in cards if card.drawing), ())
 
@@ -96,8 +96,8 @@ class ModelColumn:
 class QueryCard:
     """A query to display, either a photo or a caption, with a column per model.
 
-    ``element_id`` is the identifier of the card for links: the kind and the id of the query. ``drawings`` has the attention of
-    the captions on the photo of the query.
+    ``element_id`` identifies the card in links, e.g. ``image-7`` for the image with the id 7. ``drawings`` has the attention
+    of the returned captions on the photo of the query.
     """
 
     element_id: str
@@ -108,7 +108,7 @@ class QueryCard:
 
     @property
     def rank_range(self) -> int:
-        """The index of the range of ranks that contains the rank of the first model, for the filters of a gallery."""
+        """The index of the range (rank 1, 2 to 10, 11 to 100, above 100) that contains the rank by the first model."""
         return bisect_left(_LAST_RANKS, self.columns[0].rank)
 
 
@@ -125,8 +125,8 @@ class Gallery:
     """The displayed queries of one direction.
 
     For two models, ``comparison_counts`` has the numbers of queries that the first model, the second model and neither model
-    ranks better. ``attention_directions`` has the directions of the drawn attention: ``t2i`` from words to regions, ``i2t``
-    from regions to words. ``has_filters`` is True if the reader can select cards by their ranks.
+    ranks better; it is None for one model. ``attention_directions`` has the directions of the drawn attention: ``t2i`` from
+    words to regions, ``i2t`` from regions to words. ``has_filters`` is True if the reader can select cards by their ranks.
     """
 
     direction: DirectionName
@@ -137,7 +137,7 @@ class Gallery:
 
     @property
     def rank_filters(self) -> list[tuple[int, str, int]]:
-        """The index, the name and the number of cards of each range of ranks with cards; an empty list without filters."""
+        """The index, name and number of cards of each range of ranks that has cards; empty if the gallery has no filters."""
         counts = Counter(card.rank_range for group in self.groups for card in group.cards)
         return [(index, _RANK_RANGES[index], counts[index]) for index in sorted(counts)] if self.has_filters else []
 
@@ -172,8 +172,8 @@ def build_gallery(
 ) -> Gallery:
     """Return the gallery of one direction: ``n`` queries or, with ``extremes``, the ``n`` best and ``n`` worst queries.
 
-    ``embeddings``, ``ranks`` and ``attention`` have an entry for each of one or two models. Two models must have the same
-    queries in the same order. ``seed`` determines the sample of queries.
+    ``embeddings``, ``ranks`` and ``attention`` have an item for each model (one or two). Two models must have the same queries
+    in the same order. ``seed`` determines the sample of queries.
     """
     image_of_caption = embeddings[0].image_of_caption()
     n_captions = len(image_of_caption)
@@ -303,10 +303,10 @@ def _build_answer_card(direction: DirectionName, run: Embeddings, photos: Datase
 
 
 def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[int, dict[str, list[HardNegative]]]:
-    """Return the last epoch in ``table``, and the negatives with the highest loss in this epoch.
+    """Return the last epoch in ``table``, and the negatives with the highest loss in this epoch; 0 and empty without rows.
 
-    ``table`` is the content of a ``negatives.csv``. The negatives are a dict with the keys ``image`` and ``caption``, the
-    kinds of queries.
+    ``table`` is the content of ``negatives.csv`` in a run folder. The negatives are a dict with a key for each kind of query,
+    ``image`` and ``caption``.
     """
     numbers = ["epoch", "cost", "imgid", "negative_imgid"]
     table = table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers}).dropna(subset=numbers)

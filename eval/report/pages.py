@@ -45,7 +45,7 @@ _TEMPLATE_ENVIRONMENT = Environment(
 
 
 def page_kind(template: str) -> OutputKind:
-    """Return the output kind of a template's pages: a new page may replace only a page from the same template."""
+    """Return the kind of output file of a template's pages. A new page may replace only a page from the same template."""
     generator = _generator_name(template)
     return text_kind(f"a page by {generator}", f'<meta name="generator" content="{generator}">')
 
@@ -70,7 +70,10 @@ def thumbnail_data_uri(photo: Path, side: int = THUMBNAIL_SIDE) -> str:
 
 
 def thumbnail_uri_and_size(photo: Path, side: int = THUMBNAIL_SIDE) -> tuple[str, tuple[int, int]]:
-    """Return the thumbnail of a photo as in :func:`thumbnail_data_uri`, and the width and height of the photo."""
+    """Return a small JPEG of a photo as the ``src`` of an ``img``, and the width and height of the photo.
+
+    Raises BadImage if the file cannot be read.
+    """
     original = decode_image(photo)
     return jpeg_source(small_jpeg(original, side)), original.size
 
@@ -160,8 +163,8 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], c
     """Write the page of a search with the rank, score, thumbnail, captions and path of each hit; return ``out``.
 
     ``query`` is a text or the path of a photo. ``corpus_name`` has the names of the model and the split. If a photo cannot be
-    read, its file name is displayed. Attention is drawn on the photos of the hits or, if the hits are captions, on the photo
-    of the query.
+    read, its file name is displayed. The attention of a model that computes it is drawn on the photos of the hits or, if the
+    hits are captions, on the photo of the query.
     """
     by_photo = isinstance(query, Path)
     query_photo = _readable_thumbnail(query) if isinstance(query, Path) else None
@@ -190,7 +193,7 @@ def _describe_command() -> str:
 
 
 def _readable_thumbnail(photo: Path | None) -> str | None:
-    """Return the thumbnail of a photo. If the photo cannot be read, log a warning and return None."""
+    """Return the thumbnail of a photo; None without a photo. If the photo cannot be read, log a warning and return None."""
     if photo is None:
         return None
     try:

@@ -32,7 +32,10 @@ _PHOTO_SIDE = 420  # pixels of the longer side of a photo
 
 
 class CaptionPiece(NamedTuple):
-    """Consecutive words of a caption, with the number and colour of their phrase (None and blank outside of phrases)."""
+    """Consecutive words of a caption, with the number and the colour of the phrase to which they belong.
+
+    For words outside of phrases, ``number`` is None and ``colour`` is blank.
+    """
 
     text: str
     number: int | None
@@ -84,8 +87,8 @@ class PhraseCardGroup(NamedTuple):
 class PhraseGallery:
     """The captions of a phrase section. ``n_unreadable`` is the number of photos that cannot be read.
 
-    For two models, ``comparison_counts`` has the numbers of phrases that only the first model, only the second model, and both
-    or neither localise.
+    For two models, ``comparison_counts`` has three numbers of phrases: those that only the first model localises, those that
+    only the second model localises, and all others. It is None for one model.
     """
 
     groups: Sequence[PhraseCardGroup]
@@ -168,7 +171,10 @@ def _compute_caption_stats(run: PhraseScores, ranks_by_model: Sequence[PhraseRan
 
 
 def _select_captions(captions: _CaptionStats, n: int, seed: int) -> list[tuple[str, list[int]]]:
-    """Return titles and caption ids of three groups: the best, random and worst captions. No photo is used twice."""
+    """Return the title and the caption ids of three groups: the best, random and worst captions, ``n`` in total.
+
+    No photo is used twice.
+    """
     share, mean_iou = captions.n_right[0] / captions.n_phrases, captions.mean_iou[0]
     rng = np.random.default_rng(seed)
     orders = {
@@ -186,7 +192,10 @@ def _select_captions(captions: _CaptionStats, n: int, seed: int) -> list[tuple[s
 
 
 def _select_contrasting_captions(captions: _CaptionStats, n: int) -> list[tuple[str, list[int]]]:
-    """Return titles and caption ids of two groups: the first model localises more phrases, or the second model does."""
+    """Return the title and the caption ids of two groups of captions.
+
+    In the first group, the first model localises more phrases of a caption; in the second group, the second model does.
+    """
     more = captions.n_right[0] - captions.n_right[1]
     nearer = captions.mean_iou[0] - captions.mean_iou[1]
     used: set[int] = set()
@@ -266,8 +275,8 @@ def _split_caption(caption: Caption, phrases: Sequence[Mention]) -> list[Caption
     return pieces
 
 
-class TypeBar(NamedTuple):
-    """A metric that is displayed as a bar. Lengths are in percent of the full width."""
+class MetricBar(NamedTuple):
+    """A metric that is displayed as a bar. The properties are lengths in percent of the full width."""
 
     metric: ReportMetric
 
@@ -287,11 +296,11 @@ class TypeBar(NamedTuple):
 
 
 class TypeRow(NamedTuple):
-    """A type of phrases, with the number of its phrases and R@1 of each result."""
+    """A row for a type of phrases, such as people: the number of its phrases, and R@1 of each result."""
 
     name: str
     n_phrases: int
-    metrics: Sequence[TypeBar]
+    metrics: Sequence[MetricBar]
 
 
 class PhraseSection(NamedTuple):
@@ -320,8 +329,8 @@ def build_phrase_section(
 ) -> PhraseSection:
     """Return the phrase section of a report.
 
-    It has ``n_captions`` captions if the data set and all phrase scores are available. If photos cannot be displayed, the
-    reason is appended to ``missing``.
+    The section has ``n_captions`` captions if the data set and all phrase scores are available. If photos cannot be read, a
+    sentence about them is appended to ``missing``.
     """
     iou, runs = _get_iou_threshold(inputs[0]), [one.phrase_scores for one in inputs if one.phrase_scores]
     gallery = None
@@ -334,7 +343,7 @@ def build_phrase_section(
 
 
 def compute_phrase_metric_differences(inputs: Sequence[ReportInput]) -> list[ReportDifference]:
-    """Return the difference of each phrase metric, first minus second result; empty unless both have phrase scores."""
+    """Return the difference of each phrase metric, first minus second result; empty without phrase scores of two results."""
     runs = [one.phrase_scores for one in inputs if one.phrase_scores]
     if len(runs) < 2:
         return []
@@ -357,7 +366,7 @@ def _build_type_rows(protocols: Sequence[ProtocolMetrics]) -> list[TypeRow]:
     for name in names:
         counts = [mean_and_std(protocol.per_type.get(name, {}).get("n_phrases"))[0] for protocol in protocols]
         n_phrases = next((int(count) for count in counts if not math.isnan(count)), 0)
-        rows.append(TypeRow(name, n_phrases, [TypeBar(_type_metric(protocol, name)) for protocol in protocols]))
+        rows.append(TypeRow(name, n_phrases, [MetricBar(_type_metric(protocol, name)) for protocol in protocols]))
     return sorted(rows, key=lambda row: -row.n_phrases)
 
 

@@ -68,7 +68,7 @@ class Chart(NamedTuple):
 
 
 class ResultSummary(NamedTuple):
-    """The facts about a result at the top of the report. ``letter`` is A or B if there are two results."""
+    """The facts about a result at the top of the report. ``letter`` is A or B if there are two results; blank for one."""
 
     letter: str
     experiment: str
@@ -173,7 +173,10 @@ def write_report(
 
 
 class _HardestNegatives(NamedTuple):
-    """The hardest negatives of the last recorded epoch for the queries ``image`` and ``caption``; empty without a record."""
+    """The hardest negatives of the last recorded epoch, with a key for each kind of query: ``image`` and ``caption``.
+
+    If a run did not record negatives, ``epoch`` is 0 and ``negatives`` is empty.
+    """
 
     epoch: int = 0
     negatives: Mapping[str, Sequence[HardNegative]] = MappingProxyType({})
@@ -182,7 +185,10 @@ class _HardestNegatives(NamedTuple):
 def _read_inputs(
     results: Sequence[Path], out: Path, kind: OutputKind, data: Path | None, embeddings: Sequence[Path], queries: int
 ) -> list[ReportInput]:
-    """Read the inputs of a report. Raises UserError if the inputs do not fit together, or if ``out`` is one of them."""
+    """Read the inputs of a report. Raises UserError if the inputs do not fit together, or if ``out`` is one of them.
+
+    ``kind`` is the kind of file that ``out`` may replace. ``queries`` is only checked: it must not be negative.
+    """
     if not 1 <= len(results) <= 2:
         raise UserError(f"a report displays one result, or two side by side, not {len(results)}")
     if embeddings and len(embeddings) != len(results):
@@ -338,7 +344,7 @@ def _draw_curve_charts(inputs: Sequence[ReportInput], photos: DatasetPhotos | No
 
 
 def _find_last_warm_up_epoch(report_input: ReportInput) -> int:
-    """Return the last epoch before the loss function changes; 0 if the loss function does not change."""
+    """Return the last epoch of the warm-up, after which the loss function changes; 0 if the loss function does not change."""
     settings = flatten_settings(report_input.config)
     epochs, last = settings.get("warmup.epochs"), max((len(table) for table in report_input.curve_tables), default=0)
     return epochs if isinstance(epochs, int) and 0 < epochs < last else 0
@@ -358,7 +364,7 @@ def _list_training_notes(inputs: Sequence[ReportInput], photos: DatasetPhotos | 
 
 
 def _compute_chance_rsum(report_input: ReportInput, photos: DatasetPhotos | None) -> float | None:
-    """Return rsum of a random order on the validation split; None without a data set, or for phrase results."""
+    """Return the rsum of a random order of the validation split; None if its images are unknown, or for phrase results."""
     images = photos.dataset.splits.get("val", ()) if photos and PHRASE_PROTOCOL not in report_input.result.protocols else ()
     first = flatten_settings(report_input.config).get("train.validate_images")
     images = images[:first] if isinstance(first, int) else images

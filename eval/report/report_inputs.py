@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ReportInput:
-    """A result file, with the embeddings and run files at the paths in the result.
+    """A result file, with the embeddings and the files of training runs that the result names.
 
     ``embeddings``, ``phrase_scores``, ``run_folder``, ``run_record`` (``run.json``) and ``negative_table`` (``negatives.csv``)
     belong to the first seed. ``curve_tables`` has the ``metrics.csv`` of all seeds. ``dataset_file`` is the path of
-    ``dataset.json`` in the embeddings. ``missing_sentences`` has a sentence for each input that was not found. The sentences
-    name no folders, because other people read the report. ``readable_files`` are all files that a report may read.
+    ``dataset.json`` that the embeddings name. ``missing_sentences`` has a sentence for each input that was not found. The
+    sentences name no folders, because other people read the report. ``readable_files`` are all files that a report may read.
     """
 
     path: Path
@@ -129,9 +129,10 @@ def _add_phrase_scores(
 
 
 def _find_missing_reason(files: Sequence[Path], given: bool) -> str:
-    """Return the reason why embeddings or phrase scores cannot be read; blank if all files exist.
+    """Return the reason why embeddings or phrase scores cannot be read; blank if all ``files`` exist.
 
-    The reason is also blank if the user named the first file (``given``). If this file is missing, its reader raises an error.
+    ``given`` is True if the user named the first file. If this file is missing, the reason is also blank, because the reader
+    of the file then raises an error.
     """
     if not files:
         return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
@@ -189,7 +190,10 @@ def _add_run_files(report_input: ReportInput, files: list[Path]) -> ReportInput:
 
 
 def _read_run_record(report_input: ReportInput, folder: Path, seed: int | None) -> Mapping[str, Any] | None:
-    """Return the content of a folder's ``run.json``: empty if the file is missing, and None if it belongs to another run."""
+    """Return the content of ``run.json`` in ``folder``: empty if the file is missing, and None if it belongs to another run.
+
+    A record belongs to the run of the result if the data set, the experiment and the training seed (``seed``) are the same.
+    """
     file = folder / "run.json"
     if not file.is_file():
         return {}
@@ -206,9 +210,10 @@ def _read_run_record(report_input: ReportInput, folder: Path, seed: int | None) 
 
 
 def _read_run_table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Read a CSV file that has at least the given columns. Return None if the file is missing or empty.
+    """Read a CSV file of a run. Return None if the file is missing or has no rows.
 
-    Raises UserError if the file does not have the hash in ``record``, the content of ``run.json``.
+    Raises UserError if the file lacks one of ``columns``, or does not have the hash in ``record`` (the content of
+    ``run.json``).
     """
     if not file.is_file():
         return None
@@ -268,11 +273,12 @@ MAX_NEAR_MISS_RANK = 10  # a query is a near miss if its first right answer has 
 def select_query_groups(
     ranks: Sequence[Ints], images: Ints, n: int, seed: int, extremes: bool = False
 ) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
-    """Select groups of queries for one or two models. Return the titles and query indices of the groups, and counts.
+    """Select groups of queries to display. Return the titles and query indices of the groups, and counts.
 
-    For two models, the counts are the numbers of queries that the first model, the second model and neither model ranks
-    better. For one model, the counts are None. ``n`` is the largest number of queries: with ``extremes`` in each group,
-    without it in all groups together.
+    ``ranks`` has the ranks (n_queries,) of one or two models, and ``images`` the row of each query's image. The counts are
+    None for one model. For two models, they are the numbers of queries that the first model, the second model and neither
+    model ranks better. ``n`` is the largest number of queries: with ``extremes`` in each group, without it in all groups
+    together. For one model, ``extremes`` selects the best and the worst queries.
     """
     if len(ranks) == 1 and extremes:
         worst, best = select_extreme_queries(ranks[0], n, seed)

@@ -64,7 +64,7 @@ _MetricsByDirection = dict[str, dict[str, ReportMetric]]
 
 
 class MetricRow(NamedTuple):
-    """A row of a table: the direction, the index of the result, and the metrics of the result."""
+    """A row of a table: the metrics of the result with index ``result_index`` in one direction."""
 
     direction: str
     result_index: int
@@ -116,7 +116,7 @@ def compute_retrieval_differences(image_of_caption: NDArray[np.int64], first: Ra
 
 
 def build_report_difference(name: str, metric: Mapping[str, Any]) -> ReportDifference:
-    """Return the report's row for ``metric``, a result of :func:`vse.eval.ranking.statistics.compute_differences`."""
+    """Return a difference of two models as texts. ``metric`` has its numbers: ``difference``, ``ci95`` and ``p``."""
     return ReportDifference(
         name,
         f"{metric['difference']:+.1f}",
@@ -136,8 +136,8 @@ def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
     The metrics are those of the protocol ``full``, or else of the first protocol that has rsum. For phrases, the recalls and
-    the upper bound are returned instead. For choices, the rates of right choices with the image, without the image and by
-    chance are returned.
+    their upper bound by the candidate boxes are returned. For choices between captions, the rates of right choices with the
+    image, without it and by chance are returned.
     """
     protocols = result.protocols
     if PHRASE_PROTOCOL in protocols:
@@ -191,14 +191,14 @@ def _build_section(name: str, results: Sequence[Result]) -> ProtocolSection:
 
 
 def exclusion_note(protocol: ProtocolMetrics) -> str:
-    """Return a note with the number of phrases without a true box, and the number of phrases without a candidate."""
+    """Return a note with the number of phrases without a true box (left out) and without a candidate (counted as missed)."""
     excluded = f"{protocol.n_without_box or 0:,} more phrases have no box and are left out."
     missed = protocol.n_without_candidate
     return excluded + (f" {missed:,} have no candidate, and count as missed." if missed else "")
 
 
 def _compute_chance_recalls(name: str, result: Result, directions: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the recalls of a random order for each direction; an empty dict for protocols other than ``1k`` and ``full``."""
+    """Return the recalls of a random order for each direction; empty for protocols (``name``) except ``1k`` and ``full``."""
     if name not in ("1k", "full"):
         return {}
     n_images = 1000 if name == "1k" else result.n_images
@@ -287,7 +287,7 @@ def _report_metric(protocol: ProtocolMetrics, metric: Metric, name: str) -> Repo
 class ChoiceCard(NamedTuple):
     """A choice between captions to display: the photo, the right caption and the wrong caption with the highest score.
 
-    ``is_right`` is True if the model chose the right caption. ``kind`` names how the wrong captions were written.
+    ``is_right`` is True if the model chose the right caption. ``kind`` names the way in which the wrong captions were written.
     """
 
     photo: Photo
@@ -300,9 +300,10 @@ class ChoiceCard(NamedTuple):
 def sample_choices(
     report_input: ReportInput, photos: DatasetPhotos, n: int, seed: int, missing: list[str]
 ) -> list[ChoiceCard]:
-    """Return up to ``n`` wrong and then up to ``n`` right choices of a model between captions, sampled at random.
+    """Return up to ``n`` wrong and then up to ``n`` right choices of a model between captions, sampled by ``seed``.
 
-    If the result's file of caption choices cannot be read or has changed, a sentence about it is added to ``missing``.
+    If the embeddings are missing, or if the result's file of captions to choose from cannot be read or has changed, the list
+    is empty, and a sentence about it is added to ``missing``.
     """
     facts, run = report_input.result.choices.get(CHOICES_PROTOCOL, {}), report_input.embeddings
     file = resolve_path(report_input.path, str(facts.get("file")))
@@ -346,7 +347,8 @@ class AcceptedAnswer:
 def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, missing: list[str]) -> list[AcceptedAnswer]:
     """Return images whose first caption belongs to another image but is accepted by people, the highest grades first.
 
-    If a file of judgements that the result names cannot be read or has changed, a sentence about it is added to ``missing``.
+    If embeddings, or a file of human judgements that the result names, are missing or changed, a sentence is added to
+    ``missing``.
     """
     answers: list[AcceptedAnswer] = []
     run = report_input.embeddings

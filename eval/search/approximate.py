@@ -70,7 +70,7 @@ def measure_reranked_search(
 
     Parameters
     ----------
-    i2t, t2i : exact scores, as for :func:`vse.eval.ranking.ranks.ranks_from_blocks`; CPU tensors
+    i2t, t2i : exact scores in each direction, as CPU tensors; ``t2i`` is None if the scores of ``i2t`` serve both directions
     candidates : number of candidates of each query
     """
     image_of_caption = i2t.image_of_caption
@@ -116,9 +116,10 @@ def _list_caption_candidates(
 
 
 def find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
-    """Return the rows (m, K) of each query's candidates, a mask (m, K) of sure candidates, and the duration in seconds.
+    """Return the rows (m, K) of each query's K = ``candidates`` best rows, a mask (m, K), and the duration in seconds.
 
-    A candidate is not sure if its score equals the score of a row that is not a candidate.
+    The best rows have the highest inner products with the query. The mask is True for sure candidates, whose scores are higher
+    than the scores of all rows that are not candidates.
     """
     started = time.perf_counter()
     scores, rows = search_exactly(corpus, queries, min(candidates + 1, len(corpus)))
@@ -130,9 +131,11 @@ def find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple
 def _evaluate_lists(
     chunks: Iterator[_CandidateLists], image_of_row: Tensor, query_images: Tensor
 ) -> tuple[RowIndices, dict[str, float]]:
-    """Return the ranks of all queries of one direction, and ``found``, ``recall_at_1`` etc. and the duration in a dict.
+    """Return the ranks of all queries of one direction, and a dict of measurements.
 
-    ``image_of_row`` has the image of each row of the corpus. ``query_images`` has the image of each query row.
+    The dict has ``found`` (the percentage of queries with a sure right candidate), ``recall_at_1`` etc. (the percentage of the
+    exact top K in the top K of this search), and the duration ``search_s``. ``image_of_row`` has the image of each row of the
+    corpus. ``query_images`` has the image of each query row.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
     depths = [min(k, len(image_of_row)) for k in DEFAULT_KS]
@@ -153,8 +156,9 @@ def _evaluate_lists(
 def rank_listed_candidates(right: Tensor, sure: Tensor, scores: Tensor, n_wrong: Tensor) -> Tensor:
     """Return the rank (m,) of each query: how many wrong candidates score at least as high as the best right candidate.
 
-    ``right``, ``sure`` and ``scores`` are (m, K), see :class:`_CandidateLists`. ``n_wrong`` (m,) is the number of wrong
-    answers in the split. If no right candidate of a query is sure, its rank is ``n_wrong``.
+    ``right`` (m, K) marks right candidates. ``sure`` (m, K) marks candidates with a higher first-stage score than all rows
+    that are not candidates. ``scores`` (m, K) are exact. ``n_wrong`` (m,) is the number of wrong answers in the split. If no
+    right candidate of a query is sure, its rank is ``n_wrong``.
     """
     sure_right = right & sure
     goal = scores.masked_fill(~sure_right, -torch.inf).amax(1, keepdim=True)
@@ -163,7 +167,7 @@ def rank_listed_candidates(right: Tensor, sure: Tensor, scores: Tensor, n_wrong:
 
 
 def _compute_metric_drops(exact: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Return the amounts by which the metrics ``found`` are worse than the exact metrics."""
+    """Return the amount by which each metric in ``found`` is worse than the same metric in ``exact``."""
     return {
         name: _compute_metric_drops(value, found[name])
         if isinstance(value, dict)
@@ -173,7 +177,7 @@ def _compute_metric_drops(exact: dict[str, Any], found: dict[str, Any]) -> dict[
 
 
 def _find_highest_scores(scores: Tensor) -> Tensor:
-    """Return the highest scores of each column, at most ten, the highest first."""
+    """Return the ten highest scores of each column, or all scores if there are fewer, the highest first."""
     return torch.topk(scores, min(max(DEFAULT_KS), len(scores)), dim=0).values
 
 
@@ -194,15 +198,15 @@ def measure_index_recalls(
 
     ``r1`` etc. are R@K by the results of the index; if scores are equal, wrong results are ranked first. ``recall_at_1`` etc.
     are the percentage of the exact top K in the top K of the index; a row with the same score as the last row of the exact top
-    K counts as well. For ``order`` the index finds ``candidates`` rows, sorted by their exact scores; ``reranked``
-    is their number. Durations are wall-clock seconds. If the images or the captions are too few to train the index, a ``Flat``
-    index is used, and ``factory`` in the result is ``Flat``.
+    K counts as well. For the similarity ``order``, the index finds ``candidates`` rows, sorted by their exact scores;
+    ``reranked`` in the result is their number. Durations are wall-clock seconds. If the images or the captions are too few to
+    train the index, a ``Flat`` index is used, and ``factory`` in the result is ``Flat``.
 
     Parameters
     ----------
     images, captions : embeddings (n_images, dim) and (n_captions, dim)
     image_of_caption : for each caption the row of its image; an image without captions is a candidate but no query
-    factory, parameters : see :func:`vse.eval.search.index.build_index` and :func:`vse.eval.search.index.set_search_parameters`
+    factory, parameters : type of the index, such as ``IVF1024,Flat``, and settings of its search, such as ``nprobe=16``
     """
     if (
         len(image_of_caption) != len(captions)
@@ -266,9 +270,9 @@ def _rank_top_results(top: TopK, direction_search: DirectionSearch) -> RowIndice
 
 
 def _compute_recalled_share(rows: RowIndices, exact: RowIndices, scores: Scores, exact_scores: Scores, k: int) -> float:
-    """Return the share of the exact top ``k`` that the top ``k`` of another search contains.
+    """Return the share of the top ``k`` rows of an exact search (``exact``) that another search found (``rows``).
 
-    A row with the same score as the last row of the exact top ``k`` counts as well.
+    A found row with the same score as the last row of the exact top ``k`` counts as well.
     """
     rows, exact = rows[:, :k], exact[:, :k]
     same = (rows[:, :, None] == exact[:, None, :]).any(2)

@@ -65,7 +65,7 @@ def check_against_search(
 
     An image without captions is a candidate but not a query; ``ranks.i2t`` has only images with captions. At most
     ``max_compared`` queries of each direction are compared, a random sample with a fixed seed; 0 compares all. Raises
-    RuntimeError if a rank differs and equal scores do not explain the difference (see the top of this module).
+    RuntimeError if a rank differs although no wrong answer has the same score as the right answer.
     """
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, "cosine")
@@ -82,7 +82,12 @@ def check_against_search(
 def check_sentences_against_search(
     captions: Vectors, image_of_caption: RowIndices, exact: BestAnswers, ks: tuple[int, ...], max_compared: int = 0
 ) -> Agreement:
-    """Search captions by captions with FAISS, and check the ranks in ``exact`` as :func:`check_against_search` does."""
+    """Search captions by captions with FAISS, check every query against its rank in ``exact``, and return the agreement.
+
+    A right answer is another caption of the same image. At most ``max_compared`` queries are compared, a random sample with a
+    fixed seed; 0 compares all. Raises RuntimeError if a rank differs although no wrong answer has the same score as the right
+    answer.
+    """
     units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
     queries = exact.queries[sample]
     # A query usually finds itself, so search for one more result. It may miss itself if many captions equal the query.
@@ -110,8 +115,8 @@ def check_against_candidates(
     """Search both directions by re-ranked candidates, check every query against its exact rank, and return the agreement.
 
     FAISS finds ``candidates`` rows for each query, and only these are scored. The search therefore gives only a lower and an
-    upper bound of each rank. The other parameters are as in :func:`check_against_search`. Raises RuntimeError if a rank is out
-    of its bounds.
+    upper bound of each rank. At most ``max_compared`` queries of each direction are compared, a random sample with a fixed
+    seed; 0 compares all. Raises RuntimeError if a rank is out of its bounds.
     """
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, similarity)
@@ -147,8 +152,8 @@ class _ComparedQueries(NamedTuple):
 
         Raises RuntimeError if a rank is out of its bounds. The lower bound is the number of wrong results that score higher
         than the right answer. The upper bound is the number of wrong results that score at least as high, plus the number of
-        wrong rows that are not among the results. For an exact search, the latter count only if the last result scores at
-        least as high as the right answer. All comparisons allow for rounding.
+        wrong rows that are not among the results. If the search is exact, these missing rows count only if the last result
+        scores at least as high as the right answer. All comparisons allow for rounding.
         """
         hits = image_of_row[top.rows] == image_of_query[:, None]
         right, rounding, exact = (
@@ -192,7 +197,7 @@ def _sample_queries(n: int, max_compared: int) -> RowIndices:
 def _score_right_answers(
     searches: Mapping[str, DirectionSearch], images: Vectors, captions: Vectors, image_of_caption: RowIndices, similarity: str
 ) -> dict[str, Scores]:
-    """Return for each direction the scores (n_queries,) of the queries with their best right answers, pair by pair."""
+    """Return for each direction the score (n_queries,) of each query with its best right answer."""
     needed = np.isin(image_of_caption, searches["i2t"].query_rows)
     needed[searches["t2i"].query_rows] = True
     scores = _scores_of_pairs(images, captions, image_of_caption, np.flatnonzero(needed), similarity)
@@ -204,7 +209,7 @@ def _score_right_answers(
 def _scores_of_pairs(
     images: Vectors, captions: Vectors, image_of_caption: RowIndices, needed: RowIndices, similarity: str
 ) -> Scores:
-    """Return the scores (n_captions,) of the ``needed`` captions with their images, pair by pair; -inf for other captions."""
+    """Return the scores (n_captions,) of the captions in the rows ``needed`` with their images; -inf for other captions."""
     score = find_similarity(similarity).score
     scores = np.full(len(captions), -np.inf, np.float32)
     for start in range(0, len(needed), _MAX_PAIRS_PER_CALL):
@@ -221,7 +226,7 @@ def _scores_of_pairs(
 
 
 def _best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Scores:
-    """Return the highest score (n_captions,) of each caption with another caption of its image; -inf if there is no other."""
+    """Return the highest score of each caption with another caption of the same image, (n_captions,); -inf without another."""
     best = np.empty(len(captions), np.float32)
     order = np.argsort(image_of_caption, kind="stable")
     for own in np.split(order, np.flatnonzero(np.diff(image_of_caption[order])) + 1):

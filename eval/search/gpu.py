@@ -67,7 +67,7 @@ def _open_gpu(number: int, requested: bool) -> FaissGpu | None:
 
 
 class GpuIndex:
-    """An index on a GPU. After a failed search, the index on the CPU from which it was copied is used instead."""
+    """A copy of a FAISS index on a GPU. If a search on the GPU fails, the original on the CPU answers from then on."""
 
     def __init__(self, index: Any, copy: Any) -> None:
         self._index, self._copy = index, copy

@@ -156,9 +156,9 @@ def _create_index(factory: str, dim: int) -> Any:
 
 
 def _max_centroids(index: Any) -> int:
-    """Return the largest number of centroids that a part of an index trains: lists of IVF, or codes of PQ.
+    """Return the largest number of centroids that a component of an index trains, such as the lists of IVF or the codes of PQ.
 
-    The caller must keep a reference to ``index``, which owns its parts.
+    The caller must keep a reference to ``index``, which owns its components.
     """
     kind = faiss.downcast_index(index)
     counts = [int(getattr(kind, "nlist", 0))]
@@ -217,8 +217,8 @@ class _IndexMetadata(BaseModel):
 class IndexSource:
     """A description of the vectors in an index: ``count`` rows of ``dim`` dimensions, whose ids have the hash ``ids_sha256``.
 
-    ``properties`` maps names such as ``split`` to texts. Two sources with equal properties have equal vectors. Metadata files
-    store the properties under the key ``of``.
+    ``properties`` describes where the vectors come from, such as ``{"split": "test"}``. Two sources with equal properties have
+    equal vectors. Metadata files store the properties under the key ``of``.
     """
 
     count: int
@@ -300,8 +300,8 @@ def index_exists(path: Path, source: IndexSource) -> bool:
 def read_index(path: Path, source: IndexSource, factory: str | None = None) -> BuiltIndex:
     """Read an index from a file. A large index is memory-mapped if FAISS can map this type of index.
 
-    Raises UserError if the file is missing, if the index was built from another source or by another ``factory``, if the file
-    has changed since it was written, or if FAISS cannot read the file.
+    Raises UserError if the file is missing, has changed since it was written, or cannot be read by FAISS. Raises UserError if
+    the index was built from another source, or is not of the type ``factory`` (None allows any type).
     """
     metadata = _read_metadata(path)
     if difference := _find_source_difference(source, metadata):

@@ -55,7 +55,7 @@ class VectorMatrix:
         return [self._rank_candidates(query[None], rows, k) for query, rows, k in zip(queries, candidates, ks, strict=True)]
 
     def _find_candidates(self, queries: Vectors, ks: Sequence[int]) -> list[np.ndarray]:
-        """Return for each query i, in ascending order, rows that include its best ``ks[i]`` rows."""
+        """Return for each query i its candidate rows in ascending order; they include the best ``ks[i]`` rows."""
         dim = queries.shape[1]
         relative_error = dim * _UNIT_ROUNDOFF / (1 - dim * _UNIT_ROUNDOFF)
         norms = np.linalg.norm(queries.astype(np.float64), axis=1)
@@ -82,14 +82,17 @@ class VectorMatrix:
 
 
 class _Candidates:
-    """The candidate rows of one query: their products are at most ``margin`` below the ``k``-th highest product so far."""
+    """The candidate rows of one query, among the rows added so far.
+
+    Their products with the query are at most ``margin`` below the ``k``-th highest product.
+    """
 
     def __init__(self, k: int, margin: float) -> None:
         self.rows, self._scores = np.empty(0, np.int64), np.empty(0, np.float32)
         self._k, self._margin, self._floor = k, margin, -np.inf
 
     def add(self, scores: Scores, start: int) -> None:
-        """Add the rows from ``start`` on with their ``scores`` (n,), the products with the query."""
+        """Add rows from ``start`` on, with their products with the query, ``scores`` (n,). Drop rows that are too low now."""
         near = np.flatnonzero(scores >= self._floor)
         if not len(near):
             return

@@ -60,7 +60,7 @@ class DirectionSearch:
         return self.vectors if len(self.query_rows) == len(self.vectors) else self.vectors[self.query_rows]
 
     def select(self, indices: RowIndices) -> DirectionSearch:
-        """Return the search of some of the queries, given by their indices."""
+        """Return this search with only the queries at ``indices``."""
         return replace(self, query_rows=self.query_rows[indices], image_of_query=self.image_of_query[indices])
 
 
@@ -144,8 +144,8 @@ def search_exactly(
     """Return the ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim); all rows are scored.
 
     The corpus is read ``block`` rows at a time and may be larger than memory. Rows with the same score are in ascending order.
-    If several rows have the same score as the last result, FAISS decides which are returned. ``direction`` is as for
-    :func:`search_corpus`. Raises UserError if a row is not finite.
+    If several rows have the same score as the last result, FAISS decides which are returned. ``direction`` is ``i2t`` if
+    images query captions, else ``t2i``; ``cosine`` does not need it. Raises UserError if a row is not finite.
     """
     scorer = find_similarity(similarity)
     queries = check_queries(corpus, queries)
@@ -192,7 +192,7 @@ def compute_inner_products(query: Vectors, rows: Vectors) -> Scores:
 
 
 def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, similarity: str, direction: str | None) -> Scores:
-    """Return the scores (m, k) of each query (m, dim) with its ``rows`` (m, k), pair by pair; -inf for the row -1."""
+    """Return the scores (m, k) of each query (m, dim) with its ``rows`` (m, k) of the corpus; -inf for the row -1 (no row)."""
     scorer = find_similarity(similarity)
     scores = np.full(rows.shape, -np.inf, np.float32)
     for query, near, out in zip(queries, rows, scores, strict=True):
@@ -226,7 +226,7 @@ def _check_direction(similarity: str, direction: str | None) -> None:
 
 
 def _merge_results(k: int, *parts: TopK) -> TopK:
-    """Return the best ``k`` results of several searches for the same queries; equal scores keep the order of rows."""
+    """Return the best ``k`` results of several searches for the same queries; rows with equal scores are ascending."""
     scores, rows = (np.concatenate(values, axis=1) for values in zip(*parts, strict=True))
     scores = np.where(rows < 0, np.float32(-np.inf), scores)
     order = np.lexsort((rows, -scores), axis=1)[:, :k]
@@ -236,8 +236,8 @@ def _merge_results(k: int, *parts: TopK) -> TopK:
 def _search_rows(query: Vectors, rows: Vectors, k: int, least: float, start: int) -> TopK:
     """Return the rows with the ``k`` highest inner products with one query (1, dim), and all rows that tie with the last.
 
-    Rows with a product below ``least`` are left out. ``start`` is the index of ``rows[0]`` in the corpus. Raises UserError if
-    a row is not finite.
+    Results are indices into ``rows``. Rows with a product below ``least`` are left out. ``start``, the index of ``rows[0]`` in
+    the corpus, is for error messages. Raises UserError if a row is not finite.
     """
     scores = compute_inner_products(query, rows)
     with np.errstate(over="ignore", invalid="ignore"):  # the score of a row with NaN or infinity is not finite
@@ -263,7 +263,7 @@ def _search_faiss(queries: Vectors, rows: Vectors, k: int) -> TopK:
 
 
 def _search_tiles(scorer: TiledSimilarity, queries: Vectors, rows: Vectors, k: int, direction: str | None) -> TopK:
-    """Return the ``k`` highest scores of each query under any similarity, computed in tiles by ``scorer``."""
+    """Return the ``k`` best rows of each query by the similarity of ``scorer``, which computes a block of scores at a time."""
     all_queries, entries = shared_tensor(queries), shared_tensor(rows)
     n_queries, n_entries = scorer.tile_images, scorer.tile_captions
     if direction == "t2i":

@@ -36,9 +36,10 @@ class CompressionTable(TableKind):
     file_suffixes = (".csv", ".tex", ".svg", ".png")
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return a row for each codec of each result, and a row if the codec's best candidates were ranked again.
+        """Return a row for each codec of each result, and a second row if its best candidates were ranked again.
 
-        The rows are sorted by method and then by bytes, most bytes first.
+        In the second row, the candidates are ranked by the uncompressed vectors. The rows are sorted by method and then by
+        bytes, most bytes first.
         """
         rows: list[dict[str, Any]] = []
         results = [(path, read_result(path)) for path in drop_comparisons(request.results)]
@@ -93,10 +94,10 @@ def _read_metrics(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _draw_chart(axes: Axes, frame: pd.DataFrame) -> None:
-    """Draw rsum against the bytes of a vector, with a filled point for each codec.
+    """Draw rsum against the bytes of a vector, with a filled point for each codec (a method of compression).
 
-    An open point has the rsum after the best candidates of the codec were ranked again. The points of several methods for one
-    codec are drawn next to each other. Points with nearly the same rsum share a label.
+    An open point has the rsum after the best candidates of the codec were ranked again by the uncompressed vectors. The points
+    of several models for one codec are drawn next to each other. Points with nearly the same rsum share a label.
     """
     methods = list(frame.groupby("method", sort=False))
     labels: list[tuple[str, float]] = []

@@ -23,7 +23,7 @@ from vse.pipeline.errors import UserError
 
 
 class ComparedSystem(NamedTuple):
-    """A model to compare: its result file, and its ranked queries for each seed."""
+    """A model to compare: its result file (``path``) with the content, and the ranked queries of each seed."""
 
     path: Path
     result: Result
@@ -65,8 +65,8 @@ def group_results(paths: Sequence[Path], method: str) -> Groups:
 def read_systems(paths: Sequence[Path], metric: str) -> list[ComparedSystem]:
     """Read results, and rank the queries of their embeddings by the protocol ``full``.
 
-    Raises UserError if a result lacks ``metric`` or the paths of its embeddings, if it is an ensemble, or if two results have
-    different splits.
+    Raises UserError if a result lacks ``metric``, such as ``i2t_r1``, or the paths of its embeddings, if it is an ensemble, or
+    if two results have different splits.
     """
     systems: list[ComparedSystem] = []
     first: tuple[Path, Embeddings] | None = None

@@ -43,10 +43,10 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | N
 
     The metrics are from the complete split. Columns with ``_low`` and ``_high`` have their 95% intervals. With several seeds,
     columns with ``_std`` have standard deviations. ``cost`` is one of :data:`vse.eval.options.COST_NAMES`. The column ``best``
-    is ``yes`` for rows on the Pareto front of rsum against this cost, among the rows of one data set and split. Corrected
-    results (:mod:`vse.eval.protocols.correction`) and uncorrected results have separate fronts. ``family`` is the correction
-    of p-values for the column ``group``, which has the letters of :func:`vse.eval.tables.groups.group_results`; None leaves
-    the column out. Raises UserError if a result lacks metrics of the complete split.
+    is ``yes`` for rows on the Pareto front of rsum against this cost, among the rows of one data set and split. Results with a
+    correction of hubs (:mod:`vse.eval.protocols.correction`) have a front of their own. The column ``group`` has letters:
+    results that share a letter do not differ significantly in rsum. ``family`` names the correction of p-values for this
+    column, such as ``holm``; None leaves the column out. Raises UserError if a result lacks metrics of the complete split.
     """
     paths = drop_comparisons(results)
     if not paths:
@@ -105,7 +105,7 @@ class LadderTable(TableKind):
 
 
 def build_printed_ladder(table: pd.DataFrame, cost: str = "total_s") -> PrintedTable:
-    """Return the printed columns of the table ``ladder`` (see :func:`build_ladder`); a star marks rows on the Pareto front."""
+    """Return the printed columns of the table ``ladder``; a star marks rows on the Pareto front of rsum against ``cost``."""
     texts = ["method", "captions", "images", *(name for name in _GROUP_COLUMNS if table[name].nunique() > 1)]
     has_groups = GROUP_COLUMN in table
     lines = []
@@ -167,7 +167,7 @@ def result_costs(result: Result) -> dict[str, float]:
     """Return the costs of a result in a dict; unknown costs are NaN.
 
     Costs with ``_s`` are in seconds, costs with ``_mb`` in MB. ``extraction_s`` and ``cache_mb`` are totals over the feature
-    caches. ``train_s``, ``eval_s`` and ``model_mb`` are means over the seeds. ``total_s`` is the sum of the three costs in
+    caches. ``train_s``, ``eval_s`` and ``model_mb`` are means over the seeds. ``total_s`` is the sum of the other costs in
     seconds.
     """
     costs = result.provenance.get("costs")
@@ -251,7 +251,7 @@ def _draw_chart(axes: Axes, table: pd.DataFrame, cost: str) -> None:
 def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: list[str], caption_features: list[str]) -> None:
     """Draw a point with a whisker for each row, and a line through the points on the Pareto front.
 
-    ``image_features`` and ``caption_features`` are the names of the features in the order of their colours and markers.
+    The colour of a point is the image feature, and its marker the caption feature, in the order of the lists.
     """
     front = table[table[BEST_COLUMN] == "yes"].sort_values(cost)
     axes.plot(front[cost], front["rsum"], color=_QUIET_COLOUR, linewidth=1, zorder=1)

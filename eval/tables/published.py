@@ -45,7 +45,7 @@ class MeasuredRow:
 
     @property
     def protocol(self) -> str:
-        """Name of the row's protocol in the result file. The protocol ``1k-single`` is the first fold of ``1k``."""
+        """Name of the row's protocol in the result file: ``1k`` for ``1k-single``, which is the first fold of ``1k``."""
         return "1k" if self.published_row.protocol == "1k-single" else self.published_row.protocol
 
     @property
@@ -77,7 +77,7 @@ class MeasuredRow:
 
     @property
     def is_comparable(self) -> bool:
-        """True if we and the paper tested on the same images, and the weights of the features were not trained on them."""
+        """True if we and the paper tested on the same images, and no feature was trained on the test images."""
         same_split = (
             self.result.dataset in self.published_row.datasets
             and bool(self.published_row.split)
@@ -88,7 +88,8 @@ class MeasuredRow:
     def interval(self, name: str) -> tuple[float, float]:
         """Return the 95% interval of a metric, or a pair of NaN if there is no interval.
 
-        The protocol ``1k-single`` needs the interval of the first fold, and results with several folds do not have it.
+        A row with the protocol ``1k-single`` needs the interval of the first fold, but a result with several folds has only
+        the interval over all folds.
         """
         protocol = self.result.protocols[self.protocol]
         single = self.published_row.protocol == "1k-single" and protocol.folds > 1
@@ -110,9 +111,9 @@ def compare_published(
     For each metric there are columns with the printed value, our value with its standard deviation over seeds and its 95%
     interval, and the difference. The difference is significant if the printed value lies outside our interval. A result
     belongs to the rows that the preset of its experiment names. The data set of a result must be the data set of the row or,
-    if given, ``dataset``. Our values are NaN or blank in rows without a result. Differences are NaN in rows that are not
-    comparable (:attr:`MeasuredRow.is_comparable`). With ``family``, the column ``group`` has the letters of our results
-    (:func:`vse.eval.tables.groups.group_results`).
+    if given, ``dataset``. Our values are NaN or blank in rows without a result. Differences are NaN if the paper tested on
+    other images, or if a feature was trained on the test images. With ``family``, a correction of p-values such as ``holm``,
+    the column ``group`` has letters: our results that share a letter do not differ significantly in rsum.
     """
     rows = published_rows(table)
     measured = _match_results(table, rows, results, dataset)
@@ -144,7 +145,10 @@ class PublishedTable(TableKind):
 def _match_results(
     table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None
 ) -> dict[str, MeasuredRow]:
-    """Return a dict from the key of a row to the row with its result. Raises UserError if two results belong to one row."""
+    """Return the published rows that have a result of ours, by the key of the row, such as ``vsepp 1.6``.
+
+    Raises UserError if two results belong to one row.
+    """
     by_row: dict[str, MeasuredRow] = {}
     contents = [(path, read_result(path)) for path in drop_comparisons(results)]
     check_consistent_data(contents)
@@ -166,7 +170,7 @@ def _match_results(
                 raise UserError(
                     f"{path} and {other.path} both belong to the row {measured.published_row.key}; give one of them"
                 )
-        _warn_of_other_images([measured for measured in by_row.values() if measured.path == path])
+        _warn_of_rows_without_differences([measured for measured in by_row.values() if measured.path == path])
     if results and not by_row:
         names = ", ".join(name for _, name in table_experiments(table))
         raise UserError(f"no result belongs to a row of {table}; its rows are the experiments {names}")
@@ -174,7 +178,7 @@ def _match_results(
 
 
 def _find_rows_and_changes(result: Result) -> tuple[set[str], list[str]]:
-    """Return the keys of the rows that a result reproduces, and the settings that differ from its preset."""
+    """Return the keys (e.g. ``vsepp 1.6``) of the rows that a result reproduces, and the settings that differ from its preset."""
     preset = load_experiment_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     if not isinstance(result.config.get("rows"), list):
         return set(preset.rows if preset else ()), []
@@ -199,8 +203,11 @@ def _select_rows(path: Path, result: Result, rows: Sequence[PublishedRow], datas
     return own
 
 
-def _warn_of_other_images(rows: Sequence[MeasuredRow]) -> None:
-    """Log a warning for each row without differences because the paper tested on other images than our result."""
+def _warn_of_rows_without_differences(rows: Sequence[MeasuredRow]) -> None:
+    """Log a warning for each row that the paper tested on other images, or whose test images a feature was trained on.
+
+    The table has no differences in such a row.
+    """
     for measured in rows:
         row, ours = measured.published_row, measured.split
         if measured.is_comparable or measured.result.dataset not in row.datasets or measured.n_images != row.n_images:
@@ -269,7 +276,7 @@ def _describe_significance(published: float, low: float, high: float) -> str:
 
 
 def build_printed_published_table(table: pd.DataFrame) -> PrintedTable:
-    """Return the table of :func:`compare_published` as cells for the terminal and LaTeX.
+    """Return a published table with our results as cells for the terminal and LaTeX.
 
     Below each published row are a row with our values, if there is a result, and a row with the differences, if the two can be
     compared. A difference is in parentheses if the published value lies within our 95% interval.

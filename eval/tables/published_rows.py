@@ -69,10 +69,10 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
 
 
 def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
-    """Return each pair of a data set and an experiment that reproduces a row of the table.
+    """Return pairs of a data set and an experiment: training this experiment on this data set reproduces a row of the table.
 
-    The preset of an experiment names its rows. ``dataset`` replaces the default data set of the rows. Raises UserError if two
-    experiments name the same row.
+    The preset of an experiment names the rows that it reproduces. ``dataset`` replaces the default data set of the rows.
+    Raises UserError if two experiments name the same row.
     """
     rows = {row.key: row for row in published_rows(table)}
     experiments: dict[str, str] = {}

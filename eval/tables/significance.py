@@ -98,7 +98,7 @@ class SignificanceTable(TableKind):
 
 
 def build_printed_significance(table: pd.DataFrame) -> PrintedTable:
-    """Return the printed columns of :func:`build_significance`; each line names its two models if there are several pairs."""
+    """Return the printed columns of the table ``significance``; each line names its two models if there are several pairs."""
     models = table[["dataset", "a", "b"]].drop_duplicates()
     several = len(models) > 1
     a, b = ("a", "b") if several else (f"{side}: {models[side].iloc[0]}" for side in ("a", "b"))
@@ -125,7 +125,7 @@ def build_printed_significance(table: pd.DataFrame) -> PrintedTable:
 def format_difference_lines(comparison: Comparison) -> list[str]:
     """Return the lines that a comparison prints: a line per protocol, and the facts in which the models differ.
 
-    The line of a protocol has the differences of R@1 and rsum, each with its interval and p-value.
+    The line of a protocol has the differences of R@1, rsum and mAP@R, each with its interval and p-value.
     """
     title = " - ".join(_label_models(comparison))
     lines = []
@@ -224,10 +224,10 @@ def _get_system_names(systems: Sequence[ComparedSystem]) -> list[str]:
 
 
 def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
-    """Return a row per system, the best first, with its difference to the best system and the p-value.
+    """Return a row per system (a compared model), the best first: metric, letters, difference to the best, and p-value.
 
-    Two systems that share a letter do not differ significantly. The best system, and the systems that do not differ
-    significantly from it, are bold.
+    Two systems with a letter in common do not differ significantly. The metric is bold for the best system, and for the
+    systems that do not differ significantly from it.
     """
     facts: dict[str, dict[str, Any]] = {}
     for row in frame.to_dict("records"):
@@ -257,7 +257,10 @@ def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
 
 
 def _describe_difference(frame: pd.DataFrame, name: str, best: str) -> tuple[str, str]:
-    """Return the difference of a system to the best system with its interval, and the corrected p-value, as two texts."""
+    """Return the difference of a system to the best system with its interval, and the corrected p-value, as two texts.
+
+    Both texts are blank for the best system.
+    """
     if name == best:
         return "", ""
     row = frame[((frame["a"] == name) & (frame["b"] == best)) | ((frame["a"] == best) & (frame["b"] == name))].iloc[0]

@@ -35,7 +35,10 @@ _MODEL_COLUMNS = ("method", "feature", "run", "settings")  # columns of describe
 
 
 def describe_result(path: Path, result: Result) -> dict[str, str]:
-    """Return the columns ``experiment``, ``method``, ``feature``, ``run`` and ``settings`` of the result file ``path``."""
+    """Return the columns that describe a result in all tables: experiment, method, features, run folders, changed settings.
+
+    ``path`` is the path of the result file.
+    """
     return {
         "experiment": result.display_name,
         "method": method_name(result),
@@ -68,7 +71,7 @@ def _describe_features(result: Result) -> str:
 
 
 def _list_run_folders(path: Path, result: Result) -> str:
-    """Return the folders of the embeddings, relative to the working directory; blank if the result names no embeddings."""
+    """Return the folders of a result's embeddings as a text, relative to the working directory; blank if it names none."""
     entries = result.provenance.get("embeddings")
     files = [entry.get("file") for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
     folders = [os.path.normpath(path.parent / Path(file).parent) for file in files if isinstance(file, str)]
@@ -99,7 +102,7 @@ _METRIC_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for n
 
 
 def build_summary(results: Sequence[Path]) -> pd.DataFrame:
-    """Read result files and return the table of :func:`summarise_results`. Comparison files are left out."""
+    """Read result files, and return a table with a row of metrics per result and protocol. Comparison files are left out."""
     return summarise_results([(path, read_result(path)) for path in drop_comparisons(results)])
 
 
@@ -113,8 +116,9 @@ def summarise_results(results: Sequence[tuple[Path, Result]], groups: Groups | N
     have their own row. Phrase results have columns ``phrase_…``, the number of phrases, the ``iou``, and ``type_<name>_r1``
     for each type of phrases.
 
-    ``results`` are pairs of a result file and its content. With ``groups``, the row ``full`` has the letters of the result in
-    the column ``group``, and ``yes`` or a blank in ``in_best_group``.
+    ``results`` are pairs of a result file and its content. ``groups`` has the results that do not differ significantly. With
+    it, the row ``full`` has the letters of the result in the column ``group``: results that share a letter do not differ. The
+    column ``in_best_group`` is ``yes`` if the result does not differ from the best result, else blank.
     """
     rows = []
     check_consistent_data(results)
@@ -215,7 +219,7 @@ def _build_summary_row(path: Path, result: Result, name: str, protocol: Protocol
 
 
 class CardsTable(TableKind):
-    """``vse-table cards``: the data, seeds, features and training of each result, as :func:`build_card` describes them."""
+    """``vse-table cards``: the data, seeds, features and training of each result, a row per result."""
 
     first_columns = ("dataset", "experiment", "split", "n_images", "seeds", "features", "epochs", "selection")
 

@@ -206,7 +206,10 @@ _FILE_METADATA = {
 
 
 def write_chart_file(out: Path, draw: Callable[[Axes], None], name: str) -> Path:
-    """Call ``draw``, write its chart to the ``.svg`` or ``.png`` file ``out``, and return ``out``. ``name`` seeds SVG ids."""
+    """Call ``draw``, write its chart to the ``.svg`` or ``.png`` file ``out``, and return ``out``.
+
+    Ids in an SVG depend on ``name``, so that equal charts have equal bytes.
+    """
     import matplotlib  # only charts need it, and it starts slowly
     from matplotlib.figure import Figure
 
