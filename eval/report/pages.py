@@ -132,7 +132,7 @@ class DatasetPhotos:
         check_recorded_data(self.dataset, run.identity)
 
     def find_photo(self, imgid: int) -> Photo:
-        """Return the photo of an image. Its ``source`` is None if the file cannot be read, or if the image does not exist."""
+        """Return the photo of the image with the id ``imgid``. Its ``source`` is None if no such file or image can be read."""
         image = self.dataset.find_image(imgid)
         if image is None:
             return Photo(None, f"image {imgid}", "")

@@ -1,4 +1,4 @@
-"""The phrase section of a report: R@1 by type, and captions with their phrases drawn on the photos."""
+"""The phrase section of a report: R@1 by type of phrase, and captions with their phrases drawn on the photos."""
 
 from __future__ import annotations
 
@@ -312,7 +312,10 @@ class PhraseSection(NamedTuple):
 
 
 def are_phrase_results(inputs: Sequence[ReportInput]) -> bool:
-    """Return whether all inputs are phrase results. Raises UserError if only some are, or if their IoU thresholds differ."""
+    """Return whether all inputs are results of phrase localisation.
+
+    Raises UserError if only some of them are, or if their IoU thresholds differ.
+    """
     are_phrases = [PHRASE_PROTOCOL in one.result.protocols for one in inputs]
     if any(are_phrases) and not all(are_phrases):
         one, other = inputs[are_phrases.index(True)], inputs[are_phrases.index(False)]

@@ -236,7 +236,7 @@ def _add_missing_sentence(report_input: ReportInput, sentence: str) -> ReportInp
 
 
 def align_queries(first: ReportInput, second: ReportInput) -> ReportInput:
-    """Return ``second`` with its embeddings in the order of ``first``. Raises UserError if their queries differ."""
+    """Return ``second`` with its embeddings in the order of those of ``first``. Raises UserError if the queries differ."""
     for name in ("dataset", "split"):
         ours, theirs = getattr(first.result, name), getattr(second.result, name)
         if ours != theirs:

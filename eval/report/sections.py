@@ -127,7 +127,7 @@ def build_report_difference(name: str, metric: Mapping[str, Any]) -> ReportDiffe
 
 
 def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
-    """Return a section for each protocol of the results; ``1k`` is left out if it would repeat ``full``."""
+    """Return a section for each protocol of the results; ``1k`` is left out for up to 1,000 images, as it repeats ``full``."""
     names = drop_repeated_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
     return [_build_section(name, results) for name in names]
 
