@@ -237,7 +237,7 @@ def _best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Sco
 
 
 def log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
-    """Log R@1 of the FAISS search for a protocol, over all folds."""
+    """Log R@1 of a FAISS search, as a mean over the folds. ``agreements`` has an item for each fold."""
     parts = []
     for direction in agreements[0].recalls:
         found, exact = (
