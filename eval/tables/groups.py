@@ -1,4 +1,4 @@
-"""Groups of results that do not differ significantly. A letter names each group (:mod:`vse.eval.ranking.statistics`)."""
+"""Groups of results that do not differ significantly. A letter names each group, as in a compact letter display."""
 
 from __future__ import annotations
 

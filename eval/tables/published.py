@@ -45,7 +45,7 @@ class MeasuredRow:
 
     @property
     def protocol(self) -> str:
-        """Name of the row's protocol in the result file: ``1k`` for ``1k-single``, which is the first fold of ``1k``."""
+        """Name of the row's protocol in the result file. The protocol ``1k-single`` of a paper is the first fold of ``1k``."""
         return "1k" if self.published_row.protocol == "1k-single" else self.published_row.protocol
 
     @property
@@ -178,7 +178,7 @@ def _match_results(
 
 
 def _find_rows_and_changes(result: Result) -> tuple[set[str], list[str]]:
-    """Return the keys (e.g. ``vsepp 1.6``) of the rows that a result reproduces, and the settings that differ from its preset."""
+    """Return the keys (e.g. ``vsepp 1.6``) of the rows that a result reproduces, and the settings that it has changed."""
     preset = load_experiment_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     if not isinstance(result.config.get("rows"), list):
         return set(preset.rows if preset else ()), []
