@@ -207,6 +207,7 @@ def measure_index_recalls(
     images, captions : embeddings (n_images, dim) and (n_captions, dim)
     image_of_caption : for each caption the row of its image; an image without captions is a candidate but no query
     factory, parameters : type of the index, such as ``IVF1024,Flat``, and settings of its search, such as ``nprobe=16``
+    seed : seed of the sample of rows on which the index is trained
     """
     if (
         len(image_of_caption) != len(captions)

@@ -60,9 +60,9 @@ def build_index(
 ) -> BuiltIndex:
     """Build an index that finds the rows of ``corpus`` (n, dim) with the highest inner products with a query.
 
-    ``factory`` is a factory string of FAISS. An index that needs training is trained on a sample of rows that depends on
-    ``seed``; then all rows are added, ``block`` at a time. With one thread, the same ``seed`` and ``block`` give the same
-    index.
+    ``factory`` is a factory string of FAISS, such as ``IVF1024,Flat``. An index that needs training is trained on a sample of
+    rows that depends on ``seed``; then all rows are added, ``block`` at a time. With one thread, the same ``seed`` and
+    ``block`` give the same index.
 
     Raises UserError if the factory string is unknown or does not fit the dimensions, or if the corpus has too few rows for
     training. The message calls the corpus ``name``.
@@ -91,7 +91,10 @@ def build_index(
 
 
 def min_training_rows(factory: str, dim: int) -> int:
-    """Return the number of rows needed to train an index of type ``factory``. Raises UserError if FAISS has no such type."""
+    """Return the number of rows that the training of an index needs. ``factory`` is its FAISS type, such as ``IVF1024,Flat``.
+
+    Raises UserError if FAISS has no such type.
+    """
     index = _create_index(factory, dim)
     return MIN_ROWS_PER_CENTROID * _max_centroids(index)
 

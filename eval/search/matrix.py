@@ -43,7 +43,7 @@ class VectorMatrix:
         self._max_norm = float(np.sqrt(max(squares)))
 
     def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
-        """Return the ``ks[i]`` best rows for query i of ``queries`` (m, dim), or all rows if there are fewer.
+        """Return for query i of ``queries`` (m, dim) the ``ks[i]`` rows with the highest inner products, or all rows if fewer.
 
         The results do not depend on the other queries: they are, bit for bit, those of
         :func:`vse.eval.search.top_k.search_single_query`.
@@ -92,7 +92,10 @@ class _Candidates:
         self._k, self._margin, self._floor = k, margin, -np.inf
 
     def add(self, scores: Scores, start: int) -> None:
-        """Add rows from ``start`` on, with their products with the query, ``scores`` (n,). Drop rows that are too low now."""
+        """Add candidates among the rows from ``start`` on, and drop candidates that are too low now.
+
+        ``scores`` (n,) are the products of these rows with the query.
+        """
         near = np.flatnonzero(scores >= self._floor)
         if not len(near):
             return

@@ -27,7 +27,10 @@ RowIndices = NDArray[np.int64]
 
 
 class TopK(NamedTuple):
-    """The k best rows for each of m queries, best first. ``scores`` and ``rows`` (m, k) are padded with -inf and -1."""
+    """The k best rows for each of m queries, best first, with their scores.
+
+    If a query has fewer results, its ``scores`` and ``rows`` (m, k) end with -inf and -1.
+    """
 
     scores: Scores
     rows: RowIndices
