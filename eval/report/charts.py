@@ -1,6 +1,6 @@
 """Charts of a report as inline SVG.
 
-Charts contain no names that a user chose: the HTML around a chart has these names, escaped.
+A chart contains no names that a user chose. They are in the HTML around the chart, which escapes them.
 """
 
 from __future__ import annotations

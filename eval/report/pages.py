@@ -132,7 +132,10 @@ class DatasetPhotos:
         check_recorded_data(self.dataset, run.identity)
 
     def find_photo(self, imgid: int) -> Photo:
-        """Return the photo of the image with the id ``imgid``. Its ``source`` is None if no such file or image can be read."""
+        """Return the photo of the image with the id ``imgid``.
+
+        Its ``source`` is None if there is no such image, or if the file of the photo cannot be read.
+        """
         image = self.dataset.find_image(imgid)
         if image is None:
             return Photo(None, f"image {imgid}", "")

@@ -133,8 +133,8 @@ def match_mentions(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
 def build_phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: float, n: int, seed: int) -> PhraseGallery:
     """Return the gallery of ``n`` captions for one model, or for two models on the same phrases.
 
-    For one model, the captions are the best, the worst and a random sample by ``seed``, a third each. For two models, the
-    captions are those whose outcomes differ most.
+    A box is right if its IoU with the true box is at least ``iou``. For one model, the captions are the best, the worst and a
+    random sample by ``seed``, a third each. For two models, the captions are those whose outcomes differ most.
     """
     mentions_by_id = match_mentions(runs[0], dataset)
     ranks_by_model = [rank_phrases(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]

@@ -100,7 +100,7 @@ def write_report(
     queries : number of queries to display for each direction; with ``gallery``, of the best queries and again of the worst
         queries; None uses the defaults of ``vse-report``
     seed : seed for the sample of queries
-    open_attention : function that opens a run, to draw the attention of its model on the photos
+    open_attention : function that opens a run, to draw the attention of its model on the photos; None draws no attention
     gallery : for one result, select the best and the worst queries instead of a sample; for two results, select the queries
         whose ranks differ most
     """

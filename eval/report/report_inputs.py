@@ -63,8 +63,8 @@ class ReportInput:
 def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput:
     """Read a result file, its embeddings, and files of the runs that computed the embeddings.
 
-    ``embeddings`` replaces the embeddings file that the result names for the first seed. Raises UserError if the result was
-    computed from other embeddings.
+    If given, ``embeddings`` replaces the embeddings file that the result names for the first seed. Raises UserError if the
+    result was computed from other embeddings.
     """
     report_input = ReportInput(path, read_result(path))
     references = _file_references(report_input)
@@ -331,9 +331,9 @@ def select_queries(ranks: Ints, images: Ints, n: int, seed: int) -> tuple[list[i
 def select_contrasting_queries(first: Ints, second: Ints, images: Ints, n: int) -> tuple[list[int], list[int]]:
     """Return the indices of up to ``n`` queries: half are ranked better by the first model, half by the second model.
 
-    ``first`` and ``second`` are the ranks (n_queries,) of the two models. Queries that only one model ranks at 0 come first
-    (Tables II and III of the TOD-Net paper). Then the order is by the quotient of the two 1-based ranks, the largest first.
-    ``images`` (n_queries,) has the row of each query's image. No two selected queries have the same image.
+    ``first`` and ``second`` are the 0-based ranks (n_queries,) of the two models. Queries with rank 0 by only one model come
+    first, as in Tables II and III of the TOD-Net paper. The others are sorted by the quotient of their two 1-based ranks, the
+    largest first. ``images`` (n_queries,) has the row of each query's image. No two selected queries have the same image.
     """
     gain = np.log1p(second) - np.log1p(first)
     solved = (first == 0) | (second == 0)

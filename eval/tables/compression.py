@@ -1,4 +1,4 @@
-"""The table ``compression``: the recalls and bytes per vector of each codec, for results of ``vse-eval --compress``."""
+"""The table ``compression``: recalls and bytes per vector of each codec (a method of compression; ``vse-eval --compress``)."""
 
 from __future__ import annotations
 

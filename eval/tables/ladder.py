@@ -251,7 +251,7 @@ def _draw_chart(axes: Axes, table: pd.DataFrame, cost: str) -> None:
 def _draw_points(axes: Axes, table: pd.DataFrame, cost: str, image_features: list[str], caption_features: list[str]) -> None:
     """Draw a point with a whisker for each row, and a line through the points on the Pareto front.
 
-    The colour of a point is the image feature, and its marker the caption feature, in the order of the lists.
+    The colour of a point stands for the image feature, and its marker for the caption feature, in the order of the lists.
     """
     front = table[table[BEST_COLUMN] == "yes"].sort_values(cost)
     axes.plot(front[cost], front["rsum"], color=_QUIET_COLOUR, linewidth=1, zorder=1)

@@ -178,7 +178,10 @@ def _match_results(
 
 
 def _find_rows_and_changes(result: Result) -> tuple[set[str], list[str]]:
-    """Return the keys (e.g. ``vsepp 1.6``) of the rows that a result reproduces, and the settings that it has changed."""
+    """Return the keys of the rows that a result reproduces, such as ``vsepp 1.6``, and the changed settings.
+
+    A changed setting differs from the preset of the result's experiment.
+    """
     preset = load_experiment_outline(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     if not isinstance(result.config.get("rows"), list):
         return set(preset.rows if preset else ()), []

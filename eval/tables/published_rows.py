@@ -49,14 +49,14 @@ class PublishedRow:
 
     @property
     def default_dataset(self) -> str:
-        """Data set on which the workflow trains for the row: ``<dataset>_<split>`` if it has a preset, else ``dataset``."""
+        """Data set on which the workflow trains for the row: ``<dataset>_<split>`` if this is a preset, else ``dataset``."""
         name, with_split = self.datasets
         return with_split if with_split in list_preset_names("datasets") else name
 
 
 @cache
 def published_rows(table: str) -> tuple[PublishedRow, ...]:
-    """Return the rows of a table in the order of the paper, also rows that the paper repeats from another table.
+    """Return the rows of a table in the order of the paper, including rows that the paper repeats from another table.
 
     Raises UserError if there is no such table.
     """

@@ -1,4 +1,4 @@
-"""Two tables of comparisons: ``significance`` lists the metrics of comparison files, and ``compare`` compares all results."""
+"""Two tables of comparisons: ``significance`` lists the metrics of comparison files; ``compare`` compares pairs of results."""
 
 from __future__ import annotations
 
