@@ -1,8 +1,8 @@
 """Checks of the arguments of the Python interface, and their conversion to plain Python values.
 
-An annotation of an argument combines a type, for type checkers, with an :class:`AllowedValues`. For example,
-``PositiveInteger`` allows integers from 1 on, and ``PositiveIntegers`` allows lists of such integers. :func:`public_api`
-decorates the functions and methods of the interface.
+An annotation of an argument combines a type, for type checkers, with an :class:`AllowedValues`, the check at run time. For
+example, ``PositiveInteger`` allows integers from 1 on, and ``PositiveIntegers`` allows lists of such integers.
+:func:`public_api` decorates the functions and methods of the interface.
 """
 
 from __future__ import annotations

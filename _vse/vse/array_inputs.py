@@ -220,7 +220,10 @@ def read_array_data(
 
 
 def read_validation(given: Any) -> tuple[Any, Any, Any]:
-    """Return the images, captions and image_of_caption in the argument ``validation``, a tuple of 2 or 3 items."""
+    """Return the images, captions and image_of_caption in the argument ``validation``, a tuple of 2 or 3 items.
+
+    With 2 items, image_of_caption is None: there is one caption per image.
+    """
     if not isinstance(given, tuple | list) or len(given) not in (2, 3):
         raise UserError(f"validation={format_value(given)}: a tuple (images, captions, image_of_caption) is needed")
     return given[0], given[1], given[2] if len(given) == 3 else None

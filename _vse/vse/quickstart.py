@@ -160,8 +160,8 @@ class _CommandRunner:
     def train(self, training: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
         """Train a run, embed its test split, and return the path of the embeddings.
 
-        The embeddings also have a correction of hubs: candidates that are among the best results of too many queries.
-        ``training`` has further arguments of ``vse-train``.
+        The file also has a correction for hubs. A hub is a candidate that too many queries rank high. ``training`` has further
+        arguments of ``vse-train``.
         """
         self.run("vse-train", *training, "--captions", dataset_file, "--caption-features", captions, "--out", run, "--resume")
         self.run("vse-embed", run, "--correct", CORRECTION)
