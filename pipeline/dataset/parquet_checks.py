@@ -55,21 +55,24 @@ def check_parquet_columns(file: InputFile) -> None:
 
 
 def _check_types(path: Path, schema: Any) -> None:
-    """Check the types of the existing columns. Large lists, large texts and dictionary-encoded texts (Arrow) are allowed."""
+    """Raise UserError if an existing column has the wrong type.
 
-    def check(name: str, found: Any, wanted: Any) -> None:
+    Large lists, large texts and dictionary-encoded texts (types of Arrow) are allowed.
+    """
+
+    def check_column_type(name: str, found: Any, wanted: Any) -> None:
         kind = import_module("pyarrow.types")
         plain = found.value_type if kind.is_dictionary(found) else found  # texts are read as dictionaries
         is_wanted = found == wanted or (name in _OPTIONAL_NAMES and kind.is_null(found))
         if kind.is_string(wanted):
             is_wanted = kind.is_string(plain) or kind.is_large_string(plain) or (name == "language" and kind.is_null(plain))
         elif kind.is_list(wanted) and (kind.is_list(found) or kind.is_large_list(found)):
-            return check(name, found.value_type, wanted.value_type)
+            return check_column_type(name, found.value_type, wanted.value_type)
         elif kind.is_struct(wanted) and kind.is_struct(found):
             there = {field.name: field.type for field in found}
             for field in wanted:
                 if field.name in there:
-                    check(field.name, there[field.name], field.type)
+                    check_column_type(field.name, there[field.name], field.type)
                 elif field.name not in _OPTIONAL_NAMES:
                     raise UserError(f"{path}: the sentences have no field {field.name!r}; they have {', '.join(there)}")
             return None
@@ -81,7 +84,7 @@ def _check_types(path: Path, schema: Any) -> None:
 
     for field in column_schema():
         if field.name in schema.names:
-            check(field.name, schema.field(field.name).type, field.type)
+            check_column_type(field.name, schema.field(field.name).type, field.type)
 
 
 def _check_images(path: Path, batch: Any) -> Any:
