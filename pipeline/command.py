@@ -51,10 +51,11 @@ def set_up_openmp(
     changes the last bits of results.
 
     Waiting threads spin (OpenMP's default) if this process may use all cores of the affinity mask and all cores are idle.
-    Otherwise waiting threads sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores;
-    spinning costs a factor of 3 on busy cores. A server, which mostly waits, passes ``threads_may_spin=False``.
+    Otherwise waiting threads sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores; spinning
+    costs a factor of 3 on busy cores. A server, which mostly waits, passes ``threads_may_spin=False``.
 
-    Call this function before torch is loaded: OpenMP reads the variables only once.
+    Call this function before torch is loaded: OpenMP reads the variables only once. Tests replace the system folders ``proc``
+    and ``cgroups``, and the function ``pause`` that waits while idle cores are counted.
     """
     cores = read_core_affinity()
     allowed = count_allowed_cores(environment, proc, cgroups)
@@ -72,7 +73,7 @@ def count_allowed_cores(
     """Return the number of cores that this process may use, at least 1.
 
     This number is the minimum of the size of the affinity mask, the quota of the cgroups (rounded down), and
-    ``SLURM_CPUS_PER_TASK``.
+    ``SLURM_CPUS_PER_TASK``. Tests replace the system folders ``proc`` and ``cgroups``.
     """
     limits = [len(read_core_affinity()), read_cgroup_quota(proc, cgroups)]
     if (job := environment.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
@@ -143,7 +144,7 @@ _recorded_command: ContextVar[str | None] = ContextVar("_recorded_command", defa
 
 @contextmanager
 def record_command(command: str) -> Iterator[None]:
-    """Record ``command``, the text of a shell command or a Python call, in all files that are written in the block."""
+    """Record ``command`` in all files that are written in the ``with`` block: the text of a shell command or a Python call."""
     token = _recorded_command.set(command)
     try:
         yield
@@ -152,7 +153,7 @@ def record_command(command: str) -> Iterator[None]:
 
 
 def current_provenance() -> dict[str, Any]:
-    """Return the origin of a file that is written now: ``date`` (UTC), ``command`` and ``code`` (:func:`find_code_version`).
+    """Return the origin of a file that is written now: ``date`` (UTC), ``command``, and ``code``, the version of this program.
 
     ``command`` is the text that :func:`record_command` has recorded; None without such a text. The result differs from run to
     run, so the hash of settings and inputs that identifies a cache must not include this result.
@@ -242,7 +243,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 
 @contextmanager
 def explain_system_errors() -> Iterator[None]:
-    """Turn an operating-system error in the block, such as a full disk or too little memory, into a UserError.
+    """Turn an operating-system error in the ``with`` block, such as a full disk or too little memory, into a UserError.
 
     Any other error becomes a UserError if an input file changed while the file was read.
     """
@@ -265,7 +266,7 @@ class _StderrHandler(logging.Handler):
 
 
 def _suggest_nearest_path(message: str) -> str:
-    """Return a hint with the most similar path for a message that begins with a missing path; otherwise an empty text."""
+    """Return a hint, ``; did you mean data/f8k?``, if an error message begins with a missing path, else an empty text."""
     text, colon, _ = message.partition(": ")
     text = re.sub(r":\d+$", "", text)  # the number of a line
     if not colon or len(text) > _MAX_PATH_LENGTH or not is_path_text(text) or "did you mean" in message:

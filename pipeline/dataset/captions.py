@@ -77,7 +77,7 @@ TOKENISERS: dict[str, Callable[[str], list[str]]] = {
 
 
 def find_tokeniser(name: object, where: object) -> Callable[[str], list[str]]:
-    """Return the tokeniser called ``name``. Raises UserError, which begins with ``where``, if ``name`` is unknown."""
+    """Return the tokeniser called ``name``. Raises UserError, whose message begins with ``where``, if ``name`` is unknown."""
     if not isinstance(name, str) or name not in TOKENISERS:
         raise UserError(f"{where}: no tokeniser {name!r}{did_you_mean(str(name), TOKENISERS)}")
     return TOKENISERS[name]

@@ -74,8 +74,8 @@ class Choice(BaseModel):
 class Choices(BaseModel):
     """The content of ``choices.json``.
 
-    ``dataset`` : the name of the data set that has the images and captions.
-    ``origin`` : a sentence about the origin of the choices, with a data set and a seed, or the names of published files.
+    ``dataset`` : the name of the data set that has the images and captions. ``origin`` : a sentence about the origin of the
+    choices: the original data set and the random seed, or the published files.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -88,7 +88,7 @@ class Choices(BaseModel):
 
 
 def read_choices(path: Path) -> tuple[Choices, str]:
-    """Return the content of a ``choices.json`` and the SHA-256 of the file. Raises UserError for any other file."""
+    """Return the content of a ``choices.json`` and the SHA-256 of the file. Raises UserError if the content is not valid."""
     file = InputFile(path)
     try:
         return Choices.model_validate(parse_json(path, file.read())), file.sha256
@@ -137,11 +137,12 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
 
     *A man on a horse* becomes *a horse on a man*. The two phrases name different things, and the text between them does not
     consist of words such as *and* or *with* alone. A caption has up to two choices: one of the kind ``same_type``, whose
-    phrases share a type such as ``people``, and one of the kind ``other_type``.
+    phrases share a type such as ``people``, and one of the kind ``other_type``. If a caption has several such pairs of
+    phrases, ``seed`` determines the random pair.
 
     The new data set has only the right and wrong captions of these choices, and their images. The text of a caption is its
     tokens, joined by blanks. The data set has the name of the folder ``out``, by default ``data/f8k_swapped`` for
-    ``data/f8k``. Raises UserError if no caption of the split has two such phrases.
+    ``data/f8k``. Raises UserError if no caption of ``split`` has two such phrases.
     """
     dataset = load_and_check_dataset(dataset_file)
     out = out or dataset_file.absolute().parent.with_name(f"{dataset_file.absolute().parent.name}_swapped")
@@ -188,12 +189,15 @@ def build_sentence(sentid: int, imgid: int, tokens: Sequence[str]) -> dict[str, 
 
 
 def check_choices_output(out: Path, inputs: Sequence[Path]) -> None:
-    """Raise UserError if ``choices.json`` may not be written to the folder ``out``."""
+    """Raise UserError if ``choices.json`` in the folder ``out`` is another kind of file, or is one of ``inputs``."""
     check_output(out / CHOICES_FILE, json_kind("a file of choices", "format", "origin", "choices"), inputs)
 
 
 def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> Path:
-    """Write ``choices.json`` to the folder ``out``, which has the data set ``name``, and return its path."""
+    """Write ``choices`` to ``choices.json`` in the folder ``out`` of the data set ``name``, and return the path of this file.
+
+    ``origin`` is a sentence about the origin of the choices.
+    """
     path = out / CHOICES_FILE
     with lock_for_writing(path):
         write_json(path, Choices(dataset=name, origin=origin, choices=choices).model_dump(exclude_none=True))
@@ -230,7 +234,8 @@ _EXPECTED = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Wi
 class _PublishedChoice(NamedTuple):
     """A choice between captions for an image file, or for a box in the image. The first caption is right.
 
-    ``kind`` and ``group`` are those of :class:`~vse.pipeline.dataset.choices.Choice`.
+    ``kind`` : the kind of the wrong captions. ``group`` : a number that choices share if they belong together, such as the two
+    images of an example of Winoground.
     """
 
     file: str
@@ -284,9 +289,10 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
 
 
 def _cut_out_boxes(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], int]) -> Path:
-    """Cut out a box of each image, write the boxes to ``out/images`` as ``<imgid>.png``, and return that folder.
+    """Cut boxes out of images, write them to ``out/images`` as ``<imgid>.png``, and return that folder.
 
-    Raises UserError if an image cannot be read, or if ``out/images`` is a link or the same folder as ``images``.
+    ``imgids`` maps a file in ``images`` and a box (left, top, right, bottom) to the id of the new image. Raises UserError if
+    an image cannot be read, or if ``out/images`` is a link or the same folder as ``images``.
     """
     folder = out / "images"
     if folder.is_symlink() or folder.resolve() == images.resolve():
@@ -320,7 +326,8 @@ def _read_published_choices(file: Path) -> Iterator[_PublishedChoice]:
 def _parse_published_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:
     """Yield the choices in a published row: one, or two for Winoground, whose rows have two images and two captions.
 
-    Raises KeyError, TypeError or ValueError if the row has another form.
+    ``kind`` is the name of the published file, and ``number`` the index of the row; the choices store both. Raises KeyError,
+    TypeError or ValueError if the row has another form.
     """
     if "caption_0" in row:
         captions = _read_text_field(row, "caption_0"), _read_text_field(row, "caption_1")

@@ -23,14 +23,14 @@ Ids = NDArray[np.int64]
 
 
 class IdIndex:
-    """An index of unique ``ids`` (n,) that finds the row of an id by binary search."""
+    """An index of unique ``ids`` (n,), which finds the position of an id in ``ids`` by binary search."""
 
     def __init__(self, ids: Ids) -> None:
         self._row_order = np.argsort(ids, kind="stable")
         self._sorted_ids = ids[self._row_order]
 
     def find_rows(self, wanted: Ids) -> NDArray[np.int64]:
-        """Return the row of each wanted id, (n_wanted,); -1 for an unknown id."""
+        """Return the position in ``ids`` of each wanted id, (n_wanted,); -1 for an unknown id."""
         if not len(self._sorted_ids):
             return np.full(len(wanted), -1, np.int64)
         places = np.searchsorted(self._sorted_ids, wanted).clip(max=len(self._sorted_ids) - 1)
@@ -133,12 +133,12 @@ class ImageColumns(Sequence[Image]):
                 yield group, self._row_indices[rows] - (ends[group - 1] if group else 0)
 
     def _iterate_caption_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the same pairs as :meth:`_iterate_groups`, but with the indices of captions instead of images."""
+        """Yield, for each run of consecutive images in a row group, the index of the row group and of each caption."""
         for group, rows in self._iterate_groups():
             yield group, _list_caption_rows(self._find_caption_ends(group), rows)
 
     def _find_caption_ends(self, group: int) -> NDArray[np.int64]:
-        """Return the number of captions of a row group up to and including each image."""
+        """Return, for each image of a row group, the number of captions from the start of the row group up to this image."""
         first, last = self._columns.group_ends[group - 1] if group else 0, self._columns.group_ends[group]
         ends = self._columns.caption_ends
         return ends[first:last] - (ends[first - 1] if first else 0)
@@ -209,7 +209,7 @@ def _list_caption_rows(ends: NDArray[np.int64], rows: NDArray[np.int64]) -> NDAr
 
 
 def build_tables(images: Iterable[Image]) -> Iterator[Any]:
-    """Yield the images as tables (pyarrow) with :func:`~vse.pipeline.dataset.parquet_io.column_schema`.
+    """Yield the images as tables (pyarrow) with the columns of a ``dataset.parquet``.
 
     Each table has ``IMAGES_PER_GROUP`` images; the last table may have fewer. The phrases of the captions are left out.
     """

@@ -109,7 +109,7 @@ class Dataset:
 
     @property
     def content_paths(self) -> list[Path]:
-        """The files and folders, besides ``path``, that determine the content of this data set."""
+        """The files and folders, besides ``path``, that determine the content. A data set in a file has none."""
         return []
 
     @cached_property
@@ -139,7 +139,7 @@ class Dataset:
         return self._image_index.find_rows(imgids)
 
     def find_caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return, for each caption id, the index of the image in ``images`` (n,) and of the caption in the image (n,).
+        """Return two arrays (n,) for n caption ids: the index of the image, and the index of the caption in this image.
 
         The index of the image is -1 for an unknown id.
         """
@@ -309,7 +309,7 @@ def _parse_dataset(path: Path, file: InputFile) -> tuple[Dataset, dict[str, Any]
 def _parse_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Return arguments for :class:`Dataset`, read from the keys of ``content`` besides ``images``.
 
-    Raises UserError if the value of a key is invalid.
+    Raises UserError if the value of a key is invalid. The message begins with ``path``, the file of the data set.
     """
     name = content.get("dataset")
     if not isinstance(name, str) or not is_valid_name(name):
@@ -329,7 +329,7 @@ def _parse_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
 def select_languages(images: Sequence[Image], languages: Sequence[str], path: Path) -> Sequence[Image]:
     """Return the images with only their captions in ``languages``; an empty list of languages keeps all captions.
 
-    Raises UserError, which begins with ``path``, if a language has no caption.
+    Raises UserError if a language has no caption. The message begins with ``path``, the file of the data set.
     """
     if not languages:
         return images
@@ -384,5 +384,5 @@ def list_mentions(dataset: Dataset) -> list[Mention]:
 
 
 def list_phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of phrases in order of appearance. In a feature cache, the id of a text is its index here."""
+    """Return the distinct texts of phrases in order of appearance. A feature cache uses the index in this list as the id."""
     return list(dict.fromkeys(mention.text for mention in list_mentions(dataset)))

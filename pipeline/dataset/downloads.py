@@ -109,9 +109,10 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
 
 
 def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
-    """Download ``url`` to ``path`` without a check of the content; return ``path``. A file of ``n_bytes`` is kept.
+    """Download ``url`` to ``path`` without a check of the content, and return ``path``.
 
-    An interrupted download is resumed as in :func:`download`.
+    If ``path`` already has ``n_bytes`` bytes, nothing is downloaded. A second call after an interruption requests only the
+    rest.
     """
     if _file_size(path) != n_bytes:
         part = path.with_name(f"{path.name}.part")
@@ -217,7 +218,10 @@ def _resume_download(url: str, part: Path, n_bytes: int) -> None:
 
 
 def _append_response(url: str, part: Path, n_bytes: int) -> None:
-    """Send one request for the rest of ``part`` and append the answer; restart ``part`` if the server cannot resume."""
+    """Send one request for the rest of ``part`` and append the answer; restart ``part`` if the server cannot resume.
+
+    ``n_bytes`` is the size of the complete file. Raises ConnectionError if the server sends a file of another size.
+    """
     offset = _file_size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
     with request_url(url, headers, TIMEOUT_SECONDS) as response:
@@ -288,7 +292,7 @@ def parse_length(text: str) -> int | None:
 
 
 def _request_once(url: str, headers: Mapping[str, str], timeout: float, deadline: float) -> requests.Response:
-    """Send one request without following redirects.
+    """Send one request without following redirects; a redirect is returned as the response.
 
     Raises requests.Timeout if the header is not complete at ``deadline``: a server can send a header byte by byte without end.
     """

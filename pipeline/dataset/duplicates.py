@@ -161,9 +161,10 @@ def _list_identity_keys(image: Image, checksums: Mapping[int, bytes]) -> list[st
 
 
 def report_shared_images(dataset: Dataset, other: Dataset) -> str:
-    """Report how many images two data sets share, with a line for each pair of splits. A remark marks a leak.
+    """Report how many images two data sets share, with a line for each pair of splits.
 
-    Images are compared by their published ids; files of the same size are also compared by their bytes.
+    A remark marks images that are for training in one data set and for testing in the other. Images are compared by their
+    published ids; files of the same size are also compared by their bytes.
     """
     pairs = find_same_images(dataset.images, other.images, *_hash_files_of_common_sizes(dataset, other))
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
@@ -200,7 +201,10 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
 
 
 def describe_leak(split: str, other: str) -> str:
-    """Return a remark for a line of a report if exactly one of the two splits is for training; otherwise an empty text."""
+    """Return a remark about a leak if exactly one of two splits is for training; otherwise an empty text.
+
+    The two splits have images or captions in common. The remark is the end of a line of a report.
+    """
     return "  <- trained on in one, tested on in the other" if (split in TRAINING_SPLITS) != (other in TRAINING_SPLITS) else ""
 
 

@@ -51,11 +51,12 @@ def write_dataset_tables(
 ) -> Path:
     """Write a data set to the folder ``out``, link ``out/images`` to ``images``, and return the path of the file.
 
-    Each call of ``tables`` yields all images as tables, as :func:`~vse.pipeline.dataset.columns.build_tables` does. A file
-    that already has this content is left as it is. Raises UserError if the folder has a data set with other content, or in
-    the other file format.
+    A file that already has this content is left as it is. Raises UserError if the folder has a data set with other content, or
+    in the other file format.
 
     head : the keys of ``dataset.json`` besides ``images``
+    tables : a function that yields the images as tables (pyarrow) with the columns of a ``dataset.parquet``. It may be called
+        several times.
     images : the folder of the images; None if there is no link to create
     inputs : the files from which the data set was built; no input is replaced
     """
@@ -73,7 +74,11 @@ def write_dataset_tables(
 def write_dataset_content(
     content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], file_format: DatasetFormat
 ) -> Path:
-    """Write the content of a ``dataset.json`` in either file format. For the arguments, see :func:`write_dataset_tables`."""
+    """Write the content of a ``dataset.json`` to the folder ``out`` in either file format; return the path of the file.
+
+    ``out/images`` becomes a link to the folder ``images``; None if there is no link to create. ``inputs`` are the files from
+    which the data set was built; no input is replaced.
+    """
     if file_format == "json":
         check_no_other_format(out, file_format)
         return write_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
@@ -99,7 +104,7 @@ def convert_dataset(dataset_file: Path, out: Path) -> Path:
 
 
 class _ImageEntries(Iterable[dict[str, Any]]):
-    """The images in tables as JSON objects for ``dataset.json``. They can be iterated several times."""
+    """An iterable of the images in pyarrow tables, as JSON objects for ``dataset.json``. It can be iterated several times."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -149,7 +154,11 @@ def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path
 
 
 def _has_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
-    """Return whether a parquet file has the head and exactly the tables; False if it is missing or damaged."""
+    """Return whether a parquet file has exactly this content; False if the file is missing or damaged.
+
+    ``head`` holds all keys of ``dataset.json`` besides ``images``; they are in the metadata of the file. ``tables`` yields the
+    images of each row group as a table (pyarrow).
+    """
     parquet = import_module("pyarrow.parquet")
     try:
         file = parquet.ParquetFile(path, page_checksum_verification=True)

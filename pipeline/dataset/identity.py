@@ -96,7 +96,7 @@ def hash_captions(images: Sequence[Image]) -> Hashes:
 
 
 def build_identity(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
-    """Return the identity of images. ``photos`` (n_images, 32) are the hashes of the image files, if known."""
+    """Return the ids and hashes of images and their captions. ``photos`` (n_images, 32) has the hashes of files, if known."""
     return DataIdentity(image_ids(images), caption_ids(images), photos, hash_captions(images))
 
 
@@ -132,7 +132,7 @@ def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: Da
 
 
 def check_all_same_data(files: Sequence[tuple[Path, DataIdentity]]) -> None:
-    """Raise UserError if two of the files come from different data sets, as :func:`check_same_data` does for two files.
+    """Raise UserError if two of the files have the same id for different photographs or captions.
 
     A file without hashes, or without a common id, agrees with any other file.
     """

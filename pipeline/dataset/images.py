@@ -51,9 +51,10 @@ class Phrase:
 
 
 def read_phrases(entries: Any, n_tokens: int, where: str) -> tuple[Phrase, ...]:
-    """Check and convert the field ``phrases`` of a sentence of ``dataset.json``; None stands for no phrases.
+    """Check and convert ``entries``, the field ``phrases`` of a caption in ``dataset.json``. None stands for no phrases.
 
-    Raises UserError if a phrase is invalid. The message begins with ``where``, the file and the caption.
+    ``n_tokens`` is the number of tokens of the caption. Raises UserError if a phrase is invalid. The message begins with
+    ``where``, the file and the caption.
     """
     if entries is None:
         return ()
@@ -201,7 +202,7 @@ def parse_images(path: Path, entries: list[Any], tokenise: Tokeniser) -> tuple[I
 
 @contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Switch Python's garbage collector off in the block, because it would visit millions of new objects again and again."""
+    """Switch Python's garbage collector off in the ``with`` block: it would visit millions of new objects again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -21,7 +21,7 @@ def is_language_tag(text: object) -> bool:
 
 
 def check_language_tag(text: str, option: str) -> str:
-    """Return a language tag unchanged. Raises UserError, which begins with ``option``, if ``text`` is not a tag."""
+    """Return a language tag unchanged. Raises UserError, whose message begins with ``option``, if ``text`` is not a tag."""
     if not is_language_tag(text):
         raise UserError(f"{option} {text}: not a language; give a tag of BCP 47, such as en, de or pt-BR")
     return text
@@ -36,9 +36,10 @@ def parse_languages(text: str, option: str = "--languages") -> list[str]:
 
 
 def encode_languages(languages: Sequence[str]) -> dict[str, Any]:
-    """Return the fields ``caption_languages`` and ``languages`` of a file of embeddings.
+    """Return two fields to write to a file of embeddings: the distinct languages, and the index of each caption's language.
 
-    ``languages`` holds the language of each caption. Returns an empty dictionary if a caption has no language.
+    The fields are called ``languages`` and ``caption_languages``. The parameter ``languages`` has the language of each
+    caption. Returns an empty dictionary if a caption has no language.
     """
     if not languages or not all(languages):
         return {}
@@ -47,7 +48,10 @@ def encode_languages(languages: Sequence[str]) -> dict[str, Any]:
 
 
 def check_languages(path: Path, indices: NDArray[np.int64], names: str, n_captions: int) -> None:
-    """Raise UserError if ``indices`` are not ``n_captions`` indices in the list of languages ``names``."""
+    """Raise UserError if a file of embeddings has invalid languages. The message begins with ``path``, the file.
+
+    ``names`` is the list of languages, such as ``en,de``. ``indices`` must be ``n_captions`` indices in this list.
+    """
     listed = names.split(",")
     if wrong := next((name for name in listed if not is_language_tag(name)), None):
         raise UserError(f"{path}: the attribute languages is {names!r}, and {wrong!r} is not a tag such as en or de")

@@ -99,7 +99,10 @@ class ParquetColumns:
 
     @property
     def source_version(self) -> str | None:
-        """The version of the ``dataset.json`` of which this file is a copy (:meth:`ParquetColumnsWriter.close`), or None."""
+        """The version of the ``dataset.json`` of which this file is a copy; None if the file is not a copy.
+
+        The version is a text with the SHA-256 of that file and the version of the checks that it passed.
+        """
         value = (self._file.schema_arrow.metadata or {}).get(SOURCE_VERSION_KEY)
         return None if value is None else value.decode(errors="replace")
 
@@ -169,7 +172,10 @@ class ParquetColumns:
         return self._read(f"{_CAPTION_LEAF}{name}", [group]).combine_chunks().flatten().field(0)
 
     def _read(self, leaf: str, groups: Sequence[int] | None = None) -> Any:
-        """Return the column with the path ``leaf`` in the schema (pyarrow), for the row groups ``groups`` or for all."""
+        """Return a column (pyarrow) for the row groups ``groups``; None stands for all row groups.
+
+        ``leaf`` is the path of the column in the schema, such as ``sentences.list.element.raw``.
+        """
         with wrap_read_errors(self.path, "readable: it is damaged, so write it again; a copy of dataset.json may be deleted"):
             chosen = range(self._file.num_row_groups) if groups is None else groups
             return self._file.read_row_groups(chosen, columns=[leaf], use_threads=False).column(0)
@@ -215,10 +221,11 @@ class ParquetColumnsWriter:
         self._writer.write_table(table, row_group_size=max(1, len(table)))
 
     def close(self, head: dict[str, Any], source_version: str | None = None) -> None:
-        """Write the head, and finish the file.
+        """Write the metadata, and finish the file.
 
-        ``source_version`` is a text with the version of the ``dataset.json`` of which this file is a copy: the SHA-256, and
-        the version of the checks. None if the file is not a copy.
+        ``head`` has all keys of ``dataset.json`` besides ``images``. ``source_version`` is a text with the version of the
+        ``dataset.json`` of which this file is a copy: its SHA-256, and the version of the checks that it passed. None if the
+        file is not a copy.
         """
         copied = {} if source_version is None else {SOURCE_VERSION_KEY: source_version}
         self._writer.add_key_value_metadata({HEAD_KEY: json.dumps(head, ensure_ascii=False), **copied})

@@ -111,8 +111,8 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
 def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str, Any]:
     """Return the content of a checked ``dataset.json`` with its captions split by another tokeniser.
 
-    Raises UserError, which begins with ``where``, if a caption has no token. Phrases are spans of the old tokens, so that a
-    caption with phrases is an error, too.
+    Raises UserError if a caption has no token, or if a caption has phrases, because phrases are spans of the old tokens. The
+    message begins with ``where``.
     """
     tokenise, images = find_tokeniser(tokeniser, where), []
     for image in progress_bar(content["images"], desc="tokenise captions", unit="image"):
@@ -214,7 +214,7 @@ def check_dataset_name(name: str) -> None:
 
 
 def check_dataset_output(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
-    """Raise UserError if the data set ``name`` may not be written to the folder ``out``. Call this before any long work."""
+    """Raise UserError if an existing ``out/dataset.json`` is not the data set ``name``, or is one of ``inputs``."""
 
     def is_dataset(path: Path) -> bool:
         head, has_images, _ = read_first_bytes(path, _MAX_HEAD_BYTES).partition(b', "images": [')
@@ -229,10 +229,11 @@ def check_dataset_output(out: Path, name: str, inputs: Iterable[Path] = ()) -> N
 def write_dataset(
     content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], may_replace: bool = True
 ) -> Path:
-    """Write ``out/dataset.json``, link the folder ``images`` to ``out/images``, and return the path of the file.
+    """Write ``out/dataset.json``, create the link ``out/images`` to the folder ``images``, and return the path of the file.
 
-    A file that already has this content, in whatever JSON layout, is left as it is. Raises UserError if the file has other
-    content, unless ``may_replace``, or if it is one of ``inputs``, the files from which the data set was built.
+    Without ``images`` no link is created. A file that already has this content, in whatever JSON layout, is left as it is.
+    Raises UserError if the file has other content, unless ``may_replace``, or if it is one of ``inputs``, the files of the
+    source.
     """
     folder, path = out / "images", out / "dataset.json"
     check_dataset_output(out, content["dataset"], inputs)
@@ -322,7 +323,7 @@ def build_caption_entry(sentid: int, imgid: int, raw: str, tokens: list[str], la
 
 
 def check_and_describe_dataset(path: Path) -> str:
-    """Return a report of the counts in each split. Raises UserError as :func:`load_and_check_dataset` does."""
+    """Return a report of the counts in each split. Raises UserError for an invalid data set or a missing image file."""
     return describe_splits(load_and_check_dataset(path))
 
 

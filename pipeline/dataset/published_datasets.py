@@ -132,7 +132,11 @@ def _add_phrases_to_sentences(
     min_similarity: float,
     tokenise: Callable[[str], list[str]],
 ) -> None:
-    """Add phrases to the sentences of an image that match a caption of ``photo``. Each caption is matched once at most."""
+    """Add phrases to ``sentences``, the captions of an image in ``dataset.json`` that match an annotated caption of ``photo``.
+
+    Each caption is matched once at most. ``tokenise`` splits captions without tokens. Captions match if the share of equal
+    tokens is at least ``min_similarity``. ``reader`` converts the phrases, and counts the matched captions.
+    """
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
     captions = [caption.words for caption in photo.captions]
     for index, other in match_captions(texts, captions, min_similarity).items():
@@ -369,7 +373,10 @@ def build_multilingual_content(layout: str, annotations: Path, images: Path) -> 
 
 
 def _read_lines(path: Path, expected: int | None = None) -> list[str]:
-    """Return the lines of a text file, which may be compressed. Raises UserError if there are not ``expected`` lines."""
+    """Return the lines of a text file, which may be compressed.
+
+    Raises UserError if the file does not have ``expected`` lines; None allows any number of lines.
+    """
     with wrap_read_errors(path, "a text file in UTF-8"), open_decoded_stream(path) as stream:
         text = stream.read().decode()
     lines = text.removesuffix("\n").split("\n")
