@@ -119,7 +119,7 @@ def _open_file_system(url: str) -> tuple[Any, str]:
 
 @contextmanager
 def _wrap_errors(url: str) -> Iterator[None]:
-    """Turn any error in the block into a UserError, because each file system of fsspec has its own errors."""
+    """Turn any error in the ``with`` block into a UserError, because each file system of fsspec has its own errors."""
     try:
         yield
     except (UserError, MemoryError):
@@ -175,7 +175,7 @@ class MemberPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A member of an archive.
+    """A member of an archive: a file, a folder, or something else, such as a link.
 
     size : the number of bytes of the content
     open : a function that returns a stream of the content, or None for a member without content
@@ -230,7 +230,8 @@ def _unpacking_folder(target: Path) -> Path:
 def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
     """Open a zip or tar archive and yield an iterator over its members, in the order of the archive.
 
-    Raises UserError if the archive decodes to more bytes than :func:`~vse.pipeline.files.inputs.max_decoded_bytes` allows.
+    Raises UserError if the archive expands to over 100 times its size (:func:`~vse.pipeline.files.inputs.max_decoded_bytes`
+    has the exact limit).
     """
     if zipfile.is_zipfile(path):
         check_zip(path)

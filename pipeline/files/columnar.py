@@ -125,8 +125,8 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose_columns: Callable[
     """Yield record batches (pyarrow) of a parquet file, row group by row group; one empty batch if the file has no rows.
 
     Texts are read as dictionaries, so that a repeated text is in memory once. Raises UserError if the file is damaged. Raises
-    UserError if a row group, or all values of the file together, decode to more bytes than
-    :func:`~vse.pipeline.files.inputs.max_decoded_bytes` allows. A repeated text is counted each time.
+    UserError if a row group, or all values of the file together, expand to over 100 times the size of the file
+    (:func:`~vse.pipeline.files.inputs.max_decoded_bytes` has the exact limit). A repeated text is counted each time.
 
     path : the name of the file in messages
     stream : the open file
@@ -154,7 +154,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose_columns: Callable[
 
 
 def check_parquet(path: Path) -> None:
-    """Raise UserError if a parquet file decodes to more bytes than :func:`max_decoded_bytes` allows.
+    """Raise UserError if a parquet file expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`).
 
     A repeated text is counted each time.
     """
@@ -170,7 +170,10 @@ def _select_leaf_columns(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
 
 
 def _select_dictionary_columns(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
-    """Return the paths of the columns that pyarrow can read as dictionaries: texts without delta encodings."""
+    """Return the paths of the columns that pyarrow can read as dictionaries: texts without delta encodings.
+
+    ``metadata`` is the metadata of the file (pyarrow). ``leaves`` maps indices of columns to their schemas.
+    """
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     return [
         leaf.path
@@ -183,7 +186,11 @@ def _select_dictionary_columns(metadata: Any, leaves: Mapping[int, Any]) -> list
 def _count_decoded_bytes_and_rows(
     group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO
 ) -> tuple[int, int]:
-    """Return an upper bound on the memory in bytes for reading a row group, and the number of rows to read in one batch."""
+    """Return an upper bound on the memory in bytes for reading a row group, and the number of rows to read in one batch.
+
+    ``group`` is the metadata of the row group (pyarrow). ``leaves`` maps indices of columns to their schemas. ``texts`` are
+    the paths of the columns that are read as dictionaries. ``stream`` is the open file.
+    """
     n_decoded, n_rows = 0, _BATCH_ROWS
     for index, leaf in leaves.items():
         chunk = group.column(index)
@@ -214,7 +221,7 @@ def _count_expanded_bytes(array: Any) -> int:
 
 
 def check_arrow(path: Path) -> None:
-    """Raise UserError if the buffers of an Arrow stream decode to too many bytes (:func:`max_decoded_bytes`)."""
+    """Raise UserError if an Arrow stream expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`)."""
     library = import_module("pyarrow")
     with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
         stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
@@ -274,7 +281,10 @@ _CHECK_BY_MAGIC: dict[bytes, Callable[[Path], None]] = {
 
 
 def check_compressed_file(path: Path) -> None:
-    """Raise UserError if a file of any known compression decodes to too many bytes (:func:`max_decoded_bytes`)."""
+    """Raise UserError if a file of any known compression expands to over 100 times its size.
+
+    The exact limit is :func:`max_decoded_bytes`. A file of another kind is accepted.
+    """
     with path.open("rb") as stream:
         start = stream.read(6)
     check = next((check for magic, check in _CHECK_BY_MAGIC.items() if start.startswith(magic)), None)

@@ -38,9 +38,9 @@ _ALLOWED_FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF, h5py.h5z.FILTE
 
 @contextmanager
 def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
-    """Open an HDF5 file without a lock. Errors in the block become UserErrors, such as "not a readable shard".
+    """Open an HDF5 file without a lock. Any error in the ``with`` block becomes a UserError.
 
-    ``what`` is the end of this message: ``a readable shard``.
+    ``what`` is the end of the message: ``a readable shard`` for *not a readable shard*.
     """
     check_input(path)
     with wrap_read_errors(path, what), h5py.File(path, "r", locking=False) as file:
@@ -50,8 +50,9 @@ def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
 def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: Path | None = None) -> h5py.Dataset | None:
     """Return the dataset ``name`` at the root of a file; None if the file has no such dataset.
 
-    Raises UserError if the dataset is a link, lies in other files, states a larger size than the file can hold, has another
-    compression than gzip or lzf, or decodes to too many bytes (:func:`~vse.pipeline.files.inputs.max_decoded_bytes`).
+    Raises UserError if the dataset is a link, lies in other files, states a larger size than the file can hold, or has another
+    compression than gzip or lzf. Also raises UserError if the dataset expands to over 100 times its size
+    (:func:`~vse.pipeline.files.inputs.max_decoded_bytes` has the exact limit).
 
     virtual : accept a virtual dataset, whose sources lie in other files; the caller must not read these files
     path : the path of the file, if it was opened as a stream
@@ -76,7 +77,7 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
 
 
 def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
-    """Raise UserError if a dataset decodes to too many bytes, or has another compression than gzip or lzf.
+    """Raise UserError if a dataset expands to over 100 times its size, or has another compression than gzip or lzf.
 
     HDF5 decompresses a chunk completely, even if it is larger than stated. Large chunks are therefore first decompressed here,
     up to the stated size.
@@ -106,7 +107,11 @@ def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
 
 
 def require_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False) -> h5py.Dataset:
-    """Return the dataset ``name`` as :func:`find_hdf5_dataset` does. Raises KeyError if the file has no such dataset."""
+    """Return the dataset ``name`` at the root of a file. Raises KeyError if the file has no such dataset.
+
+    With ``virtual``, the data may lie in other files. The caller must not read these files. Raises UserError for an unsafe
+    dataset, such as one that states an impossible size (:func:`find_hdf5_dataset`).
+    """
     data = find_hdf5_dataset(file, name, virtual)
     if data is None:
         raise KeyError(name)

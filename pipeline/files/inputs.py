@@ -91,7 +91,10 @@ _input_states: ContextVar[dict[Path, FileState]] = ContextVar("_input_states")  
 
 @contextmanager
 def report_changed_inputs() -> Iterator[None]:
-    """Turn an unexpected error in the block into a UserError if an input file has changed since :func:`check_input`."""
+    """Turn an unexpected error in the ``with`` block into a UserError if an input file has changed in the meantime.
+
+    An input file is a file that :func:`check_input` has accepted in this block. Expected errors are UserError and Interrupted.
+    """
     token = _input_states.set({})
     try:
         yield
@@ -117,7 +120,7 @@ def forget_input(path: Path) -> None:
 
 
 def check_input(path: Path) -> Path:
-    """Return ``path``, and record the state of the file for :func:`report_changed_inputs`.
+    """Return ``path``, and record the size and times of the file, so that a later change can be reported.
 
     Raises UserError if the path is not a plain file: missing, a folder or a device.
     """
@@ -136,7 +139,7 @@ def check_input(path: Path) -> Path:
 
 @contextmanager
 def wrap_read_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn any error in the block into a UserError: the file is not ``what`` (e.g. ``valid JSON``), or it has changed."""
+    """Turn any error in the ``with`` block into a UserError: the file has changed, or is not ``what``, e.g. ``valid JSON``."""
     before = read_file_state(path)
     try:
         yield
@@ -264,7 +267,7 @@ class InputFolder:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the lines ``<sha256>  <name>`` of all files, sorted by name, as ``sha256sum`` prints them."""
+        """SHA-256 of a text with a line ``<sha256> <name>`` for each file, sorted by name, as ``sha256sum`` prints them."""
         lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._file_by_name.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -327,7 +330,7 @@ def max_decoded_bytes(n_stored: int) -> int:
 
 
 def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
-    """Raise UserError if ``n_decoded`` exceeds the limit on decoded bytes for ``n_stored`` bytes of the file ``path``."""
+    """Raise UserError if ``n_decoded`` is over the limit for ``n_stored`` bytes (:func:`max_decoded_bytes`) of ``path``."""
     limit = max_decoded_bytes(n_stored)
     if n_decoded > limit:
         raise UserError(
@@ -338,7 +341,7 @@ def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
 
 @contextmanager
 def open_decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a plain, gzip, xz or bzip2 file as a stream of decoded bytes. A read beyond the limit raises UserError."""
+    """Open a plain, gzip, xz or bzip2 file as decoded bytes. A read beyond 100 times the file's size raises UserError."""
     with ExitStack() as stack:
         stream = stack.enter_context(check_input(path).open("rb"))
         start = stream.read(6)
@@ -351,7 +354,7 @@ def open_decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
 
 
 def check_gzip_xz_bz2(path: Path) -> None:
-    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than :func:`max_decoded_bytes` allows."""
+    """Raise UserError if a gzip, xz or bzip2 file expands to over 100 times its size (limit: :func:`max_decoded_bytes`)."""
     with open_decoded_stream(path) as stream:
         if isinstance(stream.raw, _LimitedStream):
             while stream.read(_CHUNK_BYTES):
@@ -359,13 +362,16 @@ def check_gzip_xz_bz2(path: Path) -> None:
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the stated sizes in a zip file exceed :func:`max_decoded_bytes`. Larger members are not decoded."""
+    """Raise UserError if the members of a zip file have over 100 times its size together (limit: :func:`max_decoded_bytes`).
+
+    The sizes in the list of members are summed. Python never decodes a member beyond this size, so nothing is decoded here.
+    """
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded_size(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 
 
 class _LimitedStream(io.RawIOBase):
-    """A stream of decoded bytes. A read beyond the limit on decoded bytes raises UserError."""
+    """A stream of decoded bytes. A read beyond :func:`max_decoded_bytes`, 100 times the file's size, raises UserError."""
 
     def __init__(self, path: Path, stream: io.BufferedIOBase) -> None:
         self._path, self._stream = path, stream

@@ -34,7 +34,10 @@ def recall_sha256(file: InputFile, version: int = 0) -> bool:
 
 
 def remember_sha256(file: InputFile, version: int = 0) -> None:
-    """Remember the SHA-256 of an open file, unless the file was written just now or its folder is not writable."""
+    """Remember the SHA-256 of an open file, unless the file was written just now or its folder is not writable.
+
+    ``version`` is the version of the checks that the content has passed; 0 if the content is not checked.
+    """
     entry = {**_describe_state(file.state), "version": version, "sha256": file.sha256}
     if file.state.detects_writes_after(time.time_ns()) and not file.has_changed:
         with suppress(UserError):

@@ -39,7 +39,10 @@ class OutputKind:
 
 @contextmanager
 def allow_replacing_other_kinds(allowed: bool = True) -> Iterator[None]:
-    """Allow outputs in the block to replace files of other kinds, as ``--force`` does; change nothing if not ``allowed``."""
+    """Allow outputs in the ``with`` block to replace files of other kinds, as ``--force`` does.
+
+    With ``allowed=False`` nothing changes.
+    """
     token = _may_replace_other_kinds.set(allowed or _may_replace_other_kinds.get())
     try:
         yield

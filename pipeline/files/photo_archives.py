@@ -49,7 +49,7 @@ FROM photos JOIN archives ON archives.id = photos.archive WHERE file = ?
 class PhotoArchive:
     """A tar archive with photographs: its path or URL, and its size and version at the time of the import.
 
-    ``version`` is :attr:`RemoteFile.version`, or an empty text for a local file.
+    ``version`` is the entity tag of a remote file, or the time of its last change; an empty text for a local file.
     """
 
     location: str
@@ -80,7 +80,7 @@ class PhotoArchive:
         return state
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from ``start`` to ``stop``. Raises UserError as :meth:`check_unchanged` does."""
+        """Return the bytes from ``start`` to ``stop``. Raises UserError if the archive is missing or has changed."""
         found = self.check_unchanged()
         if isinstance(found, RemoteFile):
             return _open_remote_reader(found).read(start, stop)
@@ -196,7 +196,11 @@ class PhotoIndexWriter:
         return number
 
     def add_photo(self, file: str, archive: int, member: str, size: int, position: MemberPosition) -> None:
-        """Add a photograph of ``size`` bytes. ``file`` is the path of the image in the folder ``images``."""
+        """Add a photograph of ``size`` bytes. ``file`` is the path of the image in the folder ``images``.
+
+        ``archive`` is the id that :meth:`add_archive` returned. ``member`` is the name of the photograph in the archive, and
+        ``position`` the place of its bytes.
+        """
         self._connection.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?, ?)", (file, archive, member, size, *position))
 
     def write(self, images_folder: Path) -> Path:

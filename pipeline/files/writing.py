@@ -89,7 +89,7 @@ def _is_locked(path: Path) -> bool:
 
 @contextmanager
 def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
-    """Lock the file ``path`` against other writers during the block; with ``folder``, ``path`` is a folder.
+    """Lock the file ``path`` against other writers during the ``with`` block; with ``folder``, ``path`` is a folder.
 
     The lock file, ``.<name>.lock`` next to ``path`` or ``.lock`` in the folder, is removed at the end. A process may lock the
     same path several times. On a file system without locks a warning is logged. Raises UserError, which names the machine and
@@ -244,7 +244,10 @@ def remove_temporary_files(folder: Path, recursive: bool = False) -> None:
 
 
 def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
-    """Write ``content`` atomically, as :func:`open_atomic` does; return ``path``."""
+    """Write ``content`` so that no partial file remains after an error; return ``path``.
+
+    With ``sync=False`` the system decides when to flush the file to disk (:func:`open_atomic`).
+    """
     with open_atomic(path, sync) as stream:
         stream.write(content)
     return path
@@ -261,7 +264,10 @@ def write_json(path: Path, content: object) -> Path:
 
 
 def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Read a JSON file as :func:`parse_json` does. Raises UserError if the file is missing or is not JSON."""
+    """Return the content of a JSON file; ``object_hook`` converts each object. Raises UserError for a missing file.
+
+    Raises UserError if the file is not JSON or has values that JSON does not allow, such as NaN.
+    """
     file = InputFile(path)
     try:
         content = file.read()

@@ -77,28 +77,28 @@ _LOADED_CODE: dict[tuple[str, str], UserCode] = {}  # code that this process has
 
 @contextmanager
 def allow_own_code(allowed: bool = True) -> Iterator[None]:
-    """Allow all code in the block to run, as ``--allow-code`` does; change nothing if ``allowed`` is false."""
+    """Allow all code in the ``with`` block to run, as ``--allow-code`` does; change nothing if ``allowed`` is false."""
     with _change_rules(allows_all_code=_CODE_RULES.get().allows_all_code or allowed):
         yield
 
 
 @contextmanager
 def forbid_own_code() -> Iterator[None]:
-    """Forbid all code in the block, even if ``--allow-code`` allows it."""
+    """Forbid all code in the ``with`` block, even if ``--allow-code`` allows it."""
     with _change_rules(forbids_all_code=True):
         yield
 
 
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
-    """Allow code in the block if ``values``, the settings on the command line, name it, as in ``my_loss.py:MyLoss``."""
+    """Allow code in the ``with`` block if ``values``, settings on the command line, name it, as in ``my_loss.py:MyLoss``."""
     with _change_rules(allowed_names=_CODE_RULES.get().allowed_names | frozenset(_find_code_names(values))):
         yield
 
 
 @contextmanager
 def use_code_of_run(copies_folder: Path) -> Iterator[None]:
-    """Load users' code in the block from ``copies_folder``, the folder in which a training run keeps copies of code files."""
+    """Load users' code in the ``with`` block from ``copies_folder``, where a training run keeps copies of code files."""
     with _change_rules(copies_folder=copies_folder):
         yield
 
@@ -115,7 +115,7 @@ def build_copy_name(name: str, sha256: str) -> str:
 
 @contextmanager
 def explain_own_errors(name: str, expected: str) -> Iterator[None]:
-    """Turn an exception in the block, which calls the user's class or function ``name``, into a UserError.
+    """Turn an exception in the ``with`` block, which calls the user's class or function ``name``, into a UserError.
 
     The message has the line of the user's file that failed. The message ends with ``expected``, a description of correct code
     with an example.
