@@ -117,7 +117,10 @@ def _read_captions(file: Path, dataset: Dataset) -> dict[int, list[str]]:
 
 
 def _read_rows(file: Path, dataset: Dataset, bad_rows: BadRowList) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield, for each row, its file and line, the name of its image, and its captions."""
+    """Yield three values for each row: its file and line, the name of its image, and its captions.
+
+    Invalid rows are added to ``bad_rows``. ``dataset`` is the data set to which the captions are added.
+    """
     if file.suffix.lower() == ".json":
         content = read_json(file)
         if not isinstance(content, dict) or not content:

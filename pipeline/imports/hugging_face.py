@@ -59,7 +59,10 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
 
 
 def _check_decoded_sizes(folder: Path) -> None:
-    """Raise UserError if a file of the data set, in or outside ``folder``, decodes to too many bytes."""
+    """Raise UserError if a file in ``folder``, or an Arrow file that a ``state.json`` there names, expands too much.
+
+    The limit is about 100 times the size of the file.
+    """
     for path in folder.rglob("*"):
         if path.is_file():
             check_compressed_file(path)
@@ -133,7 +136,11 @@ def _add_split(
 
 
 def _read_photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
-    """Return the name and the bytes of an image. Raises BadRow if the image is missing or the path is not allowed."""
+    """Return the file name and the bytes of an image. Raises BadRow if the image is missing or lies outside of ``folders``.
+
+    ``stored`` is the cell of the image, with ``bytes`` or a ``path``. An image without a path is named after ``index``, its
+    row.
+    """
     if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):
         raise BadRow("no image")
     path = str(stored.get("path") or "")

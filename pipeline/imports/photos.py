@@ -68,7 +68,7 @@ class Archive:
 
     @contextmanager
     def open(self, in_place: bool) -> Iterator[Iterator[ArchiveMember]]:
-        """Yield an iterator over the members. With ``in_place``, the members have their positions in the archive."""
+        """Yield an iterator over the members. With ``in_place``, each member has the position of its bytes in the archive."""
         with ExitStack() as stack:
             if isinstance(self.file, RemoteFile):
                 yield stack.enter_context(open_tar(stack.enter_context(self.file.open()), in_place))
@@ -116,7 +116,10 @@ def find_archives(source: str) -> list[Archive]:
 
 
 def _build_photo_folder_name(path: PurePath) -> str:
-    """Return ``Archive.folder`` for an archive. ``path`` is relative to the imported folder."""
+    """Return the folder below ``images`` for the photos of an archive: its path without the suffix.
+
+    ``path`` is relative to the imported folder.
+    """
     ending = max((ending for ending in ARCHIVE_SUFFIXES if path.name.lower().endswith(ending)), key=len)
     return path.with_name(path.name[: -len(ending)] or path.name).as_posix()
 
@@ -143,7 +146,10 @@ class PhotoNames:
 
     @cached_property
     def _files_by_key(self) -> dict[str, set[str]]:
-        """The files by key (:func:`list_name_keys`). Each file has four keys; several files may share a key."""
+        """The files by each form in which they are looked up: the path and the base name, with and without suffix.
+
+        Several files may share a form, such as the base name.
+        """
         files_by_key: dict[str, set[str]] = {}
         for file in self._files:
             for key in list_name_keys(file):
@@ -258,7 +264,7 @@ class PhotoWriter:
 
 
 class PhotoIndexer:
-    """A writer of the index of photos that stay in their archives. It is the counterpart of :class:`PhotoWriter`."""
+    """A writer of the index of photos that stay in their archives, instead of files as :class:`PhotoWriter` writes."""
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
         self.images_folder = check_photo_output(out)

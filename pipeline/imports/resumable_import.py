@@ -53,7 +53,10 @@ RowFault = tuple[int, str, str]  # the index of an invalid row, its file and lin
 
 
 class PartFile(NamedTuple):
-    """The parquet file with the valid rows of a part, and the faults of the other rows. ``n_rows`` counts the valid rows."""
+    """The parquet file with the valid rows of a part, and the invalid rows. ``n_rows`` counts the valid rows.
+
+    A part is one file of the imported source. ``bad_rows`` has the index, the place and the fault of each invalid row.
+    """
 
     path: Path
     n_rows: int
@@ -65,9 +68,9 @@ class PartFile(NamedTuple):
 
 
 def write_part_file(path: Path, key: str, blocks: Iterable[list[CaptionRow]], bad_rows: list[RowFault]) -> PartFile:
-    """Write the file of a part atomically, block by block. ``key`` is a hash of all inputs and settings of the rows.
+    """Write the valid rows of a part (one file of the source) to ``path``. ``key`` is a hash of all inputs and settings.
 
-    The iterator ``blocks`` may append to ``bad_rows``: this list is read after the last block.
+    ``blocks`` yields lists of valid rows. This iterator may append invalid rows to ``bad_rows`` until it ends.
     """
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     types = dict.fromkeys(CaptionRow._fields, arrow.string()) | dict.fromkeys(_INTEGER_NAMES, arrow.int64())
@@ -85,7 +88,10 @@ def write_part_file(path: Path, key: str, blocks: Iterable[list[CaptionRow]], ba
 
 
 def find_part_file(path: Path, key: str) -> PartFile | None:
-    """Return the file of a part if an earlier import wrote it with the same ``key`` and it is undamaged, or else None."""
+    """Return the file of a part (one file of the source) if an earlier import wrote it with the same ``key``, or else None.
+
+    ``key`` is a hash of all inputs and settings of the rows. A file whose metadata cannot be read is ignored.
+    """
     parquet = import_module("pyarrow.parquet")
     try:
         metadata = parquet.read_metadata(path)
@@ -98,9 +104,10 @@ def find_part_file(path: Path, key: str) -> PartFile | None:
 
 
 class _FirstRow(NamedTuple):
-    """The values in the first row of an image, and the position of this row: ``part``, ``valid_index`` and ``row_index``.
+    """The values in the first row of an image, and the position of this row.
 
-    The three positions are those of :class:`CaptionOrigins`.
+    ``part`` : the index of the part that has the row. ``valid_index`` : the index of the row among the valid rows of the part.
+    ``row_index`` : the index of the row among all rows of the part.
     """
 
     split: str | None
@@ -173,11 +180,11 @@ class RowsByImage:
         return any(row.split is not None for row in self._first_rows.values())
 
     def count_splits(self, sampled: dict[str, str]) -> dict[str, int]:
-        """Return the number of images of each split. For ``sampled``, see :meth:`build_tables`."""
+        """Return the number of images of each split. ``sampled`` maps each file to a split, for a source without splits."""
         return dict(Counter(row.split or sampled[file] for file, row in self._first_rows.items()))
 
     def build_tables(self, sampled: dict[str, str]) -> Iterator[Any]:
-        """Yield the images as tables with :func:`~vse.pipeline.dataset.parquet_io.column_schema`.
+        """Yield the images as tables (pyarrow) with the columns of a ``dataset.parquet``.
 
         ``sampled`` maps each file to its split; it is only read if the source has no splits.
         """
@@ -203,7 +210,7 @@ class RowsByImage:
             yield arrow.table([imgids, files[first:last], splits, cocoids, sentences], schema=schema)
 
     def _take_texts(self, captions: slice) -> Any:
-        """Return the texts and tokens of consecutive captions, which may come from several parts, as a table."""
+        """Return the columns ``raw`` and ``tokens`` of consecutive captions, which may come from several parts, as a table."""
         arrow = import_module("pyarrow")
         parts, valid_indices = self.origins.part_index[captions], self.origins.valid_index[captions]
         order, tables = [], []
@@ -215,9 +222,9 @@ class RowsByImage:
         return tables[0] if len(tables) == 1 else arrow.concat_tables(tables).take(arrow.array(back))
 
     def _add_part(self, index: int) -> Indices:
-        """Add the valid rows of a part, and record its bad rows.
+        """Add the valid rows of the part ``index``, and record its bad rows.
 
-        Return the index of the image of each row, or -1 for a row that contradicts an earlier row.
+        Return the index of the image of each valid row, or -1 for a row that contradicts an earlier row.
         """
         part = self._parts[index]
         faults: dict[int, str] = {}
@@ -235,7 +242,11 @@ class RowsByImage:
         self, valid_index: int, faults: dict[int, str], part: int, file: str, split: str | None, imgid: int | None,
         cocoid: int | None, sentid: int | None, digest: bytes, row_index: int,
     ) -> int:  # fmt: skip
-        """Return the index of the image of a row. For a contradictory row, add a message to ``faults`` and return -1."""
+        """Add a row and return the index of its image.
+
+        If the row contradicts an earlier row, for example with another split of the same image, add a message to ``faults``
+        instead and return -1.
+        """
         known = self._first_rows.get(file)
         fault = ""
         if known is not None:
@@ -268,7 +279,10 @@ class RowsByImage:
         return place
 
     def _drop_incomplete_images(self, image_of_row: Indices) -> None:
-        """Remove an image that lacks a split or an id if other images have one. The rows of the image become bad rows."""
+        """Remove an image that lacks a split or an id if other images have one. The rows of the image become bad rows.
+
+        ``image_of_row`` has the index of the image of each row. It becomes -1 for the rows of a removed image.
+        """
         for name in ("split", "imgid", "sentid"):
             lacking = {self._index_by_file[file]: file for file, row in self._first_rows.items() if getattr(row, name) is None}
             if len(lacking) == len(self._first_rows):
@@ -283,7 +297,10 @@ class RowsByImage:
                 self._first_rows.pop(file, None)
 
     def _order_captions(self, image_of_row: Indices) -> CaptionOrigins:
-        """Return the origins of the captions. ``image_of_row`` has the index of the image of each row, or -1."""
+        """Return the row of each caption, and all ids. The captions are in the order of their images.
+
+        ``image_of_row`` has the index of the image of each row; -1 for a bad row.
+        """
         first_rows = list(self._first_rows.values())
         new_index = np.full(len(self._index_by_file) + 1, -1)  # the last entry is for rows without an image
         new_index[[self._index_by_file[file] for file in self._first_rows]] = np.arange(len(first_rows))
@@ -326,7 +343,11 @@ def is_import_finished(folder: Path, key: str) -> bool:
 
 
 def write_import_record(folder: Path, key: str, files: Sequence[Path], hashed: Mapping[Path, str]) -> None:
-    """Record that an import with this ``key`` wrote ``files``, and further files whose SHA-256 ``hashed`` has."""
+    """Record the files of a finished import, so that the same import need not run again.
+
+    ``key`` is a hash of all inputs and settings. ``files`` are written files. ``hashed`` maps further files to their known
+    SHA-256.
+    """
     hashes = {
         str(path.absolute()): sha256 for path, sha256 in [*((path, sha256_file(path)) for path in files), *hashed.items()]
     }

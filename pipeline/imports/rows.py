@@ -92,7 +92,10 @@ class ImportedRow(NamedTuple):
 
 @dataclass
 class BadRowList:
-    """The invalid rows of an import, each with its file and line and its fault. ``skip_bad`` allows invalid rows."""
+    """The invalid rows of an import, each with its file and line and its fault.
+
+    If ``skip_bad`` is false, an invalid row makes the import fail.
+    """
 
     skip_bad: bool
     places_and_faults: list[tuple[str, str]] = field(default_factory=list)
@@ -162,7 +165,10 @@ class RowCollector:
             return None
 
     def add_photo(self, row: ImportedRow, content: bytes) -> str | None:
-        """Add a row as :meth:`add` does. A row is also bad if ``content``, the bytes of its photo, is not a readable image."""
+        """Add a row and return the normalised path of its image. For an invalid row, add to ``bad_rows`` and return None.
+
+        A row is also invalid if ``content``, the bytes of its photo, is not a readable image.
+        """
         try:
             read_image_size(Path(row.file), content)
         except BadImage as fault:
@@ -251,7 +257,10 @@ class RowCollector:
         return {**build_import_head(self._settings, has_splits, n_refused, source_facts), "images": entries}
 
     def _drop_incomplete_images(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
-        """Remove an image that lacks a field, such as the split, if other images have it. Its rows become bad rows."""
+        """Remove an image that lacks a field, such as the split, if other images have it. Its rows become bad rows.
+
+        ``get`` returns the value of the field for an image; None for a missing value. ``field_name`` is for the message.
+        """
         incomplete = {file: image for file, image in self._image_by_file.items() if get(image) is None}
         if len(incomplete) < len(self._image_by_file):
             for file, image in incomplete.items():
@@ -280,7 +289,11 @@ def sample_missing_splits(
 def build_import_head(
     settings: ImportSettings, has_splits: bool, n_refused: int, source_facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the keys of ``dataset.json`` besides ``images``. ``source_facts`` are stored under the key ``imported``."""
+    """Return the keys of ``dataset.json`` besides ``images``.
+
+    The key ``imported`` holds ``source_facts`` (descriptions of the source), the number ``n_refused`` of bad rows and, for
+    sampled splits, the shares and the seed. ``has_splits`` states whether the source has splits.
+    """
     shares = {"val": _share_or_default(settings.val), "test": _share_or_default(settings.test), "seed": settings.seed}
     imported = {**source_facts, "splits": "given" if has_splits else shares, "bad_rows": n_refused}
     return {"dataset": settings.name, "tokeniser": settings.tokeniser, "imported": imported}
@@ -319,7 +332,11 @@ def parse_split(name: str | None) -> str | None:
 
 
 def _build_entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
-    """Return an image as a JSON object for ``dataset.json``. Captions without ids are numbered from ``n_before``."""
+    """Return an image as a JSON object for ``dataset.json``.
+
+    ``sampled`` maps files to splits, for images without a split. ``n_before`` is the number of captions of earlier images:
+    captions without ids get the ids ``n_before``, ``n_before`` + 1 and so on.
+    """
     sentences = [
         build_caption_entry(n_before + k if sentid is None else sentid, imgid, raw, tokens)
         for k, (sentid, raw, tokens) in enumerate(image.captions)
@@ -354,7 +371,10 @@ _BAD_ROWS_KIND = text_kind("a list of rows that were left out", '{"place": ', wi
 
 
 def check_import_output(settings: ImportSettings) -> None:
-    """Raise UserError if the folder ``settings.out`` may not be written. Call this function before any long work."""
+    """Raise UserError if the folder ``settings.out`` has another data set, or another file for the list of bad rows.
+
+    Call this function before any long work.
+    """
     check_dataset_output(settings.out, settings.name)
     check_output(settings.out / "import.failures.jsonl", _BAD_ROWS_KIND)
 

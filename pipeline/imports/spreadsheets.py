@@ -95,9 +95,9 @@ def choose_error_handler(encoding: str) -> str:
 
 
 def read_csv_layout(path: Path, photos: PhotoNames, encoding: str | None = None) -> TableLayout:
-    """Return the layout of a CSV file. ``encoding`` replaces the detected encoding.
+    """Return the layout of a CSV file. ``photos`` recognises the names of photographs in the cells.
 
-    Raises UserError if the file cannot be decoded with this encoding.
+    ``encoding`` replaces the detected encoding. Raises UserError if the file cannot be decoded with this encoding.
     """
     check_input(path)
     encoding = encoding or detect_encoding(path)
@@ -127,7 +127,7 @@ def find_table_layout(
     delimiter: str = "",
     has_header: bool = True,
 ) -> TableLayout:
-    """Return the layout of a table from its first rows.
+    """Return the layout of a table from its first rows. ``photos`` recognises the names of photographs in the cells.
 
     The column of files is the column with the most names of photographs, if at least half of its cells are such names. The
     columns of captions are all other columns whose cells have two words or more on average.

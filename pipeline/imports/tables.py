@@ -71,10 +71,11 @@ def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings
 
 
 def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Yield, for each row, its file and line, and its values by field. A field has a value for each of its columns.
+    """Yield, for each row, its file and line, and a dictionary from fields to values.
 
-    Calls ``on_bad_row`` with the file and line, and the reason, of an unreadable row. Raises UserError if ``path`` is not a
-    table.
+    A field is ``file``, ``caption``, ``split`` or an id. Its list of values has one value for each of its columns, because
+    captions may be in several columns. Calls ``on_bad_row`` with the file and line, and the reason, of an unreadable row.
+    Raises UserError if ``path`` is not a table.
     """
     check_input(path)
     kind = path.suffix.lower()
@@ -118,7 +119,7 @@ def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) 
 def read_imported_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[ImportedRow]:
     """Yield the rows of a table. For an unreadable or invalid row, call ``on_bad_row`` with its file and line and the reason.
 
-    Raises UserError as :func:`read_table_rows` does.
+    Raises UserError if ``path`` is not a table.
     """
     if path.suffix.lower() == ".parquet" and (columns := _find_text_columns(path, settings)):
         yield from _read_text_rows(path, columns, on_bad_row)
@@ -133,9 +134,9 @@ def read_imported_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRo
 
 
 def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None:
-    """Return the columns of a parquet table that :func:`_read_text_rows` reads: files, captions and perhaps splits.
+    """Return the columns of files, captions and perhaps splits of a parquet table that :func:`_read_text_rows` can read.
 
-    Returns None if the table has ids, or if one of these columns has another type than text.
+    Returns None if the table has ids or several columns of captions, or if one of these columns has another type than text.
     """
     library, kinds = map(import_module, ("pyarrow.parquet", "pyarrow.types"))
     with wrap_read_errors(path, "a parquet file"):
@@ -149,7 +150,10 @@ def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None
 
 
 def _read_text_rows(path: Path, names: list[str], on_bad_row: OnBadRow) -> Iterator[ImportedRow]:
-    """Yield the rows of a parquet table, read column by column. ``names`` is the result of :func:`_find_text_columns`."""
+    """Yield the rows of a parquet table whose columns are texts. Call ``on_bad_row`` for a row without a file.
+
+    ``names`` are the columns of files and captions, and perhaps the column of splits.
+    """
     row_number = 0
     with path.open("rb") as stream:
         for batch in read_parquet_batches(path, stream, lambda _: names):
@@ -164,7 +168,10 @@ def _read_text_rows(path: Path, names: list[str], on_bad_row: OnBadRow) -> Itera
 
 
 def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
-    """Return the row with these values by field (:func:`read_table_rows`). Raises BadRow if a value has the wrong type."""
+    """Return the row with these ``values``. Raises BadRow if a value has the wrong type.
+
+    ``values`` has a list of values for each field, such as ``file`` or ``caption``. ``place`` is the file and line of the row.
+    """
     file, split = values["file"][0], values["split"][0] if "split" in values else None
     if not isinstance(file, str):
         raise BadRow("names no image file")

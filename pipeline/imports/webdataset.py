@@ -58,7 +58,7 @@ class Sample:
 
     @property
     def first_member_name(self) -> str:
-        """The name of the first member, or the key if no member was read."""
+        """The name of the first member that was read. Without one, the path of an unread member, or the key."""
         names = (member.name for member in self.member_by_extension.values())
         return next(names, str(next(iter(self.unread_paths), self.key)))
 
@@ -71,7 +71,10 @@ class Sample:
         raise BadRow(f"no photo ({', '.join(PHOTO_EXTENSIONS)}){self.build_unread_hint()}")
 
     def build_unread_hint(self) -> str:
-        """Return a remark about the first unread member for the end of an error message, or an empty text."""
+        """Return a remark for the end of an error message: a member such as ``a.b.jpg`` is not read, because the key is ``a``.
+
+        Returns an empty text if the sample has no such member.
+        """
         if not self.unread_paths:
             return ""
         name = str(self.unread_paths[0])
@@ -80,7 +83,8 @@ class Sample:
     def check_members(self) -> None:
         """Raise BadRow if a member is not usable, or if the sample seems to hold several samples.
 
-        An unread photo and its unread caption, such as ``a.b.jpg`` and ``a.b.txt``, are a sign of another sample ``a.b``.
+        ``a.b.jpg`` and ``a.b.txt`` are not read if the key ends at the first dot. Such a pair is a sign of another sample
+        ``a.b``.
         """
         if self.fault:
             raise BadRow(self.fault)
@@ -99,14 +103,20 @@ class Sample:
 
 
 class SampleReader:
-    """A reader of samples, which counts unread members. ``key_until`` is the end of a key: ``first-dot`` or ``last-dot``."""
+    """A reader of samples, which counts the members that no sample uses, such as ``a.cls``.
+
+    ``key_until`` states where a key ends in a file name: ``first-dot`` or ``last-dot``.
+    """
 
     def __init__(self, key_until: str) -> None:
         self._key_until = key_until
         self._n_unread_by_extension: Counter[str] = Counter()
 
     def read_samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
-        """Yield the samples in the order of ``members``. A sample is left out if all its members are ignored."""
+        """Yield the samples in the order of ``members``.
+
+        A sample is left out if all its members are of other kinds than photos and captions, and no member is faulty.
+        """
         sample = Sample("")
         for member in members:
             path = PurePosixPath(member.name)
@@ -129,13 +139,13 @@ class SampleReader:
         return self._n_unread_by_extension.total()
 
     def describe_unread_members(self) -> str:
-        """Return a text with the number of unread members by extension, such as ``12 *.cls, 3 *.npy``."""
+        """Return a text with the number of members that are not read, by extension, such as ``12 *.cls, 3 *.npy``."""
         counts = [f"{count} {extension}" for extension, count in self._n_unread_by_extension.most_common(_MAX_LOGGED_KINDS)]
         others = len(self._n_unread_by_extension) - len(counts)
         return to_printable_line(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
     def _finish_sample(self, sample: Sample) -> Iterator[Sample]:
-        """Yield the sample, unless all its members are ignored. Count its second and later photos as unread members."""
+        """Yield the sample, unless it has no photo, caption or faulty member. Count photos after the first as unread."""
         photos = [extension for extension in sample.bytes_by_extension if extension in PHOTO_EXTENSIONS]
         self._n_unread_by_extension.update(f"*.{extension}" for extension in photos[1:])
         if sample.bytes_by_extension or sample.unread_paths or sample.fault:
