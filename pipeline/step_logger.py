@@ -301,7 +301,7 @@ def build_repeat_command(shell_command: str, variables: Mapping[str, str]) -> st
 
 
 def _read_distinct_protocols(result: Path) -> dict[str, dict[str, Any]]:
-    """Return the metrics in a result file by protocol, without protocols that repeat the metrics of a later one."""
+    """Return the metrics in a result file by protocol. If protocols have equal metrics, return only the last of them."""
     protocols = read_json(result)["protocols"]
     names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
     return {name: protocols[name] for name in names.values()}

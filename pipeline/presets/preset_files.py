@@ -50,7 +50,7 @@ def list_preset_names(kind: str) -> list[str]:
 def list_preset_descriptions(kind: str, without_key: str = "") -> list[tuple[str, str]]:
     """Return the name and description (``about``) of every preset of a ``kind``, in the order of the files.
 
-    Presets with the key ``without_key`` are left out.
+    Presets with a setting ``without_key`` are left out. ``kind`` is a folder, such as ``experiments``.
     """
     descriptions: dict[str, str] = {}
     for folder in _preset_folders(kind):
@@ -63,8 +63,8 @@ def list_preset_descriptions(kind: str, without_key: str = "") -> list[tuple[str
 def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
     """Return the settings of a preset as layers: first the layers of the preset that it ``extends``, then its own settings.
 
-    ``extended_by`` are the presets that extend this preset; a preset among them would extend itself. Raises UserError if the
-    preset is unknown, or extends itself.
+    ``extended_by`` are the presets through which this call was reached: each extends the next one, and the last extends this
+    preset. Raises UserError if the preset is unknown, or extends itself.
     """
     preset = _load_preset(kind, name)
     if len(extended_by) > _MAX_LAYERS:
@@ -82,7 +82,7 @@ def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = (
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file as :func:`parse_yaml` does. Raises UserError if the file is not valid YAML."""
+    """Return the content of a YAML file. Raises UserError if the file is not valid YAML, repeats a key, or is too large."""
     check_input(path)
     with wrap_read_errors(path, "valid YAML"):
         return parse_yaml(path.read_text(encoding="utf-8"))

@@ -43,7 +43,8 @@ def load_experiment_outline(name: str, dataset: str | None = None, overrides: Se
     """Load the experiment ``name``, and check only the settings that the workflow needs.
 
     The preset of the data set ``dataset`` and ``overrides`` (``key=value``) may change settings. Raises UserError if a setting
-    is not valid, if a member of an ensemble is unknown or is an ensemble, or if ``start_from`` or ``backbone`` is an ensemble.
+    is not valid, or if a member of an ensemble is unknown or is an ensemble. An ensemble has no weights, so naming one in
+    ``start_from`` or ``backbone`` (other experiments whose trained model is used) is an error, too.
     """
     outline = validate_settings(
         ExperimentOutline, "experiment", name, read_experiment_settings(name, dataset, overrides, ExperimentOutline)
@@ -61,7 +62,7 @@ def load_experiment_outline(name: str, dataset: str | None = None, overrides: Se
 
 
 def load_ladder(name: str) -> LadderConfig:
-    """Load the ladder (comparison of experiments) ``name``.
+    """Load the ladder ``name``: a comparison of all combinations of some experiments and features.
 
     Raises UserError if the ladder is unknown or not valid, or has an unknown experiment.
     """
@@ -134,8 +135,8 @@ def read_experiment_settings(
 def _compose_settings(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
     """Return ``base``, the settings of an experiment, changed to read the features in a composed name.
 
-    If the name contains a ladder, the settings of this ladder for the experiment are applied, too. Raises UserError if the
-    experiment cannot read other features, or if the ladder lacks the experiment.
+    If the name contains a ladder (a comparison of experiments), its settings for this experiment are applied, too. Raises
+    UserError if the experiment cannot read other features, or if the ladder lacks the experiment.
     """
     for key in _KEYS_BINDING_FEATURES:
         if base.get(key):
@@ -242,7 +243,11 @@ def list_setting_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix:
 
 
 def _merge_part(registry: Registry[Any], base: Any, over: Any, lenient: bool, replace: bool) -> Any:
-    """Merge one loss, encoder etc. as :func:`merge_settings` does; ``base`` and ``over`` are names, settings or objects."""
+    """Merge the settings ``over`` of one loss, encoder etc. into its settings ``base``.
+
+    ``registry`` holds the classes by name. ``base`` and ``over`` are names, settings or objects. For ``lenient`` and
+    ``replace``, see :func:`merge_settings`.
+    """
     new = registry.as_settings(over)
     if new is None:
         return over

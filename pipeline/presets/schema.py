@@ -106,7 +106,7 @@ class ExperimentOutline(Settings):
 
 
 class SourceFile(Settings):
-    """A published file that a data set needs, or a file or folder in a published zip or tar archive."""
+    """A published file that a data set needs, or a file or folder to unpack from a published zip or tar archive."""
 
     url: str = Field(pattern=r"^https?://.+/[\w.-]*\w$", description="address, which ends with the file's name")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the published file")
@@ -212,7 +212,10 @@ class ComposedName(NamedTuple):
 
 
 def parse_composed_name(name: str) -> ComposedName | None:
-    """Return the experiment, ladder and features in ``name``; None if ``name`` is not composed."""
+    """Return the experiment, ladder and features in a name such as ``vsepp@f8k+tfidf+effnet``; None for any other name.
+
+    A ladder (``f8k``) is a comparison of experiments; the name may lack it.
+    """
     parts = name.split("+")
     if len(parts) != 3 or name.endswith((".yaml", ".yml")):
         return None
@@ -231,7 +234,7 @@ CORRECTIONS: tuple[str, ...] = get_args(Correction)
 
 
 class LadderExperiment(Settings):
-    """An experiment in a ladder: its title, the settings that the ladder changes, and the features that it reads."""
+    """An experiment in a ladder (a comparison of experiments): its title, the settings that change, and its features."""
 
     title: str = Field("", description="name in the ladder, e.g. VSE++; default: the experiment's name")
     settings: dict[str, Any] = Field(default_factory=dict, description="settings that differ in this ladder")
@@ -277,16 +280,16 @@ class LadderConfig(Settings):
         return experiments
 
     def find_experiment(self, experiment: str) -> LadderExperiment:
-        """Return the settings of this ladder for an experiment; defaults if the ladder only names the experiment."""
+        """Return the title, settings and features of an experiment in this comparison; defaults if the preset has none."""
         return self.experiments[experiment] or LadderExperiment()
 
     def experiment_overrides(self, experiment: str) -> dict[str, Any]:
-        """Return the settings that this ladder changes in an experiment, including the title and the seeds."""
+        """Return the settings of an experiment that differ in this comparison, including the title and the seeds."""
         entry = self.find_experiment(experiment)
         return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}
 
     def combinations(self) -> list[ComposedName]:
-        """Return all combinations of an experiment and features, including features that the experiment cannot read."""
+        """Return all combinations of an experiment and its features, even if the experiment cannot read these features."""
         return [
             ComposedName(name, None if captions == WORDS_NAME else captions, feature, self.name)
             for name in self.experiments
