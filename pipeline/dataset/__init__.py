@@ -1,3 +1,3 @@
-"""Data sets: images, captions, phrases, splits, their identity, and where they come from."""
+"""Data sets: images, captions, phrases and splits, their ids and hashes, and the published files from which they are built."""
 
 SPLITS = ("train", "val", "test", "restval")

@@ -215,7 +215,7 @@ def _count_letters_before_ends(words: _Words) -> list[int]:
 
 
 def _align_words(words: _Words, tokens: _Words) -> list[tuple[int, int]]:
-    """Return, for each word, the span (start, stop) of the corresponding ``tokens``. A span may be empty."""
+    """Return, for each of the ``words``, the span (start, stop) of the ``tokens`` that correspond to it. It may be empty."""
     counterparts: list[tuple[int, int]] = []
     for _, i, i_end, j, j_end in SequenceMatcher(None, words, tokens, autojunk=False).get_opcodes():
         one_by_one = i_end - i == j_end - j

@@ -208,7 +208,7 @@ def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> P
 def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase, Phrase]]]:
     """Return the pairs of phrases that can be exchanged, by the kind of choice: ``same_type`` or ``other_type``.
 
-    The two phrases name different things, and a word that is not in ``_SYMMETRIC_WORDS`` stands between them.
+    The two phrases name different things. The text between them does not consist of words such as *and* or *with* alone.
     """
     found: dict[str, list[tuple[Phrase, Phrase]]] = {}
     for first, second in combinations(sorted(caption.phrases, key=lambda phrase: phrase.start), 2):

@@ -284,7 +284,8 @@ def _read_parquet_copy(path: Path, sha256: str) -> Dataset | None:
 def write_parquet_copy(path: Path, sha256: str, head: dict[str, Any], tables: Iterable[Any]) -> None:
     """Write a parquet copy of the ``dataset.json`` at ``path``. If the copy cannot be written, nothing happens.
 
-    ``sha256`` is the hash of the ``dataset.json``, ``head`` has its keys besides ``images``, and ``tables`` yields its images.
+    ``sha256`` is the hash of the ``dataset.json``, ``head`` has its keys besides ``images``, and ``tables`` yields its images
+    as tables (pyarrow).
     """
     with suppress(UserError), open_atomic(parquet_copy_path(path)) as stream:
         writer = ParquetColumnsWriter(stream)

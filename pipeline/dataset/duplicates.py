@@ -142,7 +142,8 @@ def find_same_images(
 ) -> list[tuple[Image, Image]]:
     """Return pairs of an image and the first of ``others`` that has the same published id or the same bytes.
 
-    ``checksums`` and ``other_checksums`` map an ``imgid`` to the SHA-256 of the file. Files without an entry are not compared.
+    ``checksums`` and ``other_checksums`` map an ``imgid`` to the SHA-256 of the file. Images without a SHA-256 are compared by
+    their published ids only.
     """
     known = defaultdict[str | bytes, list[Image]](list)
     for other in others:
@@ -163,8 +164,8 @@ def _list_identity_keys(image: Image, checksums: Mapping[int, bytes]) -> list[st
 def report_shared_images(dataset: Dataset, other: Dataset) -> str:
     """Report how many images two data sets share, with a line for each pair of splits.
 
-    A remark marks images that are for training in one data set and for testing in the other. Images are compared by their
-    published ids; files of the same size are also compared by their bytes.
+    A remark marks images that are for training in one of the two data sets only. Images are compared by their published ids;
+    files of the same size are also compared by their bytes.
     """
     pairs = find_same_images(dataset.images, other.images, *_hash_files_of_common_sizes(dataset, other))
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
@@ -299,8 +300,8 @@ def _count_captions_by_text(dataset: Dataset) -> dict[str, Counter[str]]:
 def report_known_test_images(dataset: Dataset) -> list[str]:
     """Report how many images of a data set are test images of published data sets. Images are compared by their published ids.
 
-    A published data set must lie next to this data set or in ``data/``. The report also names published data sets that may
-    share images but were not found.
+    The file of a published data set must lie in ``data/NAME``, or in a folder next to this data set. The report also names
+    published data sets without such a file if their images may be shared.
     """
     lines: list[str] = []
     missing = set(_list_published_names()) - {dataset.name}

@@ -182,10 +182,10 @@ Tokeniser = Callable[[str], list[str]]
 
 
 def parse_images(path: Path, entries: list[Any], tokenise: Tokeniser) -> tuple[Image, ...]:
-    """Convert the list ``images`` of the file ``path`` to images. This list, ``entries``, is emptied to save memory.
+    """Convert ``entries``, the list ``images`` of the ``dataset.json`` at ``path``, to images. Empty this list to save memory.
 
-    ``tokenise`` splits captions without tokens. Raises UserError, which names the image or caption, for an invalid entry,
-    for duplicate ids or files, and for an empty list.
+    ``tokenise`` splits captions without tokens. Raises UserError, which names the image or caption, for an invalid entry, for
+    duplicate ids or files, and for an empty list.
     """
     try:
         entries.reverse()

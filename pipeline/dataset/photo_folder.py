@@ -66,7 +66,8 @@ class PhotoFolder(Dataset):
 def open_photo_folder(folder: Path, tokeniser: str = DEFAULT_TOKENISER) -> PhotoFolder:
     """Return a folder of photos as a data set. Files that are not images are left out, with a warning.
 
-    The SHA-256 of the data set depends on the names, sizes and times of the files. Raises UserError if no photo is left.
+    ``tokeniser`` names the function that splits queries into words. The SHA-256 of the data set depends on the names, sizes
+    and times of the files. Raises UserError if no photo is left.
     """
     images: list[Image] = []
     states, bad = [], []

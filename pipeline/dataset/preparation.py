@@ -80,7 +80,7 @@ def find_source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], 
 
 
 def list_annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
-    """Return the paths of a data set's annotations: the file or folder of its layout, files of Flickr30K Entities, or both."""
+    """Return the paths of a data set's annotations in ``source``: captions, files of Flickr30K Entities, or both."""
     paths = [] if config.annotations is None else [source / config.annotations]
     if config.entities is not None:
         lists = [] if config.annotations else [f"{split}.txt" for split in ENTITIES_SPLITS]

@@ -338,9 +338,10 @@ LAYOUTS: dict[str, Callable[[Path], Iterator[PublishedImage]]] = {
 
 
 def build_multilingual_content(layout: str, annotations: Path, images: Path) -> dict[str, Any]:
-    """Return the content of ``dataset.json`` for published files in one of :data:`LAYOUTS`.
+    """Return the content of ``dataset.json`` for the published files of a data set in several languages.
 
-    Captions are split into words of any script. Raises UserError if an image file is missing or a caption has no word.
+    ``layout`` is the form of the files in ``annotations``: ``xm3600``, ``multi30k`` or ``xtd``. Captions are split into words
+    of any script. Raises UserError if an image file is missing or a caption has no word.
     """
     tokenise = find_tokeniser(IMPORT_TOKENISER, annotations)
     entries: list[dict[str, Any]] = []

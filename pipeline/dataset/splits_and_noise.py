@@ -375,9 +375,9 @@ def sample_splits(files: Sequence[str], val: float, test: float, seed: int, imag
 
 
 def _fill_splits(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> list[str]:
-    """Return the split of each index in ``groups``. ``sizes`` is the number of places of each split except ``train``.
+    """Return the split of each index in ``groups``, the groups of similar photos. ``sizes`` has the sizes of val and test.
 
-    A group goes to the first split with enough free places for all its members, or else to ``train``.
+    A group goes to the first split with enough free places for all its photos, or else to ``train``.
     """
     splits = ["train"] * sum(map(len, groups))
     room = dict(sizes)

@@ -62,7 +62,7 @@ class PhotoArchive:
         return _find_path(self.location)
 
     def check_unchanged(self) -> FileState | RemoteFile:
-        """Return the state of a local archive, or the remote archive. A local archive is not opened.
+        """Return the remote file of an archive at a URL, or the size and times of a local archive without opening it.
 
         Raises UserError if the archive is missing, or has another size or version than at the import.
         """

@@ -177,7 +177,7 @@ class RowCollector:
         return self.add(row)
 
     def add_bad_row(self, place: str, reason: object) -> None:
-        """Count a row that could not be converted to an :class:`ImportedRow` as bad."""
+        """Count and list a row that could not be converted to an :class:`ImportedRow`, with its ``place`` and ``reason``."""
         self.n_rows += 1
         self.bad_rows.add(place, reason)
 
@@ -317,7 +317,7 @@ def normalize_image_path(name: str) -> str:
 
 
 def parse_split(name: str | None) -> str | None:
-    """Return the split that a text names, such as ``val`` for ``dev``; None for None or a blank text.
+    """Return the split that a text names, such as ``val`` for ``dev``; None if ``name`` is None or blank.
 
     Raises BadRow if there is no such split.
     """

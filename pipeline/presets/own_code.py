@@ -151,7 +151,10 @@ def describe_own_error(error: Exception) -> str | None:
 
 
 def hash_code_files(settings: object) -> dict[str, str]:
-    """Return the SHA-256 of existing ``.py`` files that settings name, by names such as ``my_loss.py:MyLoss``. Run no code."""
+    """Return the SHA-256 of ``.py`` files that settings name as in ``my_loss.py:MyLoss``; missing files are left out.
+
+    No code is run.
+    """
     locations = {name: Path(name.rpartition(":")[0]) for name in _find_code_names(settings)}
     files = {name: location for name, location in locations.items() if location.suffix == ".py" and location.is_file()}
     return {name: InputFile(file).sha256 for name, file in files.items()}
@@ -239,7 +242,7 @@ def _import_module(name: str, module: str) -> ModuleType:
 def _execute_source(file: Path, source: bytes, sha256: str, location: str) -> ModuleType:
     """Execute source code as a new module, registered in ``sys.modules`` to resolve annotations, and return the module.
 
-    If the source is a copy of a package's module, relative imports load the installed package.
+    ``location`` is the path of the original file, or the name of a module, whose relative imports load the installed package.
     """
     module = ModuleType(f"vse_own_code_{sha256[:_N_SHOWN_DIGITS]}")
     module.__file__ = str(file)

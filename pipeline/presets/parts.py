@@ -107,7 +107,10 @@ class Registry(Generic[_Part]):
         return self[name].model_validate(settings)
 
     def as_settings(self, value: Any) -> dict[str, Any] | None:
-        """Return settings with the name of a class. ``value`` is a name, settings or an object; None for any other value."""
+        """Return a dictionary of settings. A name or an object becomes settings with the name of its class.
+
+        Settings are returned as they are, and None for any other value.
+        """
         if isinstance(value, BaseModel):
             return {**value.model_dump(exclude_unset=True), self.key: getattr(value, self.key)}
         if isinstance(value, str):
@@ -115,7 +118,7 @@ class Registry(Generic[_Part]):
         return dict(value) if isinstance(value, Mapping) else None
 
     def find_class(self, value: Any) -> type[_Part] | None:
-        """Return the class that ``value`` names. ``value`` is a name, settings or an object; None for an unknown class."""
+        """Return the class that ``value`` names: a name, settings or an object. Return None for an unknown class."""
         name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
@@ -151,7 +154,10 @@ def part_field(registry: Registry[Any]) -> BeforeValidator:
 
 
 def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
-    """Return the registry for the values of a field of a schema, such as ``loss``; None for a field without a registry."""
+    """Return the registry of the classes that a field of a schema accepts, such as all losses for the field ``loss``.
+
+    Returns None for a field without a registry.
+    """
     info = schema.model_fields[field]
     for item in (*info.metadata, *_annotation_metadata(info.annotation)):
         owner = getattr(getattr(item, "func", None), "__self__", None)
