@@ -144,7 +144,7 @@ _recorded_command: ContextVar[str | None] = ContextVar("_recorded_command", defa
 
 @contextmanager
 def record_command(command: str) -> Iterator[None]:
-    """Record ``command`` in all files that are written in the ``with`` block: the text of a shell command or a Python call."""
+    """Record ``command``, a shell command or Python call as text, in all files that are written in the ``with`` block."""
     token = _recorded_command.set(command)
     try:
         yield

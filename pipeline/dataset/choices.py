@@ -74,8 +74,8 @@ class Choice(BaseModel):
 class Choices(BaseModel):
     """The content of ``choices.json``.
 
-    ``dataset`` : the name of the data set that has the images and captions. ``origin`` : a sentence about the origin of the
-    choices: the original data set and the random seed, or the published files.
+    ``dataset`` : the name of the data set that has the images and captions.
+    ``origin`` : a sentence about the origin of the choices: the original data set and the random seed, or the published files.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -234,8 +234,8 @@ _EXPECTED = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Wi
 class _PublishedChoice(NamedTuple):
     """A choice between captions for an image file, or for a box in the image. The first caption is right.
 
-    ``kind`` : the kind of the wrong captions. ``group`` : a number that choices share if they belong together, such as the two
-    images of an example of Winoground.
+    ``kind`` : the kind of the wrong captions.
+    ``group`` : a number that choices share if they belong together, such as the two images of an example of Winoground.
     """
 
     file: str

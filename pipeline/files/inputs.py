@@ -267,7 +267,7 @@ class InputFolder:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of a text with a line ``<sha256> <name>`` for each file, sorted by name, as ``sha256sum`` prints them."""
+        """SHA-256 of a text with a line ``<sha256>  <name>`` for each file, sorted by name, as ``sha256sum`` prints them."""
         lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._file_by_name.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -364,7 +364,8 @@ def check_gzip_xz_bz2(path: Path) -> None:
 def check_zip(path: Path) -> None:
     """Raise UserError if the members of a zip file have over 100 times its size together (limit: :func:`max_decoded_bytes`).
 
-    The sizes in the list of members are summed. Python never decodes a member beyond this size, so nothing is decoded here.
+    The sizes in the list of members are summed. Python never decodes a member beyond its listed size, so nothing is decoded
+    here.
     """
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded_size(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)

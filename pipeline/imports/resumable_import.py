@@ -106,7 +106,8 @@ def find_part_file(path: Path, key: str) -> PartFile | None:
 class _FirstRow(NamedTuple):
     """The values in the first row of an image, and the position of this row.
 
-    ``part`` : the index of the part that has the row. ``valid_index`` : the index of the row among the valid rows of the part.
+    ``part`` : the index of the part that has the row.
+    ``valid_index`` : the index of the row among the valid rows of the part.
     ``row_index`` : the index of the row among all rows of the part.
     """
 

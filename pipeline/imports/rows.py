@@ -165,7 +165,7 @@ class RowCollector:
             return None
 
     def add_photo(self, row: ImportedRow, content: bytes) -> str | None:
-        """Add a row and return the normalised path of its image. For an invalid row, add to ``bad_rows`` and return None.
+        """Add a row and return the normalised path of its image. Add an invalid row to ``bad_rows`` and return None.
 
         A row is also invalid if ``content``, the bytes of its photo, is not a readable image.
         """

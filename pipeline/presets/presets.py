@@ -245,8 +245,8 @@ def list_setting_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix:
 def _merge_part(registry: Registry[Any], base: Any, over: Any, lenient: bool, replace: bool) -> Any:
     """Merge the settings ``over`` of one loss, encoder etc. into its settings ``base``.
 
-    ``registry`` holds the classes by name. ``base`` and ``over`` are names, settings or objects. For ``lenient`` and
-    ``replace``, see :func:`merge_settings`.
+    ``registry`` holds the classes by name. ``base`` and ``over`` are names, settings or objects. With ``lenient``, settings
+    that the class lacks are ignored. With ``replace``, a dictionary replaces the earlier one instead of being merged by key.
     """
     new = registry.as_settings(over)
     if new is None:
