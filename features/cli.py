@@ -44,7 +44,7 @@ class _ExtractorGroup(click.Group):
 def extract() -> None:
     """Extract the features of a data set into a cache.
 
-    A cache holds a row for each image or caption, and models are trained on it. It is extracted in shards, files of
+    A cache holds a row for each image or caption, and is the input of a training. A cache is extracted in shards, files of
     consecutive rows. A repeated command keeps finished shards, extracts missing shards, and then merges all shards.
     """
 
@@ -83,7 +83,7 @@ def _build_failing_command(name: str, error: UserError) -> click.Command:
 
 @command("fit", group=extract, leave_out=_SHARD_OPTIONS | (_EXTRACTOR_OPTIONS - {"words"}), defaults={"feature": ...})
 def fit_command(request: FeatureRequest) -> None:
-    """Fit the encoder of a caption feature on the training captions, and write it next to the cache OUT.
+    """Fit the encoder of a caption feature on the training captions, and write the encoder to a file next to the cache OUT.
 
     After that, the shards of the cache can be extracted by parallel jobs.
     """
@@ -110,7 +110,7 @@ def merge_command(request: MergeRequest) -> None:
 def verify_command(request: VerifyRequest) -> None:
     """Verify a cache: the number of its rows, their ids, and the hash of every shard.
 
-    The images or captions from which the rows were extracted are hashed again, too, to find out whether they have changed.
+    The images or captions from which the rows were extracted are hashed again, too, to detect changes.
     """
     from vse.features import extraction
 
@@ -154,7 +154,7 @@ class PrecompImportRequest(Options):
     captions_per_image: PositiveInteger = 5
     """Number of captions of each image."""
     test: Annotated[Text | None, CliOption(click_type=NearestChoice(["test", "testall"]))] = None
-    """The files to import as test split.  [default: the files in FOLDER; testall if FOLDER has both]"""
+    """The files to import as the test split: test_* or testall_*.  [default: testall, if FOLDER has these files, else test]"""
     tokeniser: TokeniserOption = None
     force: Force = False
 
@@ -179,7 +179,8 @@ class PrecompExportRequest(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json with the captions.  [default: the file to which the cache refers]"""
     repeat: PositiveInteger | None = None
-    """Number of equal rows for each image, e.g. one for each caption.  [default: as in imported files, else 1]"""
+    """How often to write the row of each image: 1, or the number of captions per image.  [default: as in the imported files,
+    else 1]"""
     force: Force = False
 
 
@@ -220,7 +221,7 @@ class TsvImportRequest(Options):
     out_features: NewCachePath
     match: Annotated[Text | None, CliOption(click_type=NearestChoice(["cocoid", "imgid", "filename"]))] = None
     """Field of dataset.json that equals image_id in the TSV files: cocoid, imgid, or filename (the digits at the end of the
-    name).  [default: cocoid if all images have one, else imgid]"""
+    name).  [default: cocoid if all images have a cocoid, else imgid]"""
     force: Force = False
 
 
@@ -241,7 +242,7 @@ class PackRequest(Options):
     with_dataset: Flag = False
     """Add the data set file to which the caches refer."""
     notes: FileOrFolderPath | None = None
-    """A text file to add, on the licence for example."""
+    """Text file to add, e.g. with the licence."""
     force: Force = False
 
 
@@ -265,7 +266,7 @@ class FetchFeaturesRequest(Options):
     out: FileOrFolderPath = Path("features")
     """Folder to write the caches to."""
     out_data: FileOrFolderPath | None = None
-    """Folder for the bundle's data set file.  [default: data/DATASET next to the folder OUT]"""
+    """Folder for the dataset.json (or dataset.parquet) in the bundle.  [default: data/DATASET next to the folder OUT]"""
     sha256: Text | None = None
     """SHA-256 of bundle.json, as vse-data pack printed it. A bundle with another SHA-256 is refused."""
     check: Flag = False
@@ -295,7 +296,8 @@ class PlanRequest(Options):
     config: Annotated[tuple[Text, ...], CliOption(metavar="KEY=VALUE")] = ()
     """A setting of the workflow, as in snakemake --config, e.g. seeds=[0,1]."""
     rates: FileOrFolderPath | None = None
-    """YAML file with the speeds of your machine, such as images per second; its entries replace those of config/rates.yaml."""
+    """YAML file with the speeds of your machine, such as images per second. Entries of this file replace the same entries of
+    config/rates.yaml."""
     calibrate: Flag = False
     """Run a fixed computation for ten seconds, to compare this machine with the machine on which the rates were measured."""
 

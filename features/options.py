@@ -32,7 +32,10 @@ from vse.pipeline.options import Options
 TokeniserOption = Annotated[
     Text | None,
     CliOption(metavar="NAME"),
-    Field(description="Splits captions into words: letters_and_digits, unicode_words or nltk.  [default: unicode_words]"),
+    Field(
+        description="Tokeniser that splits captions into words: letters_and_digits, unicode_words or nltk.  [default: "
+        "unicode_words]"
+    ),
 ]
 
 
@@ -57,11 +60,12 @@ class FeatureRequest(Options):
     out: FileOrFolderPath | None = None
     """The cache to write.  [default: features/DATASET_FEATURE.h5]"""
     shards: PositiveInteger | None = None
-    """Number of files (shards) of the cache.  [default: as in an existing cache or config/datasets, else 4 or more]"""
+    """Number of files (shards) of the cache.  [default: as in an existing cache or in the data set's preset, else at least
+    4]"""
     shard: int | None = None
-    """Extract only this shard (counted from 0) and do not merge."""
+    """Extract only this shard, counted from 0, and do not merge the shards."""
     like: FileOrFolderPath | None = None
-    """Use the settings and weights of this cache. A model trained on this cache can then read the cache OUT."""
+    """Cache whose settings and weights are used. A model that was trained on this cache can then read the cache OUT."""
     sets: SettingChanges = ()
     """Change a setting of the preset. May be repeated."""
     options: ExtractOptions = ExtractOptions()
@@ -75,7 +79,8 @@ class MergeRequest(Options):
     out: FileOrFolderPath
     """The cache to write, next to the folder of its shards."""
     shards: PositiveInteger | None = None
-    """Number of files (shards) of the cache.  [default: as in an existing cache or config/datasets, else 4 or more]"""
+    """Number of files (shards) of the cache.  [default: as in an existing cache or in the data set's preset, else at least
+    4]"""
     force: Force = False
 
 
@@ -84,10 +89,10 @@ class VerifyRequest(Options):
 
     cache_file: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     no_sources: Flag = False
-    """Do not check whether the images or captions from which the rows were extracted have changed."""
+    """Do not check whether the original images or captions have changed."""
     write: Flag = False
-    """Add checksums if an older version of vse wrote the cache without them. With checksums, every later command detects
-    changed features."""
+    """Add checksums to a cache that an older version of vse wrote without checksums. Later commands then detect changed
+    features."""
 
 
 class SplitShares(Options):
@@ -108,10 +113,10 @@ class ImportOptions(Options):
     """Format of SOURCES: table, webdataset, webdataset-in-place (photos stay in the archives), clip-retrieval or hugging-face.
     [default: detected]"""
     key_until: Annotated[Text | None, CliOption(metavar="DOT")] = None
-    """Files of a WebDataset archive with the same key form a sample. The key is the file name up to the first-dot or the
-    last-dot.  [default: first-dot]"""
+    """Files of a WebDataset archive with the same key form a sample. first-dot: the key is the file name up to its first dot;
+    last-dot: up to its last dot.  [default: first-dot]"""
     quoting: Annotated[Text | None, CliOption(metavar="HOW")] = None
-    """Quotation marks in CSV: minimal (they enclose fields) or none (they are text).  [default: minimal]"""
+    """Meaning of quotation marks in CSV: minimal (they enclose fields) or none (they are text).  [default: minimal]"""
     encoding: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """Encoding of a CSV table, such as utf-8, utf-16, cp1252 or mac_roman.  [default: detected]"""
     tokeniser: TokeniserOption = None
@@ -133,7 +138,8 @@ class ImportRequest(Options):
     captions: FileOrFolderPath | None = None
     """The table of captions.  [default: a file captions.* or metadata.* next to the photos]"""
     images: FileOrFolderPath | None = None
-    """For clip-retrieval: the folder of the photos. For other formats: a second folder in which photos are looked up."""
+    """For clip-retrieval: the folder of the photos. For other formats: a further folder in which photos, or the targets of
+    symbolic links, may lie."""
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
     """Name of the table's column for a field: file, caption, split, imgid, sentid or cocoid. May be repeated."""
     splits: SplitShares = SplitShares()

@@ -111,7 +111,7 @@ class PhrasesRequest(Options):
     """Folder to write, e.g. data/f8k_entities."""
     name: DatasetName = None
     similar: Annotated[float, number_between(0, 1, low_excluded=True)] = 0.7
-    """Smallest share of equal words at which two different captions are matched; 1 matches equal captions only."""
+    """Smallest share of equal words for a match of two different captions; 1 matches equal captions only."""
     force: Force = False
 
 
@@ -167,7 +167,7 @@ class CaptionsRequest(Options):
     language: Text
     """Language of the captions, e.g. de (BCP 47)."""
     own_language: Text = "en"
-    """Language of the captions of DATASET, if DATASET does not name it."""
+    """Language of the captions of DATASET, if DATASET names no language."""
     out: FileOrFolderPath | None = None
     """Folder to write.  [default: the folder of DATASET, followed by _LANGUAGE, e.g. data/f8k_de]"""
     name: DatasetName = None
@@ -178,8 +178,8 @@ class CaptionsRequest(Options):
 def add_captions_command(request: CaptionsRequest) -> None:
     """Write a copy of a dataset.json with further captions in another language.
 
-    The copy has the same images, ids and splits, and uses the same image features. The names of image files determine which
-    image a caption of FILE belongs to.
+    The copy has the same images, ids and splits, and uses the same image features. A caption in FILE belongs to the image
+    whose file name FILE gives for this caption.
     """
     from vse.pipeline.imports.added_captions import add_captions
 
@@ -207,7 +207,7 @@ class NoiseRequest(Options):
 
 @command("noise", group=data_group)
 def noise_command(request: NoiseRequest) -> None:
-    """Write a file for vse-train --noise, which lists changes that make a share of the training pairs wrong.
+    """Write a list of changes that make a share of the training pairs wrong, for vse-train --noise.
 
     The dataset.json is not changed. Validation and test keep the correct pairs.
     """
@@ -230,7 +230,7 @@ class SwapRequest(Options):
     split: Text = "test"
     """The split whose captions are changed."""
     seed: Seed = 0
-    """Seed for drawing the two phrases, if a caption has several pairs that can be exchanged."""
+    """Seed for drawing a pair of phrases, if a caption has several pairs that can be exchanged."""
     out: FileOrFolderPath | None = None
     """Folder to write. The new data set has the name of the folder.  [default: the folder of DATASET, followed by _swapped,
     e.g. data/f8k_swapped]"""
@@ -241,8 +241,8 @@ class SwapRequest(Options):
 def swap_phrases_command(request: SwapRequest) -> None:
     """Write wrong captions for vse-eval --choices, by exchanging two phrases of a caption.
 
-    The captions of DATASET need marked phrases. Captions in which no two phrases can be exchanged are left out. Nobody checks
-    the new captions: some are still right, and some make no sense.
+    The phrases of the captions of DATASET must be marked (vse-data add-phrases). Captions in which no two phrases can be
+    exchanged are left out. Nobody checks the new captions: some are still right, and some make no sense.
     """
     from vse.pipeline.dataset.choices import swap_phrases
 
@@ -256,8 +256,8 @@ class ChoicesRequest(Options):
     images: FileOrFolderPath
     """Folder of the images."""
     corpus: Annotated[FileOrFolderPath | None, CliOption(metavar="DATASET")] = None
-    """A dataset.json, to add a baseline: a text model that is fitted to its training captions chooses without the image.
-    [default: no baseline]"""
+    """Also add a baseline that ignores the images: a text model makes the choices. The text model is fitted to the training
+    captions of this dataset.json.  [default: no baseline]"""
     out: FileOrFolderPath
     """Folder to write. The data set has the name of the folder."""
     force: Force = False
@@ -333,15 +333,16 @@ class AuditRequest(Options):
     against: FileOrFolderPath | None = None
     """Another dataset.json, or the name of a data set in data/, to compare images and captions with."""
     look_alikes: Flag = True
-    """Read all photos to find those that look the same."""
+    """Read all photos to find photos that look the same."""
 
 
 @command("audit", group=data_group)
 def audit_command(request: AuditRequest) -> None:
     """Count leaks between splits: equal captions, photos that look the same, and images of known test sets.
 
-    The known test sets are those of published data sets with a file data/NAME/dataset.json. An image belongs to a test set
-    if its number on Flickr or in MS-COCO is in that set. With --against, images with the same bytes are also reported.
+    The known test sets are the test splits of published data sets, such as f30k, with a file data/NAME/dataset.json. An image
+    belongs to a test set if its number on Flickr or in MS-COCO is in that set. With --against, images with the same bytes are
+    also reported.
     """
     from vse.pipeline.dataset.duplicates import audit_dataset
 

@@ -165,12 +165,15 @@ SkipBad = Annotated[
 WeightsDir = Annotated[
     FileOrFolderPath | None,
     CliOption(envvar="VSE_WEIGHTS_DIR"),
-    Field(description="Folder with downloaded weights: a file <model>.pth for a CNN, a folder for a text model."),
+    Field(description="Folder with downloaded weights: a file <model>.pth for a CNN, a folder <model> for a text model."),
 ]
 WordVectorsFile = Annotated[
     FileOrFolderPath | None,
     CliOption(envvar="VSE_WORDS"),
-    Field(description="File of word vectors, word2vec or GloVe.  [default: vectors trained on the training captions]"),
+    Field(
+        description="File of word vectors, word2vec or GloVe.  [default: the file in the preset, else vectors trained on the"
+        " training captions]"
+    ),
 ]
 Force = Annotated[
     Flag,

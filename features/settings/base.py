@@ -74,7 +74,7 @@ class FeatureSettings(Settings):
     dtype: Literal["float16", "float32"] = Field("float16", description="number type of the vectors in the cache")
     trained_on: list[str] = Field(
         default_factory=list,
-        description="data sets with test images on which the weights were trained; tables mark results on these data sets",
+        description="data sets whose test images were used to train the weights; tables mark results on these data sets",
     )
 
     @classmethod
@@ -240,14 +240,14 @@ class LayerSettings(NetworkSettings):
     )
     grid: PositiveInt | Literal["all"] = Field(
         1,
-        description="number g: an output with height and width is averaged in g x g cells (1: over all positions); all: "
-        "the output is not averaged",
+        description="number g: an output with height and width is averaged in each cell of a g x g grid (1: over all "
+        "positions); all: the output is not averaged",
     )
     mean: tuple[float, float, float] = Field(
         (0.485, 0.456, 0.406), description="mean of red, green and blue, subtracted from pixels of 0 to 1"
     )
     std: tuple[float, float, float] = Field(
-        (0.229, 0.224, 0.225), description="standard deviation of red, green and blue, by which pixels are divided"
+        (0.229, 0.224, 0.225), description="standard deviation of red, green and blue; pixels minus mean are divided by it"
     )
 
 

@@ -181,7 +181,8 @@ class WordSettings(FittedCaptionSettings):
     words: str | None = Field(
         None,
         description="file of word vectors: word2vec (.bin or text), GloVe, or Skip-Thought's table (.npy, next to its "
-        "dictionary.txt); --words and $VSE_WORDS override it; none: the vectors are trained on the captions",
+        "dictionary.txt); --words and $VSE_WORDS override this setting; none: the vectors are trained on the "
+        "training captions",
     )
     keep: PositiveInt = Field(
         100_000,
@@ -192,7 +193,9 @@ class WordSettings(FittedCaptionSettings):
         20, description="epochs of training, for word vectors that are trained on the captions"
     )
     min_count: PositiveInt = Field(
-        4, description="number of occurrences that a word needs to get a vector trained on the captions"
+        4,
+        description="number of occurrences that a word needs to get a vector, for word vectors that are trained on the "
+        "captions",
     )
     seed: int = Field(
         0, ge=0, description="seed of the training of word vectors, and of the samples that the encoder is fitted to"
@@ -324,7 +327,7 @@ class TfidfConfig(FittedCaptionSettings):
 
     extractor: Literal["tfidf"] = "tfidf"
     min_count: PositiveInt = Field(
-        4, description="minimum number of training captions in which a word occurs; rarer words are ignored"
+        4, description="minimum number of training captions that contain a word; rarer words are ignored"
     )
     max_words: PositiveInt | None = Field(None, description="number of the most frequent words to keep; none: all words")
     sublinear: bool = Field(False, description="use 1 + log(count) of a word in its caption instead of the count")
@@ -345,9 +348,10 @@ class HglmmConfig(WordSettings):
     """Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture model (HGLMM), or on several mixture models.
 
     Two-branch paper (Wang et al., TPAMI 2018), section 4.3; Klein et al., CVPR 2015. The tables of both papers also have two
-    mixtures, GMM+HGLMM, but neither paper states how their Fisher vectors are combined. Here the Fisher vectors of each
-    mixture are projected on principal components of their own and then concatenated. The code of Klein et al. concatenates
-    the unprojected Fisher vectors (pca: null) and, for COCO, keeps a random sample of 20,000 of their 36,000 coordinates.
+    mixtures, GMM+HGLMM, but neither paper states how to combine the Fisher vectors of the two mixtures. Here the Fisher
+    vectors of each mixture are projected on principal components of their own and then concatenated. The code of Klein et al.
+    concatenates the Fisher vectors without projection (pca: null) and, for COCO, keeps a random sample of 20,000 of the 36,000
+    coordinates.
     """
 
     encoder_class_path: ClassVar[str] = "vse.features.extractors.hglmm:HglmmEncoder"

@@ -23,32 +23,33 @@ class CnnConfig(LayerSettings):
     positions: bool = Field(
         False, description="true: one vector for each cell of the grid, row by row; false: one vector, all cells concatenated"
     )
-    resize: PositiveInt = Field(256, description="length in pixels of a side of the resized image, before it is cropped")
+    resize: PositiveInt = Field(256, description="side of the resized image in pixels, before the crop")
     resize_mode: Literal["square", "shorter", "library"] = Field(
         "square",
         description="square: resize x resize pixels, as in the paper; shorter: the shorter side has resize pixels; library: "
-        "the same, but the longer side is rounded down instead of to the nearest pixel, as in torchvision, timm and OpenCLIP",
+        "as shorter, but the longer side is rounded down, not to the nearest pixel, as in torchvision, timm and "
+        "OpenCLIP",
     )
     interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="interpolation of the resize")
-    crop: PositiveInt = Field(224, description="length in pixels of a side of a crop")
+    crop: PositiveInt = Field(224, description="side of a crop in pixels")
     crops: Literal["1c", "10c", "10c_bank", "rc_bank"] = Field(
         "1c",
-        description="1c: centre crop; 10c: mean over the crops of corners and centre and their mirror images; 10c_bank: these "
-        "ten crops, a vector each; rc_bank: random crops, a vector each",
+        description="1c: centre crop; 10c: mean vector of ten crops (corners, centre, and their mirror images); 10c_bank: a "
+        "vector for each of these ten crops; rc_bank: a vector for each random crop",
     )
     n_random: PositiveInt = Field(10, description="number of random crops of each image, for rc_bank")
     random_crop: Literal["resized", "plain"] = Field(
         "resized",
-        description="kind of random crop: resized, 8 to 100% of the area with an aspect ratio of 3/4 to 4/3, scaled to crop x "
-        "crop pixels (the authors' code); plain, crop x crop pixels of the resized image (the paper). Either kind is mirrored "
-        "with probability 1/2",
+        description="kind of random crop. resized (the authors' code): 8 to 100% of the image's area, with an aspect ratio "
+        "of 3/4 to 4/3, scaled to crop x crop pixels. plain (the paper): crop x crop pixels of the resized "
+        "image. Crops of both kinds are mirrored with probability 1/2",
     )
-    crop_seed: int = Field(0, ge=0, description="seed of the random crops, which also depend on the image's id")
+    crop_seed: int = Field(0, ge=0, description="seed of the random crops; the crops of an image also depend on its id")
     batch_size: PositiveInt = Field(32, description="images in a batch of the network")
     compile: bool = Field(False, description="compile the network first (torch.compile); faster on a GPU")
     fold_batch_norm: bool = Field(
         False,
-        description="fold batch norms into convolutions: faster, but vectors differ by rounding. Caches with "
+        description="fold batch norms into convolutions: faster, but vectors change by rounding errors. Caches with "
         "different values of this setting count as different features",
     )
 
@@ -115,8 +116,8 @@ class RegionsConfig(NetworkSettings):
     selection: Literal["detections", "bottom_up"] = Field(
         "detections",
         description="detections: the detector's final boxes, after box regression and non-maximum suppression (NMS) in each "
-        "class; bottom_up: the proposals themselves. NMS runs in each class, and the score of a proposal is its highest class "
-        "score that is not suppressed",
+        "class. bottom_up: the proposals, without box regression, after NMS in each class. The score of a "
+        "proposal is then its highest score in a class in which NMS keeps it",
     )
     nms: float = Field(
         0.5, gt=0, le=1, description="overlap (IoU) above which the lower-scoring of two boxes of a class is dropped"
@@ -166,7 +167,7 @@ class BoxesConfig(LayerSettings):
     )
     train_boxes: PositiveInt | None = Field(
         None,
-        description="maximum number of boxes of a training image, in their order; none: the same limit as for other images",
+        description="number of first boxes to use in a training image; none: the same limit as for other images",
     )
     edge_model: str | None = Field(
         None, description="structured-edge model (model.yml.gz) for edge_boxes; none: edges are image gradients"
@@ -175,23 +176,29 @@ class BoxesConfig(LayerSettings):
         False, description="thin the gradient edges of edge_boxes to ridges: many times faster; ignored with an edge_model"
     )
     proposer: str = Field(
-        "fasterrcnn_resnet50_fpn", description="name of the Faster R-CNN that proposes the boxes, if boxes is rpn"
+        "fasterrcnn_resnet50_fpn", description="name of the Faster R-CNN that proposes the boxes, with the setting boxes: rpn"
     )
-    proposer_weights: str = Field("pretrained", description="weights of the proposer, in the same notation as weights")
+    proposer_weights: str = Field(
+        "pretrained", description="weights of the proposer, with the same possible values as the setting weights"
+    )
     shorter: PositiveInt = Field(600, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(
         1000, description="maximum length in pixels of the scaled longer side; overrides the setting shorter"
     )
     map: str | None = Field(
-        None, description="layer whose output is pooled for each box; later layers, up to the setting layer, read each box"
+        None,
+        description="layer whose output is pooled for each box; the following layers, up to the layer that the setting "
+        "'layer' names, then compute the vector of a box from its pooled output",
     )
     layers: tuple[str, ...] = Field(
         (),
         description="instead of map and layer: several layers, in the order of the network. The output of each layer is "
         "averaged over a box, and the box's vector concatenates these averages",
     )
-    pool: PositiveInt = Field(14, description="side of a pooled box, in cells; later layers must accept a map of this size")
-    chunk: PositiveInt = Field(256, description="maximum number of boxes in one pass through the later layers")
+    pool: PositiveInt = Field(
+        14, description="side of a pooled box, in cells; the layers after map must accept an input of this size"
+    )
+    chunk: PositiveInt = Field(256, description="maximum number of boxes in one pass through the layers after map")
 
     @classmethod
     def list_fields_outside_key(cls) -> set[str]:

@@ -57,7 +57,8 @@ class ExperimentOutline(Settings):
     feature: str = Field("fc7", description="feature preset whose cache is read")
     eval_feature: str | None = Field(
         None,
-        description="feature preset for validation and test; default: feature, or the mean of its crops if it has several",
+        description="feature preset for validation and test; default: the preset feature or, if it has several crops, the "
+        "mean of its crops",
     )
     caption_feature: str | None = Field(
         None, description="feature preset of captions, to read its cache instead of words; default: words"
@@ -123,15 +124,17 @@ class DatasetConfig(Settings):
 
     name: str
     annotations: str | None = Field(
-        None, description="file of the Karpathy splits, or file or folder of layout, in the source folder; not for the demo"
+        None,
+        description="path in the source folder: the file of the Karpathy splits or, for another layout, its file or folder; "
+        "not for the demo",
     )
     layout: Literal["karpathy", "xm3600", "multi30k", "xtd"] = Field(
         "karpathy", description="layout of annotations: the Karpathy splits, or the files of a data set in several languages"
     )
     entities: str | None = Field(
         None,
-        description="folder of Flickr30K Entities in the source folder, which has the phrases of the captions; without "
-        "annotations it is the source of captions and splits, too",
+        description="path in the source folder: the folder of Flickr30K Entities, with the phrases of the captions; without "
+        "annotations, captions and splits also come from this folder",
     )
     images: str = Field("images", description="folder of the images in the source folder")
     where: str = Field("", description="how to get the files")
@@ -183,7 +186,9 @@ class WorkflowConfig(Settings):
         None, description="ladder of results/tables/ladder_<dataset>; default: the ladder with the data set's name"
     )
     dataset: str | None = Field(
-        None, description="in published tables, use the results on this data set; default: on the data set of each row"
+        None,
+        description="data set whose results are compared with all rows of published tables; default: for each row, the data "
+        "set of this row",
     )
     sources: dict[str, str] = Field(default_factory=dict, description="data set -> folder of the published files")
 
