@@ -18,10 +18,10 @@ from vse.pipeline.options import Options, command
 def eval_command(request: EvaluationRequest) -> None:
     """Evaluate a model: R@K, Med r, mean r and rsum with 95% intervals.
 
-    FILES belong to one model, a file per seed, with embeddings or with scores of all pairs. For files of phrase scores (scores
-    of phrases with the boxes of their images), the metrics are R@K at an IoU, the upper bound of R@K (the share of phrases
-    with a right candidate) and the mean IoU. With --compare, FILES belong to two models, with the same number of seeds of
-    each. With --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
+    FILES belong to one model, with a file per seed. A file has embeddings, or scores of all pairs. For files of phrase scores
+    (scores of phrases with the boxes of their images), the metrics are R@K at an IoU, the upper bound of R@K (the share of
+    phrases with a right candidate) and the mean IoU. With --compare, FILES belong to two models, which must have the same
+    number of seeds. With --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
     """
     options = request.options
     allowed = [None, *(f"--{name}" for name in OPTIONS_OF_COMPARISONS)]
@@ -63,7 +63,7 @@ class TableCommand(Options):
     name: Annotated[Text, CliOption(is_argument=True, metavar="TABLE", click_type=NearestChoice(table_names()))]
     request: TableRequest = TableRequest()
     out: FileOrFolderPath | None = None
-    """File to write: .csv or .tex, for a ladder also a chart, .svg or .png.  [default: print the table]"""
+    """File to write: .csv or .tex; for the table ladder also a chart, .svg or .png.  [default: print the table]"""
     force: Force = False
 
 
@@ -72,11 +72,12 @@ def table_command(command: TableCommand) -> None:
     """Build a table of result files.
 
     The table summary has a row per result and protocol. The table ladder has a row per result with its costs, and marks the
-    best trade-offs. The table significance has a row per metric of the files that vse-eval --compare wrote. The table
-    compression has a row per codec of the results of vse-eval --compress. The table cards has the facts that a reader needs to
-    compare results. The table compare has a row per pair of results, with the difference and its p-value. A name such as
-    vsepp_3 is a published table, with its printed metrics next to yours. Rows for which you pass no result have only the
-    printed metrics.
+    best trade-offs of cost and rsum. The table significance has a row per metric of the files that vse-eval --compare wrote.
+    The table compression has a row per codec of the results of vse-eval --compress. The table cards has the data, seeds,
+    features and training of each result. The table compare has a row per pair of results, with the difference and its p-value.
+
+    A name such as vsepp_3 (Table 3 of the VSE++ paper) stands for a published table. The built table has the printed metrics
+    and, in rows for which you pass a result, your metrics next to the printed metrics.
     """
     from vse.eval.tables.table import format_text_table
 

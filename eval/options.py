@@ -87,8 +87,8 @@ class EvaluateOptions(Options):
     """Folder with sis_test.csv and sts_test.csv of Crisscrossed Captions. The protocol cxc then also reports image-to-image
     (i2i) and text-to-text (t2t) retrieval."""
     judgements: Annotated[tuple[Text, ...], CliOption(metavar="KIND=FILE")] = ()
-    """File with people's judgements of pairs of an image and a caption. Its kind is expert or crowd (files of Flickr8k), or
-    qrels. Each file adds a protocol, e.g. judged-expert. May be repeated."""
+    """File with people's judgements of image-caption pairs. KIND is expert or crowd (the files of Flickr8k), or qrels (TREC).
+    Each file adds a protocol, e.g. judged-expert. May be repeated."""
     dataset: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """With --judgements: the dataset.json with the names of image files.  [default: the file that the embeddings name]"""
     cross_check: Flag = True
@@ -113,18 +113,21 @@ class AllEvaluateOptions(EvaluateOptions):
         tuple[PositiveInteger, ...],
         CliOption(metavar="K,...", click_type=click.types.FuncParamType(_parse_recall_ks), is_repeated=False),
     ] = Field(
-        (), description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. They do not count in rsum."
+        (),
+        description=f"Further K of R@K, e.g. 20,50, besides {', '.join(map(str, DEFAULT_KS))}. These further R@K do not count "
+        "in rsum.",
     )
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds, there is one ensemble per seed."""
     experiment: Text | None = None
-    """With --ensemble: name of the ensemble's preset. A file of any other experiment is then an error."""
+    """With --ensemble: name of a preset for an ensemble. A file of an experiment that is not a member of this ensemble is then
+    an error."""
     alpha: Share | None = None
     """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1.
     [default: the best on the validation split]"""
     save: FileOrFolderPath | None = None
-    """With --ensemble: also write its embeddings or scores to this file, e.g. for --compare. With several seeds the seed is
-    added to the name."""
+    """With --ensemble: also write the embeddings or scores of the ensemble to this file, e.g. for --compare. With several
+    seeds, there is a file for each seed, with the seed in its name."""
     index: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """Also report the recall of an approximate FAISS index, e.g. IVF1024,Flat or HNSW32."""
     index_parameters: Text = ""
@@ -138,12 +141,13 @@ class AllEvaluateOptions(EvaluateOptions):
     """Evaluate only the choices in this file. In a choice, the model selects one of a few captions for an image. The commands
     vse-data swap-phrases and import-choices write such files."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Correct hubs, the candidates that rank high for many queries. The method mean, csls, nnn, inverted-softmax or qb-norm
-    lowers their scores; csls:k=10 sets a parameter. Parameters that are not given are selected on the validation split."""
+    """Correct hubs, the candidates that rank high for many queries. METHOD lowers the scores of hubs: mean, csls, nnn,
+    inverted-softmax or qb-norm. NAME=VALUE sets a parameter, e.g. csls:k=10. Parameters that are not given are selected on the
+    validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
-    """With --correct: the bank, that is, the queries that show which candidates are hubs. It is a file of embeddings, or a
-    split whose embeddings, such as train.h5, are in the folder of FILES. For a model that scores pairs, such as SCAN, it must
-    be the evaluated split itself, or train if vse-embed --bank-images wrote FILES.  [default: train]"""
+    """With --correct: the bank, that is, the queries that show which candidates are hubs. Give a file of embeddings, or a
+    split whose embeddings are in the folder of FILES, such as train for train.h5. For a model that scores pairs, such as SCAN,
+    the bank must be the evaluated split, or train if vse-embed --bank-images wrote FILES.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
     quantiser of 32 bytes). May be repeated."""
@@ -155,7 +159,8 @@ class AllEvaluateOptions(EvaluateOptions):
     pairs: Annotated[tuple[Text, ...], CliOption(metavar="LANGUAGE:LANGUAGE")] = ()
     """Two languages, e.g. en:de: captions in each language search the captions in the other. May be repeated."""
     per_query: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
-    """Also write a row per query to this .csv or .parquet file: its rank (from 0), and the best right and wrong answer."""
+    """Also write a row per query to this .csv or .parquet file: the best right answer with its rank (from 0), and the best
+    wrong answer."""
     trec: Annotated[FileOrFolderPath | None, CliOption(metavar="FOLDER")] = None
     """Also write TREC run and qrels files of the whole split to this folder, for trec_eval, ranx and ir_measures."""
     trec_depth: NonNegativeInteger | None = Field(
@@ -237,10 +242,11 @@ class EvaluationRequest(Options):
         "auto",
     )
     """Protocol to evaluate. May be repeated. full: the whole split. 1k: the mean over folds of 1,000 images. sentence,
-    sentence-1k: caption-to-caption retrieval. cxc, eccv: the COCO test set with further right answers (needs eccv-caption).
-    phrase: phrase scores. auto: full, 1k if there are at least 1,000 images, and cxc and eccv where they apply."""
+    sentence-1k: caption-to-caption retrieval. cxc, eccv: the COCO test set with further right answers (needs the package
+    eccv-caption). phrase: for files of phrase scores. auto: full, and 1k if there are at least 1,000 images, and cxc and
+    eccv for the COCO test set."""
     compare: Flag = False
-    """Treat FILES as two models, and test the difference of each metric."""
+    """Treat FILES as the files of two models, and test the difference of each metric."""
     options: AllEvaluateOptions = AllEvaluateOptions()
     out: FileOrFolderPath | None = None
     """File to write (JSON).  [default: none, with --compare results/DATASET_A_vs_B.json]"""
@@ -252,15 +258,16 @@ class TableRequest(Options):
 
     results: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)] = ()
     dataset: Text | None = None
-    """For a published table: use your results on this data set, instead of the results on the data set of each row."""
+    """For a published table: compare all rows with your results on this data set.  [default: for each row, your results on the
+    data set that the paper used]"""
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
     """For the table ladder: the cost, in seconds or MB, that is compared with rsum.  [default: total_s]"""
     family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
     """Correction of p-values for the number of comparisons. With this option, the tables summary and ladder and the published
     tables compare all pairs of results, and print letters: results that share a letter do not differ significantly in rsum.
-    The table compare always compares all pairs, by default with holm."""
+    The table compare always compares all pairs.  [default: none; holm for the table compare]"""
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
     transductive: Flag = False
-    """Keep results of vse-eval --correct whose bank was the test split. By default they are left out, because their correction
-    profits from the other test queries."""
+    """Keep results of vse-eval --correct that found hubs with the test queries, e.g. by --bank test. By default they are left
+    out, because a correction by the other test queries is an advantage."""
