@@ -58,8 +58,8 @@ def train_command(request: TrainRequest) -> None:
 def embed_command(request: EmbedRequest) -> None:
     """Write the embeddings of a split, for vse-eval.
 
-    With --features of another data set, --split names a split of that data set, to test a run on data that it was not trained
-    on. Images that the model was trained on are refused.
+    To test a run on other data than its training data, pass a cache of another data set with --features. --split is then a
+    split of that data set. Images that the model was trained on are refused without --allow-leak.
 
     With --as-features, the embeddings of all splits become two feature caches, to train another model on. In this case, the
     arguments may be embeddings files of other programs instead of a run, one file for each split.
@@ -102,7 +102,7 @@ def search_command(request: SearchCommandRequest) -> None:
 
 @command("vse-report")
 def report_command(request: ReportRequest) -> None:
-    """Write a report on one result, or on two side by side: metrics, curves, and the photos and captions that queries find.
+    """Write a report on one or two results, side by side: metrics, curves, and the photos and captions that queries find.
 
     A RESULT is a JSON file of vse-eval --out. The report is one HTML file that needs no network and runs no script.
     """
@@ -133,8 +133,8 @@ report_main = entry_point(report_command)
 def check_command(request: CheckRequest) -> None:
     """Try your own loss, similarity, encoder or extractor on a small batch.
 
-    PART is a Python file and a name in it, such as my_loss.py:my_loss. vse-train and vse-extract make the same check before
-    they start.
+    PART is a Python file and the name of an object in it, such as my_loss.py:my_loss. vse-train and vse-extract make the same
+    check before they start.
     """
     from vse.pipeline.presets.own_code import allow_named_code
     from vse.training.own_parts.check import check_part
@@ -145,7 +145,7 @@ def check_command(request: CheckRequest) -> None:
 
 @command("new")
 def new_command(request: NewRequest) -> None:
-    """Write a commented template of a loss, a similarity or an extractor to FILE, and a test of it next to FILE."""
+    """Write a commented template of a loss, a similarity or an extractor to FILE, and a test of the template next to FILE."""
     from vse.training.own_parts.templates import write_template
 
     click.echo("\n".join(write_template(request.kind, request.file)))
@@ -160,8 +160,8 @@ def model_group() -> None:
 def pack_command(request: PackRequest) -> None:
     """Write the model of RUN to the folder OUT, which vse.load, vse-search and vse-serve open without data set and caches.
 
-    The folder has the layout of Hugging Face: weights, settings, vocabulary, and a model card, README.md. The networks that
-    compute features are only named, with their hashes, unless --with-backbone adds them.
+    The folder has the layout of Hugging Face: weights, settings, vocabulary, and a model card, README.md. The folder has the
+    networks that compute features only with --with-backbone. Otherwise it has their names and hashes.
     """
     from vse.training.share.pack import pack
 
@@ -172,7 +172,7 @@ def pack_command(request: PackRequest) -> None:
 def push_command(request: PushRequest) -> None:
     """Upload a packed model to the Hugging Face hub as the repository NAME, such as user/name.
 
-    Log in first with hf auth login, or set HF_TOKEN. HF_ENDPOINT may be the address of another hub.
+    First run "hf auth login", or set HF_TOKEN. To use another hub, set HF_ENDPOINT to its address.
     """
     from vse.training.share.pack import push_model
 

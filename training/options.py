@@ -38,14 +38,14 @@ class TrainInputs(Options):
     truth_features: FileOrFolderPath | None = None
     """Feature cache of the ground-truth boxes of phrases.  [default: the cache that the experiment names]"""
     start_from: FileOrFolderPath | None = None
-    """Folder of a trained run, whose weights become the initial weights.  [default: the run of the experiment that the preset
-    names in start_from, with the same seed]"""
+    """Folder of a trained run, whose weights become the initial weights.  [default: if the preset sets start_from to an
+    experiment, the run of this experiment with the same seed]"""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
-    """Folder of CNN weights, for training on photos."""
+    """Folder of CNN weights, for a training on photos instead of cached features."""
     words: FileOrFolderPath | None = None
     """File of word vectors that initialise the word embeddings.  [default: the file that the experiment names]"""
     noise: FileOrFolderPath | None = None
-    """File that vse-data noise wrote, to make some training pairs wrong."""
+    """File of vse-data noise, with changes that make some training pairs wrong."""
 
 
 class TrainOptions(Options):
@@ -81,7 +81,7 @@ class TrainRequest(Options):
     name: Text | None = None
     """Name of the run in tables.  [default: the experiment and the changes by --set]"""
     seed: Seed = 0
-    """Seed of the initial weights and of the order of pairs."""
+    """Seed of the initial weights and of the order of the training pairs."""
     out: FileOrFolderPath | None = None
     """The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]"""
     inputs: TrainInputs = TrainInputs()
@@ -92,15 +92,15 @@ class RunFileOptions(Options):
     """The files that a trained run reads. The default is the file that the run names."""
 
     features: FileOrFolderPath | None = None
-    """The feature cache, if it was moved, or a cache of other photos that the same extractor wrote."""
+    """The feature cache of the run, if it was moved, or a cache of the same feature for other photos."""
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the file that the feature cache names]"""
     caption_features: FileOrFolderPath | None = None
-    """The caption cache, if it was moved."""
+    """The cache of caption features, if it was moved."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
-    """Folder of the weights of a CNN or a text encoder, for new photos and captions."""
+    """Folder of the weights of the CNN or text encoder that computes the features of new photos or captions."""
     images: FileOrFolderPath | None = None
-    """Folder of photos to search. No data set and no cache are needed, because the features are computed."""
+    """Folder of photos to search. The features of the photos are computed, so no data set and no cache are needed."""
 
 
 class EmbedRequest(Options):
@@ -112,29 +112,31 @@ class EmbedRequest(Options):
     as_features: Annotated[FileOrFolderPath | None, CliOption(metavar="PREFIX")] = None
     """Write the embeddings of all splits as two feature caches, PREFIX_images.h5 and PREFIX_captions.h5."""
     out: FileOrFolderPath | None = None
-    """The file to write.  [default: RUN/SPLIT.h5, or RUN/DATASET_SPLIT.h5 for another data set]"""
+    """The file to write.  [default: RUN/SPLIT.h5, or RUN/DATASET_SPLIT.h5 for another data set than the training data]"""
     files: RunFileOptions = RunFileOptions()
     allow_unfinished: Annotated[Flag, CliOption(("--allow-unfinished", "--unfinished"))] = False
     """Allow a run whose training did not finish; OUT records this."""
     allow_leak: Flag = False
     """Allow images that the run was trained on; OUT records their number."""
     last_epoch: Flag = False
-    """Use the weights of the last epoch instead of the best epoch. OUT is then RUN/SPLIT_last.h5."""
+    """Use the weights of the last epoch instead of the best epoch. The default of --out is then RUN/SPLIT_last.h5."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Also store a correction in the run's folder. In later searches, it lowers the scores of hubs, the candidates that rank
-    high for many queries. METHOD is mean, csls, nnn or inverted-softmax, e.g. csls:k=10. Hubs are found with the training
-    split. Parameters that are not given are selected on the validation split. Both splits are embedded, too."""
+    """Also store a correction of hubs in the run's folder. Hubs are candidates that rank high for many queries, and later
+    searches lower their scores. METHOD is mean, csls, nnn or inverted-softmax, e.g. csls:k=10. Hubs are found with the
+    training split. Parameters that are not given are selected on the validation split. Both splits are embedded, too."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
     """For a model that compares regions with words: group similar regions of each image, and store the mean of each group. An
-    image with R regions has R / FACTOR groups. OUT is then RUN/SPLIT_pooled_FACTOR.h5."""
+    image with R regions has R / FACTOR groups. The default of --out is then RUN/SPLIT_pooled_FACTOR.h5."""
     bank_images: Annotated[PositiveInteger | None, CliOption(metavar="N")] = None
-    """For a model that scores each pair, such as SCAN: also store the scores of the split with N random training images and
-    with their captions. vse-eval --correct finds hubs by these scores."""
+    """For a model that scores each pair, such as SCAN: draw N random training images. Also score these images with the
+    captions of the split, and the captions of these images with the images of the split. vse-eval --correct finds hubs by
+    these scores."""
     shortlist: Flag = False
-    """For TOD-Net: score only the pairs that are likely to change a rank, chosen by their scores without TOD-Net. This takes a
-    fraction of the time. OUT is then RUN/SPLIT_shortlist.h5."""
+    """For TOD-Net: score only pairs that are likely to reach the score of a right answer, in a fraction of the time. These
+    pairs are chosen by the scores without TOD-Net. The default of --out is then RUN/SPLIT_shortlist.h5."""
     sentences: Flag = False
-    """For a run that localises phrases: write the scores of all captions with all images, for the ensembles of vse-eval."""
+    """For a run that localises phrases: write scores of all captions with all images, for vse-eval --ensemble, instead of the
+    scores of phrases with boxes."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
@@ -147,18 +149,18 @@ class SearchRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
     split: Text | None = None
-    """The split to search, several splits such as train,val, or all.  [default: test, or all without a split test]"""
+    """The split to search, several splits such as train,val, or all.  [default: test; all, if there is no split named test]"""
     corpus: FileOrFolderPath | None = None
-    """Embeddings file of this run to search instead of the split."""
+    """Search this file of embeddings that vse-embed wrote for RUN, instead of a split."""
     index: FileOrFolderPath | None = None
-    """FAISS index file. The first search writes it. Later searches read it instead of embedding the split."""
+    """File of a FAISS index. The first search writes the file. Later searches read it instead of embedding the split."""
     index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """Type of a new index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
     """Search parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[PositiveInteger | None, CliOption(metavar="K")] = None
     """For a model that scores each pair, such as SCAN or order embeddings: compare one vector per item first, and score only
-    the K best candidates.  [default: all; 200 for order embeddings]"""
+    the K best candidates.  [default: all candidates; 200 for order embeddings]"""
     html: FileOrFolderPath | None = None
     """Also write an HTML page with the photos that are found."""
 
@@ -171,7 +173,8 @@ class SearchCommandRequest(Options):
     search: SearchRequest = SearchRequest()
     files: RunFileOptions = RunFileOptions()
     image: FileOrFolderPath | None = None
-    """For a run that localises phrases: the photo in which to find the phrase QUERY. The feature cache must have its boxes."""
+    """For a run that localises phrases: the photo in which to find the phrase QUERY. The feature cache must have the boxes of
+    this photo."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
@@ -185,11 +188,11 @@ class ReportRequest(Options):
     out: FileOrFolderPath
     """The report to write (HTML)."""
     data: FileOrFolderPath | None = None
-    """dataset.json, if it is not at the path that the embeddings record."""
+    """The dataset.json, if it is not at the path that the embeddings record."""
     embeddings: tuple[FileOrFolderPath, ...] = ()
     """Embeddings file of the first seed, if it is not at the path that RESULT records. Give one file for each RESULT."""
     queries: NonNegativeInteger | None = None
-    """Number of queries to display in each direction.  [default: 12; with --gallery 20 of the best and 20 of the worst]"""
+    """Number of queries to display in each direction.  [default: 12; with --gallery the 20 best and the 20 worst]"""
     gallery: Flag = False
     """Display the worst and the best queries, with filters by rank. For two RESULTs, display the queries whose ranks differ
     most."""
@@ -206,17 +209,18 @@ class ServeRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",), click_type=click.IntRange(1, 100))] = 10
     """Default number of results per query. A request can ask for more or fewer."""
     split: Text | None = None
-    """The split to search, several splits such as train,val, or all.  [default: test, or all without a split test]"""
+    """The split to search, several splits such as train,val, or all.  [default: test; all, if there is no split named test]"""
     features: tuple[FileOrFolderPath, ...] = ()
-    """The feature cache, if it was moved, or a cache of other photos. Repeat the option for each RUN, in order."""
+    """The feature cache, if it was moved, or a cache of the same feature for other photos. With several RUNs, give one cache
+    for each, in the same order."""
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the file that the feature caches name]"""
     caption_features: tuple[FileOrFolderPath, ...] = ()
-    """The caption cache, if it was moved. Repeat the option for each RUN, in order."""
+    """The cache of caption features, if it was moved. With several RUNs, give one cache for each, in the same order."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
-    """Folder with the weights of a CNN or text encoder."""
+    """Folder of the weights of the CNN or text encoder that computes the features of new photos or captions."""
     images: FileOrFolderPath | None = None
-    """Folder of photos to search. No data set and no cache are needed, because the features are computed."""
+    """Folder of photos to search. The features of the photos are computed, so no data set and no cache are needed."""
     index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """The FAISS index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
@@ -226,9 +230,9 @@ class ServeRequest(Options):
     held_gb: Annotated[float, CliOption(click_type=click.FloatRange(0))] = 4.0
     """For a model without one vector per item: memory for the encoded images or captions of each run, in GB."""
     host: Text = "127.0.0.1"
-    """The address to listen on; 0.0.0.0 also accepts other machines."""
+    """The address to listen on; with 0.0.0.0, other machines can also reach the page."""
     port: Annotated[int, CliOption(click_type=click.IntRange(0, 65535))] = 8000
-    """The port; 0 chooses a free one."""
+    """The port; 0 chooses a free port."""
     upload_mb: Annotated[int, CliOption(click_type=click.IntRange(1, 1024))] = 20
     """Largest size of a photo in MB."""
     max_megapixels: Annotated[float, CliOption(click_type=click.FloatRange(0.01, 80))] = 25.0
@@ -252,7 +256,7 @@ class PackOptions(Options):
     notes: FileOrFolderPath | None = None
     """Text file (Markdown) to add to the model card."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
-    """Folder of the weights of the networks."""
+    """Folder of the weights of the networks that compute the features."""
 
 
 class PackRequest(Options):

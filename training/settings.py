@@ -27,9 +27,11 @@ class ImagesConfig(Settings):
         description="source of an image: cache, its cached vector (of a random crop, if the cache has several crops of each "
         "image); pictures, a new random crop of the photo each time",
     )
-    finetune: bool = Field(False, description="train the CNN too (source: pictures)")
+    finetune: bool = Field(False, description="train the CNN, too; needs source: pictures")
     random_crop: Literal["resized", "plain"] | None = Field(
-        None, description="kind of random crops, as in the settings of features; none: the kind that the cache records"
+        None,
+        description="kind of random crops: resized or plain, as in the settings of vse-extract cnn; none: the kind that the "
+        "cache records",
     )
     batch_norm: Literal["frozen", "train"] = Field(
         "frozen",
@@ -53,8 +55,8 @@ class ImagesConfig(Settings):
 class LossWarmupConfig(Settings):
     """The settings of a warm-up, the first epochs with another loss (VSE++ paper, section 3.6)."""
 
-    loss: str = Field("sum", description="the loss of the first epochs, one of the package's losses")
-    epochs: int = Field(0, ge=0, description="number of first epochs with that loss; 0: no warm-up")
+    loss: str = Field("sum", description="loss of the warm-up: the name of one of the package's losses")
+    epochs: int = Field(0, ge=0, description="number of first epochs with the loss of the warm-up; 0: no warm-up")
 
     @field_validator("loss")
     @classmethod
@@ -79,8 +81,8 @@ class TrainConfig(Settings):
     decay: float = Field(0.1, gt=0, le=1, description="factor by which the learning rate decays")
     schedule: Literal["step", "cosine"] = Field(
         "step",
-        description="schedule of the learning rates: step, the decays above; cosine, from the full rate down to 0 along half "
-        "a cosine over all updates after the warm-up (Loshchilov and Hutter, ICLR 2017)",
+        description="schedule of the learning rates: step, decays by decay_after or decay_at; cosine, from the full rate "
+        "down to 0 along half a cosine over all updates after the warm-up (Loshchilov and Hutter, ICLR 2017)",
     )
     warmup_steps: int = Field(
         0,
@@ -94,8 +96,8 @@ class TrainConfig(Settings):
     )
     frozen: dict[str, Annotated[int, Field(ge=0)] | Literal["always"]] = Field(
         default_factory=dict,
-        description="number of first epochs in which a module is frozen, or always, with names as in learning_rates; a frozen "
-        "module is in evaluation mode",
+        description="module -> number of first epochs in which the module is frozen and in evaluation mode, or always; "
+        "modules have the names of learning_rates",
     )
     optimizer: Literal["adam", "adamw"] = Field(
         "adam",
@@ -103,7 +105,10 @@ class TrainConfig(Settings):
         "weight from each weight in each update (Loshchilov and Hutter, ICLR 2019)",
     )
     weight_decay: float = Field(
-        0.0, ge=0, description="rate of decay of the weights, except those in undecayed (1e-3 in the two-branch PyTorch port)"
+        0.0,
+        ge=0,
+        description="rate of decay of all weights except the weights that undecayed names (1e-3 in the two-branch PyTorch "
+        "port)",
     )
     undecayed: list[WeightGroup] = Field(
         default=["words"],

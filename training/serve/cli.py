@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def serve_command(request: ServeRequest) -> None:
     """Serve a web page to search a split: a text finds photographs, a photograph finds captions.
 
-    If several runs are given, the page displays their results side by side. The runs must search one data set. The server
+    If several runs are given, the page displays their results side by side. All runs must search the same data set. The server
     loads all runs at the start and writes no files; Ctrl-C stops the server. Scripts get JSON from /search?q=TEXT&as=json.
 
     A RUN is the folder of a run or of a packed model, or hf://user/name. With --images, a folder of photos is searched instead

@@ -71,7 +71,9 @@ class RidgeSettings(SolverSettings):
     uses_loss: ClassVar = False
     accepts_words: ClassVar = False
     maps: MappedSide = Field(
-        "captions", description="captions: they are mapped into the space of images; images: the reverse; both: both maps"
+        "captions",
+        description="captions: map captions into the space of images; images: map images into the space of captions; both: "
+        "both maps",
     )
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-3, 1e-2, 1e-1, 1.0],
@@ -160,7 +162,7 @@ class CsaSettings(SolverSettings):
     uses_loss: ClassVar = False
     accepts_words: ClassVar = False
     regularization: list[NonNegativeFloat] = Field(
-        default=[1e-4, 1e-3, 1e-2, 1e-1], min_length=1, description="as in the solver cca; each value is tried"
+        default=[1e-4, 1e-3, 1e-2, 1e-1], min_length=1, description="the same as in the solver cca; each value is tried"
     )
     directions: list[PositiveInt] = Field(
         default=[32, 64, 128, 256],

@@ -49,8 +49,8 @@ class BertSettings(EncoderSettings):
         0.0,
         ge=0,
         lt=1,
-        description="share of the words that is selected in each training step; half of them become the mask, a tenth "
-        "random tokens, and the rest are removed (VSE-infinity: 0.2)",
+        description="share of the words that is selected in each training step; half of the selected words become the mask, "
+        "a tenth random tokens, and the rest are removed (VSE-infinity: 0.2)",
     )
     frozen_layers: int = Field(
         0, ge=0, description="number of first layers that are not trained; above 0, token embeddings are not trained either"

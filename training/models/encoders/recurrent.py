@@ -35,8 +35,8 @@ class WordReaderSettings(EncoderSettings):
         0.0,
         ge=0,
         lt=1,
-        description="share of the words that is selected in each training step; half of them become <unk>, a tenth another "
-        "word, and the rest are removed (VSE-infinity: 0.2)",
+        description="share of the words that is selected in each training step; half of the selected words become <unk>, a "
+        "tenth another word, and the rest are removed (VSE-infinity: 0.2)",
     )
     head: DenseLayersSettings | None = Field(
         None, description="layers from the last state to the embedding; none: the state is the embedding"
@@ -46,7 +46,11 @@ class WordReaderSettings(EncoderSettings):
         description="file of initial word vectors, unless --words names another file: word2vec (.bin or text), GloVe, or "
         "Skip-Thought's table (.npy with dictionary.txt next to it); none: word embeddings start as U(-0.1, 0.1)",
     )
-    train_words: bool = Field(True, description="train word embeddings that start from a file; others are always trained")
+    train_words: bool = Field(
+        True,
+        description="train the word embeddings that start from a file; word embeddings that start at random are always "
+        "trained",
+    )
 
     def embedding_kind(self, kind: InputKind) -> InputKind:
         return InputKind.SETS if self.states == "all" else InputKind.VECTORS

@@ -39,7 +39,8 @@ class ScanSettings(SimilaritySettings):
     attention: Literal["t2i", "i2t"] = Field("t2i", description="t2i: words attend to regions; i2t: regions attend to words")
     aggregation: Literal["avg", "lse", "sum", "max"] = Field(
         "avg",
-        description="aggregation of the R_j of a pair: mean, log(sum_j exp(lse_sharpness R_j)) / lse_sharpness, sum, max",
+        description="aggregation of the R_j of a pair: avg, their mean; lse, log(sum_j exp(lse_sharpness R_j)) / "
+        "lse_sharpness; sum; max",
     )
     sharpness: float = Field(
         9.0, gt=0, le=1000, description="factor of h_kj in the softmax; lambda_1 of the paper, lambda_softmax of the code"
@@ -49,8 +50,8 @@ class ScanSettings(SimilaritySettings):
     )
     raw_feature_norm: Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "softmax", "no_norm"] = Field(
         "clipped_l2norm",
-        description="normalisation of a_kj before the softmax, with the names of the code: clipped: the rectifier; l1norm, "
-        "l2norm, softmax: over the queries j of each k",
+        description="normalisation of a_kj before the softmax, with the names of the code. clipped stands for the rectifier,"
+        " and l1norm, l2norm and softmax for a normalisation over the queries j of each k",
     )
     rectifier: Literal["relu", "leaky_relu"] = Field(
         "relu",
