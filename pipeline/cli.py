@@ -178,8 +178,8 @@ class CaptionsRequest(Options):
 def add_captions_command(request: CaptionsRequest) -> None:
     """Write a copy of a dataset.json with further captions in another language.
 
-    The copy has the same images, ids and splits, and uses the same image features. A caption in FILE belongs to the image
-    whose file name FILE gives for this caption.
+    The copy has the same images, ids and splits, and uses the same image features. FILE lists the captions with the names of
+    their image files.
     """
     from vse.pipeline.imports.added_captions import add_captions
 

@@ -247,7 +247,8 @@ class LayerSettings(NetworkSettings):
         (0.485, 0.456, 0.406), description="mean of red, green and blue, subtracted from pixels of 0 to 1"
     )
     std: tuple[float, float, float] = Field(
-        (0.229, 0.224, 0.225), description="standard deviation of red, green and blue; pixels minus mean are divided by it"
+        (0.229, 0.224, 0.225),
+        description="standard deviation of red, green and blue, the divisor of pixels after the subtraction of mean",
     )
 
 

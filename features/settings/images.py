@@ -117,7 +117,7 @@ class RegionsConfig(NetworkSettings):
         "detections",
         description="detections: the detector's final boxes, after box regression and non-maximum suppression (NMS) in each "
         "class. bottom_up: the proposals, without box regression, after NMS in each class. The score of a "
-        "proposal is then its highest score in a class in which NMS keeps it",
+        "proposal is its highest class score among the classes in which NMS keeps the proposal",
     )
     nms: float = Field(
         0.5, gt=0, le=1, description="overlap (IoU) above which the lower-scoring of two boxes of a class is dropped"
