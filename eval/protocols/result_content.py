@@ -150,8 +150,9 @@ def phrase_line(result: Result) -> str:
     interval = protocol.interval("phrase_r1")
     around = f" (R@1 [{interval[0]:.1f}, {interval[1]:.1f}])" if interval else ""
     others = ", ".join(f"{METRIC_TITLES[key]} {values[key]}" for key in ("bound", "mean_iou"))
-    missed = f", {protocol.n_without_candidate:,} of them without a candidate" if protocol.n_without_candidate else ""
-    counts = f"{protocol.n_phrases or 0:,} phrases{missed}, {protocol.n_without_box or 0:,} more without a box left out"
+    missed = f" (without a candidate: {protocol.n_without_candidate:,})" if protocol.n_without_candidate else ""
+    counts = f"{protocol.n_phrases or 0:,} phrases{missed}; not counted, because they have no box: "
+    counts += f"{protocol.n_without_box or 0:,}"
     return f"{_describe_model(result)} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}, {others}; {counts}"
 
 

@@ -135,7 +135,7 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: Printed) -> None:
     file = write_phrase_scores(tmp_path / "p.h5", by_hand())
     succeeds(eval_main, file, "--bootstrap", 0)
     line = "toy phrases phrase: R@1/5/10 at IoU 0.5 33.3 / 66.7 / 66.7, upper bound 66.7, mean IoU 26.7; "
-    line += "3 phrases, 1 of them without a candidate, 1 more without a box left out\n"
+    line += "3 phrases (without a candidate: 1); not counted, because they have no box: 1\n"
     assert capsys.readouterr().out == line
     succeeds(eval_main, file, "--iou", 0.9, "--protocol", "phrase", "--out", tmp_path / "r.json")
     assert capsys.readouterr().out == f"{tmp_path / 'r.json'}\n"
