@@ -165,8 +165,8 @@ class EnsembleMember(BaseModel):
     seed: StrictInt | None
 
 
-class Combination(BaseModel):
-    """The combination of an image-sentence model with a phrase model (see :mod:`vse.eval.protocols.ensemble`).
+class PhraseEnsemble(BaseModel):
+    """The ensemble of an image-sentence model and a phrase model, which scores phrases with regions.
 
     ``alpha`` is the weight of the phrase model's scores. ``rsum_val`` maps each weight that was tried to its rsum on the
     validation split.
@@ -198,7 +198,7 @@ class Result(BaseModel):
     data: DataChecksums | None = None
     provenance: dict[str, Any] = {}
     ensemble: list[EnsembleMember] = []
-    combination: Combination | None = None
+    combination: PhraseEnsemble | None = None
     index: dict[str, Any] = {}
     rerank: list[dict[str, Any]] = []
     trained_on: str | None = None
@@ -260,10 +260,10 @@ class ComparedModel(BaseModel):
 
 
 class Comparison(BaseModel):
-    """The content of a comparison file. ``comparisons`` has the metrics of each protocol, nested as in a result.
+    """The content of a comparison file. ``comparisons`` has the compared metrics of each protocol.
 
-    ``differing_facts`` are the facts in which the models differ (see :func:`vse.eval.files.cards.list_differing_facts`); None
-    in files of earlier versions.
+    ``differing_facts`` are the facts in which the models differ, such as a setting, the features or the processor; None in
+    files of earlier versions.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -322,7 +322,7 @@ def mean_and_std(metric: Metric | None) -> tuple[float, float]:
 def drop_repeated_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
     """Return ``protocols`` without the protocols that repeat the metrics of another protocol.
 
-    On a split of at most 1,000 images, ``1k`` has the metrics of ``full``, and ``sentence-1k`` has the metrics of
+    On a split of at most 1,000 images, ``1k`` (folds of 1,000 images) repeats ``full``, and ``sentence-1k`` repeats
     ``sentence``.
     """
     folded = {"1k": "full", "sentence-1k": "sentence"}

@@ -14,7 +14,7 @@ import torch
 
 from vse.eval import DEFAULT_KS
 from vse.eval.files.embeddings import parse_provenance
-from vse.eval.files.results import RESULT_VERSION, Combination, Result, file_reference, hash_file_content, mean_and_std
+from vse.eval.files.results import RESULT_VERSION, PhraseEnsemble, Result, file_reference, hash_file_content, mean_and_std
 from vse.eval.options import JUDGED_PREFIX, PHRASE_PROTOCOL
 from vse.eval.ranking.metrics import METRIC_TITLES, POSITION_METRICS, RANK_METRICS, metric_title
 from vse.pipeline import __version__
@@ -77,8 +77,8 @@ def build_result(
     first : the first seed, which names the data set, the experiment and the split
     inputs : the content of all embeddings files that were read; their paths and training costs become part of the result
     out : the result file; paths are relative to its folder
-    unfinished : the runs whose training did not finish, from :func:`list_unfinished_runs`
-    measured : the metrics and counts
+    unfinished : for each run whose training did not finish, the path of its embeddings and a state such as ``diverged``
+    measured : all further entries of the result, such as the metrics under ``protocols``
     seconds : the duration of the evaluation; None if it is not known
     """
     versions = {
@@ -181,9 +181,9 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
 
 
 def hubs_line(hubs: Mapping[str, Any]) -> str:
-    """Return a line with the statistics of hubs (candidates near many queries) of one direction.
+    """Return a line with the statistics ``skewness``, ``never`` and ``largest`` of hubs (candidates near many queries).
 
-    ``hubs`` has the metrics ``skewness``, ``never`` and ``largest`` of :func:`vse.eval.ranking.hubness.measure_hubs`.
+    In percent, ``never`` counts candidates in no query's first 10, ``largest`` the queries that share their first candidate.
     """
     skewness, never, largest = (mean_and_std(hubs[name])[0] for name in ("skewness", "never", "largest"))
     first = f"one candidate is first for {largest:.1f}% of the queries"
@@ -207,7 +207,7 @@ def _describe_rsum(measured: Mapping[str, Any]) -> str:
     return f"rsum {rsum:.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
 
 
-def combination_line(combination: Combination) -> str:
+def combination_line(combination: PhraseEnsemble) -> str:
     """Return a line with the weight of a phrase model, and the numbers of captions and images that it cannot score."""
     origin = "by validation" if combination.rsum_val else "as given"
     without = (
