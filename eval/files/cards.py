@@ -36,7 +36,7 @@ def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
 
 
 def changes_suffix(provenance: Mapping[str, Any]) -> str:
-    """Return the settings that a run changed in its preset, such as ``[margin=0.1]``; an empty text without changes."""
+    """Return the settings of a run that differ from its preset, such as ``[margin=0.1]``; an empty text if none differ."""
     changes = [match.groups() for text in list_changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
     named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
     last = [key.rpartition(".")[2] for key in named]
@@ -45,7 +45,7 @@ def changes_suffix(provenance: Mapping[str, Any]) -> str:
 
 
 def list_changed_settings(provenance: Mapping[str, Any]) -> list[str]:
-    """Return the settings that a run changed in its preset, as texts such as ``loss.margin: 0.2 -> 0.1``."""
+    """Return the settings of a run that differ from its preset, as texts such as ``loss.margin: 0.2 -> 0.1``."""
     recorded = provenance.get("changed_settings")
     return [text for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []
 
@@ -61,11 +61,11 @@ _N_KEY_CHARACTERS = 8
 
 
 def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Return facts about a training run as texts, such as its features and epochs.
+    """Return facts about a training run as texts, such as its features and epochs, from its recorded provenance.
 
     ``selection`` is the rule that selected the best epoch. ``training_s`` is the duration of the training in seconds.
-    ``processor`` is the CPU or GPU. ``changes`` lists the settings that the run changed in its preset. A fact that is not
-    recorded is ``unknown``.
+    ``processor`` is the CPU or GPU. ``changes`` lists the settings that differ from the preset. A fact that is not recorded
+    is ``unknown``.
     """
     training = _get_mapping(provenance, "training")
     train = _get_mapping(_get_mapping(provenance, "config"), "train")

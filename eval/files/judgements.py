@@ -36,9 +36,9 @@ class Judgements:
     ----------
     kind : the kind of the file: ``expert``, ``crowd`` or ``qrels``
     image_ids, caption_ids : (n_pairs,) ids of the image and of the caption of each pair
-    ratings : (n_pairs, n_raters) scores from 1 to 4 of three experts, the share of a crowd that says yes, or the grade in
-        qrels
-    grades : (n_pairs,) integers from 0: the sum of the experts' scores minus 3, the percentage of yes, or the grade in qrels
+    ratings : (n_pairs, n_raters) ``expert``: scores from 1 to 4 of three experts; ``crowd``: the share of people who answered
+        that the caption describes the image; ``qrels``: the grade in the file
+    grades : (n_pairs,) integers from 0: the sum of the experts' scores minus 3, the crowd's share in percent, or the grade
     right_from : a pair counts as right if its grade is at least this number
     path : the file
     facts : the facts about the judgements for a result file, such as the SHA-256 of ``path``
@@ -56,11 +56,11 @@ class Judgements:
 
 @dataclass(frozen=True)
 class _FileKind:
-    """A kind of judgement file. A line of the file judges one pair, and blanks separate its ``n_fields`` fields.
+    """A kind of file in which people judged pairs of an image and a caption, one pair in each line.
 
-    ``columns`` describes the fields in error messages. ``pair`` returns the names of the image and the caption from the fields
-    of a line, in the order of the file. ``ratings`` returns the ratings from the fields of a line. ``grade`` returns the grade
-    of a pair from its ratings. A pair counts as right if its grade is at least ``right_from``.
+    A line has ``n_fields`` fields, separated by blanks; ``columns`` describes the fields in error messages. Three functions
+    interpret a line: ``pair`` and ``ratings`` return the two names and the ratings from the fields, and ``grade`` returns the
+    grade of the pair from the ratings. The pair counts as right if the grade is at least ``right_from``.
     """
 
     n_fields: int

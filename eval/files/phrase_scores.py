@@ -63,8 +63,8 @@ class PhraseScores:
     experiment, seed : experiment and training seed of the model, or None
     provenance : JSON text with features, settings and versions
     trained_on : name of the data set of the training; None if it is ``dataset``
-    photo_hashes, caption_hashes : (n_phrases, 32) and (n_phrases, 8) hashes of each phrase's image and caption, as in
-        :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
+    photo_hashes, caption_hashes : (n_phrases, 32) SHA-256 of the image file and (n_phrases, 8) hash of the caption of each
+        phrase (:func:`vse.pipeline.dataset.identity.hash_caption`); None if they are unknown
     """
 
     phrase_ids: NDArray[np.int64]
@@ -348,8 +348,8 @@ def rowwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"
 def _split_into_blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
     """Yield slices of phrases, in order, each with the slice of the candidates of these phrases.
 
-    The candidates of phrase k are at ``offsets[k]:offsets[k + 1]``. Several phrases in a slice have at most
-    ``_MAX_CANDIDATES`` candidates together.
+    The candidates of phrase k are at ``offsets[k]:offsets[k + 1]``. A slice has at most ``_MAX_CANDIDATES`` candidates,
+    unless it is a single phrase with more candidates.
     """
     start, n_phrases = 0, len(offsets) - 1
     while start < n_phrases:

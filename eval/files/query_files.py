@@ -102,7 +102,7 @@ def _build_query_rows(fold: FoldAnswers) -> pd.DataFrame:
 
 
 def check_trec_folder(folder: Path, inputs: Sequence[Path] = ()) -> None:
-    """Raise UserError if ``folder`` is a file, or if a TREC file would replace an input or another kind of file."""
+    """Raise UserError if ``folder`` is a file, or if its run or qrels files are among ``inputs`` or have another format."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: run files are written to a folder, but this is not one")
     for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):
@@ -113,7 +113,7 @@ def check_trec_folder(folder: Path, inputs: Sequence[Path] = ()) -> None:
 def write_trec_files(folder: Path, seed_embeddings: Sequence[Embeddings], depth: int) -> list[Path]:
     """Write the right answers (qrels) and the ranked lists (run files) of a model on the complete split; return the paths.
 
-    ``i2t.qrels`` and ``t2i.qrels`` have the captions of each image, and the image of each caption. ``i2t.run`` and ``t2i.run``
+    ``i2t.qrels`` lists the captions of each image, and ``t2i.qrels`` the image of each caption. ``i2t.run`` and ``t2i.run``
     have the best ``depth`` answers to each query; 0 lists all. With several seeds the run files are named ``i2t-<seed>.run``
     and ``t2i-<seed>.run``. Among answers with equal scores, wrong answers come first, and the scores are lowered so that they
     are no longer equal (:func:`vse.eval.ranking.answers.break_ties`).

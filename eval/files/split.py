@@ -1,4 +1,4 @@
-"""Embeddings or scores of a split, with ids and the identity of the data, and the captions of one language."""
+"""Embeddings or scores of a split, with the ids and hashes of its data, and a function that selects one language."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ ROW_FIELDS = (*_IMAGE_FIELDS, *_CAPTION_FIELDS)  # the arrays with a row per ima
 class Embeddings:
     """Embeddings or scores of a split.
 
-    Embeddings are the vectors ``images`` and ``captions``, and ``similarity`` scores a pair of them. Scores of all pairs are
-    ``scores`` or, if the score of a pair depends on the direction, ``scores_i2t`` and ``scores_t2i``. With scores,
-    ``captions`` may be vectors for sentence retrieval.
+    Embeddings are the vectors ``images`` and ``captions``; their ``similarity`` gives the score of an image and a caption.
+    Scores of all pairs are ``scores`` or, if the score of a pair depends on the direction, ``scores_i2t`` and ``scores_t2i``.
+    With scores, ``captions`` may be vectors for sentence retrieval.
 
     Attributes
     ----------
@@ -95,15 +95,15 @@ class Embeddings:
     bank_scores_images, bank_scores_captions : (n_images, n_bank_captions) and (n_captions, n_bank_images) scores with captions
         and images of the training split, the bank; they show which candidates are hubs, that is, near many queries
     experiment, seed : experiment and seed of the model, or None
-    similarity : name of the similarity of two vectors; without scores one of :data:`vse.eval.ranking.ranks.SIMILARITIES`
+    similarity : name of the similarity of two vectors, ``cosine`` or ``order``; a file of scores may have any name
     provenance : JSON text with features, settings and versions
     trained_on : name of the data set of the training; None if it is ``dataset``
     fold : if the images are the test images of a fold of a cross-validation, its name such as ``0 of 5``; else None
     coco_ids : (n_images,) ids of the images in MS-COCO, or None
     n_phrases, n_regions : (n_captions,) number of phrases of each caption, and (n_images,) number of regions of each image, if
         the scores compare phrases with regions; the score of a pair without phrases or without regions has no meaning
-    photo_hashes, caption_hashes : (n_images, 32) hashes of photographs and (n_captions, 8) hashes of captions, as in
-        :class:`vse.pipeline.dataset.identity.DataIdentity`; None if they are unknown
+    photo_hashes, caption_hashes : (n_images, 32) SHA-256 of image files, and (n_captions, 8) hashes of captions
+        (:func:`vse.pipeline.dataset.identity.hash_caption`); None if they are unknown
     caption_languages, languages : (n_captions,) index of each caption's language in ``languages``, a list as a text such as
         ``en,de``; both are None if the languages are unknown
     source : file or folder that was read, or None
