@@ -1,1 +1,1 @@
-"""Evaluation of a model under the protocols. Imports ranking, files and search."""
+"""Evaluation of a model under protocols such as ``full`` and ``1k``. Imports ranking, files and search."""

@@ -108,7 +108,7 @@ def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
 def _score_groups(choices: Sequence[Choice], scores: Sequence[Floats]) -> dict[str, Floats]:
     """Return, for each choice, the text score, image score and group score (0 or 100) of its group, as in Winoground.
 
-    A group has two choices for two images and the same two captions. If a choice is in no such group, return an empty dict.
+    A group has two choices for two images and the same two captions. Return an empty dict unless all choices are in groups.
     """
     members: dict[int | None, list[int]] = {}
     for number, one in enumerate(choices):

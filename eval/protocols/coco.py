@@ -47,7 +47,7 @@ _COCO_ID = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
 class JudgedPairs(NamedTuple):
     """The pairs of similar images and of similar captions in Crisscrossed Captions, as COCO ids (n, 2).
 
-    ``sha256_by_file`` maps the names of the two files to their SHA-256.
+    ``sha256_by_file`` maps the names of the two files from which the pairs were read to their SHA-256.
     """
 
     image_pairs: Ints
@@ -96,8 +96,8 @@ def rank_intramodal_queries(run: Embeddings, coco_ids: Ints, pairs: JudgedPairs,
     """Return the queries of image-to-image (``i2i``) and text-to-text (``t2t``) retrieval with their best answers.
 
     Queries and answers are row indices in ``run``. Ties count against the model. ``coco_ids`` (n_images,) has the COCO id of
-    each image. ``ks`` are the values of K in R@K. Raises UserError if ``run`` has no embeddings, or if no pair has two test
-    images.
+    each image, and ``pairs`` has the right answers. ``ks`` are the values of K in R@K. Raises UserError if ``run`` has no
+    embeddings, or if no two test images are a pair.
     """
     if run.images is None or run.captions is None:
         raise UserError("the pairs of CxC need embeddings of images and of captions, and the file has none")
@@ -265,8 +265,8 @@ def rank_answers(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
 def _collect_best_answers(answered: Sequence[AnsweredQuery], queries: Ints, candidates: Ints) -> BestAnswers:
     """Return the best right and the best wrong answer to each query, as rows of the split.
 
-    ``answered`` has the ranking of each query, with indices of candidates. ``queries`` (n_queries,) and ``candidates``
-    (n_candidates,) have their rows in the split.
+    ``answered`` has the ranking of each query, with candidates numbered from 0. ``queries`` (n_queries,) and ``candidates``
+    (n_candidates,) are the rows of the queries and of the candidates in the split.
     """
     positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
     ranks, right_rows, wrong_rows = np.array([one[0] for one in positions]), candidates[list(right)], candidates[list(wrong)]

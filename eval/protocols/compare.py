@@ -58,8 +58,8 @@ def compare_files(
     """Compare the files of two models (embeddings, scores or phrase scores), and write and return the comparison file.
 
     Two files belong to two models. If there are more files, they are the seeds of two models, with equally many seeds each,
-    and are paired in their order. For each metric, the file has the values of both models, their difference, its 95% interval
-    and its p-value. The comparison file is ``out`` or, if ``out`` is None, ``results/<dataset>_<a>_vs_<b>.json``.
+    and are paired in their order. The comparison file has the values of each metric, their difference, its 95% interval and
+    its p-value. It is ``out`` or, if ``out`` is None, ``results/<dataset>_<a>_vs_<b>.json``.
     """
     phrases, threshold = (
         are_phrase_score_files(files, protocol, options.iou),
@@ -147,10 +147,10 @@ def _write_comparison(
 
 
 def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
-    """Divide ``files`` into the files of two models. Each file is one seed, and names its model.
+    """Divide ``files``, a file per seed, into the files of two models by the model that each file names.
 
-    ``read`` reads a file; it is not called for two files, which belong to two models. Raises UserError unless there are two
-    models with equally many seeds.
+    ``read`` reads a file. Two files are taken as two models, and are not read. Raises UserError unless there are two models
+    with equally many seeds.
     """
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")

@@ -1,13 +1,13 @@
 """The option ``--correct`` of ``vse-eval``: lower scores of candidates that are near many queries of a bank.
 
-A bank is a set of images and captions that serve as such queries, usually those of the training split. A correction subtracts
+A bank is a set of images and captions that serve as queries, usually those of the training split. A correction subtracts
 a number from all scores of a candidate: b_x for an image x, and b_y for a caption y. If x is the query instead, b_x lowers the
 scores of all captions by the same amount, and their order stays the same. If y is the query, the same holds for b_y. The score
 x . y - b_x - b_y therefore serves both directions. It is the inner product of vectors with two more dimensions:
 (x, 1, -b_x) . (y, -b_y, 1). QB-Norm corrects only some queries. Its result has two matrices of scores, one for each direction.
 
-A model such as SCAN has scores of pairs instead of vectors. Its file must have the scores of its images and captions with the
-bank (``vse-embed --bank-images``).
+A model such as SCAN has scores of pairs instead of vectors. Its embeddings file must also have the scores of its images and
+captions with the captions and images of the bank (``vse-embed --bank-images`` writes them).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def parse_correction(text: str) -> tuple[str, Parameters]:
 def correct_seeds(
     files: Sequence[Path], seeds: Sequence[Embeddings], text: str, bank: str, out: Path
 ) -> tuple[list[Embeddings], dict[str, Any]]:
-    """Return the corrected embeddings of each seed, and the value of ``correction`` in the result file.
+    """Return the embeddings of each seed with corrected scores, and the entry ``correction`` of the result file.
 
     If ``text`` lacks a parameter of the method, the value with the highest mean rsum over seeds on the validation split is
     used.
@@ -117,8 +117,8 @@ def correct_seeds(
     ----------
     files, seeds : the embeddings file of each seed of the model, and its content
     text : the method, with or without parameters, such as ``csls`` or ``csls:k=10``
-    bank : the images and captions by which hubs are found: a file of embeddings, or the name of a split; ``train`` is the file
-        ``train.h5`` next to the file of each seed
+    bank : the images and captions by which hubs (candidates near many queries) are found: a file of embeddings, or the name of
+        a split; ``train`` is the file ``train.h5`` next to the file of each seed
     out : the result file; paths in the entry are relative to its folder
     """
     method, given = parse_correction(text)
@@ -180,7 +180,7 @@ def _list_parameter_choices(method: str, names: Sequence[str]) -> Iterator[Param
 def read_bank_scores(file: Path, run: Embeddings, bank: str) -> BankScores:
     """Return the scores of the images and captions in ``run`` with the captions and images of a bank.
 
-    ``run`` was read from ``file``. ``bank`` is a file of embeddings, or the name of a split whose file is next to ``file``. If
+    ``run`` was read from ``file``. ``bank`` is a file of embeddings, or a split such as ``train``, read from ``train.h5``. If
     ``run`` has scores of pairs, ``bank`` must be the evaluated split or ``train``; for ``train``, ``run`` must also have
     scores with images and captions of the training split. Raises UserError otherwise.
     """
@@ -237,10 +237,10 @@ def _get_score_matrices(run: Embeddings) -> tuple[ScoreMatrix, ScoreMatrix]:
 
 
 def check_bank_file(path: Path, bank: Embeddings, file: Path, run: Embeddings) -> None:
-    """Raise UserError if a bank and the evaluated embeddings were not computed by the same training run.
+    """Raise UserError if ``bank`` and the evaluated embeddings ``run`` were not computed by the same training run.
 
-    ``bank`` was read from ``path``, and ``run``, the evaluated embeddings, from ``file``. UserError is also raised if the
-    vectors of one of the files are not compared by inner products.
+    ``bank`` was read from ``path``, and ``run`` from ``file``. UserError is also raised if the vectors of one of the files
+    are not compared by inner products.
     """
     for name, one in ((file, run), (path, bank)):
         if one.vectors is not None and one.similarity != "cosine":
@@ -256,10 +256,10 @@ def check_bank_file(path: Path, bank: Embeddings, file: Path, run: Embeddings) -
 
 
 def correct_scores(run: Embeddings, bank: BankScores, method: str, parameters: Mapping[str, float]) -> Embeddings:
-    """Return embeddings whose inner products are the scores of ``run``, corrected by the queries of a bank.
+    """Return embeddings whose inner products are the corrected scores of ``run``.
 
-    ``method`` and ``parameters`` are a correction such as ``csls`` with ``{"k": 10}``. If ``run`` has scores of pairs, or if
-    the method is ``qb-norm``, the result has corrected scores instead of embeddings.
+    ``bank`` has scores with other queries, such as those of the training split. ``method`` and ``parameters`` are, e.g.,
+    ``csls`` and ``{"k": 10}``. If ``run`` has scores of pairs, or if ``method`` is ``qb-norm``, return scores instead.
     """
     image_biases, caption_biases = (
         compute_biases(side, method, parameters) for side in (bank.image_scores, bank.caption_scores)

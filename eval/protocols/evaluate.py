@@ -93,7 +93,7 @@ def evaluate_files(
     Parameters
     ----------
     out : the result file; if None, no file is written, and paths in the result are relative to the working directory
-    protocol : one name or several (see :func:`vse.eval.protocols.protocols.resolve_protocols`)
+    protocol : names of protocols; ``auto`` selects ``full`` and, if they apply to the files, ``1k``, ``cxc`` and ``eccv``
     """
     started = time.perf_counter()
     options.check_combinations()
@@ -131,7 +131,7 @@ def evaluate_arrays(
 
 
 def _check_query_outputs(options: AllEvaluateOptions, other_files: Sequence[Path]) -> None:
-    """Raise UserError if ``--per-query`` or ``--trec`` would replace one of ``other_files`` or another kind of file."""
+    """Raise UserError if ``--per-query`` or ``--trec`` would replace one of ``other_files``, or a file of another format."""
     if options.per_query is not None:
         check_query_table_path(options.per_query, other_files)
     if options.trec is not None:
@@ -300,10 +300,10 @@ def _measure_protocols(
 
 
 def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the statistics of hubs and the mean cosines, averaged over seeds. Log a warning if they suggest a failed model.
+    """Return statistics of hubs (candidates near many queries), and the mean cosines of two images and of two captions.
 
-    A hub is a candidate near many queries. ``inputs`` are the embeddings before a correction of their scores. ``metrics`` are
-    the metrics of the protocol ``full``. An ensemble has no cosines.
+    They are averaged over seeds. Logs a warning if they suggest a failed model. ``inputs`` are the embeddings before a
+    correction of their scores. ``metrics`` are the metrics of the protocol ``full``. An ensemble has no cosines.
     """
     recalls = {name: _get_mean(metrics[name]["r10"]) for name in ("i2t", "t2i")}
     of_seeds = []
@@ -335,7 +335,7 @@ def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judge
 
 
 def _sum_agreements(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
-    """Return the comparison of a protocol's ranks with a FAISS search, as result files have it under ``cross_check``.
+    """Return the value of ``cross_check`` in a result file: how the ranks of a protocol were compared with a FAISS search.
 
     The numbers of compared queries and of ties are sums over folds and seeds. If no ranks were compared, return the reason.
     """

@@ -1,6 +1,6 @@
 """The protocols ``judged-expert``, ``judged-crowd`` and ``judged-qrels``, whose right answers are pairs that people accept.
 
-The module also has the protocols of language pairs, such as ``en:de``.
+The module also has the protocols of language pairs: with ``en:de``, English captions query German captions.
 
 The candidates are the *pool*: the images and the captions that were judged at least once. A pair is right if people accepted
 it. If nobody judged a pair of an image and its own caption, this pair is right and has the highest grade. Other pairs without
@@ -43,7 +43,7 @@ class JudgedQuery(NamedTuple):
 
     grades : (n_candidates,) grade of each candidate; -1 for a candidate without a judgement
     own : (n_candidates,) whether a candidate is the query's own caption or image
-    best_right, best_wrong : indices in the pool, not in the sorted list, of the best right and of the best wrong candidate
+    best_right, best_wrong : the best right and the best wrong candidate, as indices before the candidates were sorted
     right_score, wrong_score : scores of these two candidates; ``wrong_score`` is -inf if no candidate is wrong
     """
 
@@ -56,9 +56,9 @@ class JudgedQuery(NamedTuple):
 
 
 def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDirection:
-    """Return the queries with a right answer in the pool for both directions, with their metrics and best answers.
+    """Return for each direction the queries with a right answer among the judged candidates, their metrics and best answers.
 
-    If scores are equal, candidates with a lower grade come first. Raises UserError if no query has a right answer.
+    If scores are equal, candidates with a lower grade come first. Raises UserError if a direction has no such query.
     """
     pool = _Pool(run, judgements)
     directions = {}
@@ -74,7 +74,7 @@ def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDir
 
 
 class _Pool:
-    """The pool: the rows of the judged ``images`` and ``captions`` of a split, and the grades of all their pairs."""
+    """The judged images and captions of a split, as rows ``images`` and ``captions``, and the grades of all their pairs."""
 
     def __init__(self, run: Embeddings, judgements: Judgements) -> None:
         self._run, self._right_from = run, judgements.right_from
@@ -122,7 +122,7 @@ class _Pool:
         return JudgedQuery(grades[order], own[order], first_right, first_wrong, float(scores[first_right]), wrong_score)
 
     def build_measured_queries(self, direction: str, rows: Ints, queries: list[JudgedQuery]) -> MeasuredQueries:
-        """Return ranked queries with their metrics; ``rows`` has the index of each query in the pool."""
+        """Return ranked queries with their metrics; ``rows`` has the index of each query in ``images`` or ``captions``."""
         of_queries, of_answers = (self.images, self.captions) if direction == "i2t" else (self.captions, self.images)
         values = [_compute_metrics(query, self._right_from) for query in queries]
         query_rows = of_queries[rows]
@@ -248,7 +248,7 @@ class _RatedPairs(NamedTuple):
 def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Return the image rows and the caption rows of the judged pairs in ``run``, and a mask (n_pairs,) of these pairs.
 
-    Judged pairs with an image or a caption that is not in ``run`` are left out.
+    A judged pair is left out if its image or its caption is not in ``run``. The mask has all pairs in ``judgements``.
     """
     rows = []
     for ids, wanted in ((run.image_ids, judgements.image_ids), (run.caption_ids, judgements.caption_ids)):

@@ -93,9 +93,9 @@ def read_seed_embeddings(files: Sequence[Path]) -> list[Embeddings]:
 
 
 def check_and_unify_embeddings(files: Sequence[Path], seed_embeddings: Sequence[Embeddings]) -> list[Embeddings]:
-    """Check that embeddings belong to seeds of one model on one split, and return them, all with its ``experiment`` name.
+    """Check that embeddings belong to seeds of one model on one split; return them, all with the same ``experiment`` name.
 
-    If no file names its experiment, the name is that of the first file. Raises UserError if the check fails.
+    If no file has an experiment name, the name of the first file is used. Raises UserError if the check fails.
     """
     return check_and_unify_seeds(files, seed_embeddings, check_same_split, _SHARED_ATTRIBUTES)
 
@@ -106,7 +106,7 @@ def check_and_unify_seeds(
     check_same: Callable[[Path, _EmbeddingsOrScores, Path, _EmbeddingsOrScores, Sequence[str]], None],
     attributes: Sequence[str],
 ) -> list[_EmbeddingsOrScores]:
-    """Check that embeddings or phrase scores belong to seeds of one model; return them, all with its ``experiment`` name.
+    """Check that embeddings or phrase scores belong to seeds of one model; return them, all with one ``experiment`` name.
 
     ``check_same`` raises UserError if two seeds have different queries, or different values of one of ``attributes``.
     UserError is also raised if the seeds have different training data, or if a file or a seed is given twice.
@@ -241,7 +241,7 @@ def rank_queries_of_seeds(
 def _join_queries(parts: Sequence[Embeddings], queries: Sequence[ProtocolQueries]) -> ProtocolQueries:
     """Join the queries of the test folds of a cross-validation; ``parts`` has the embeddings of each of these folds.
 
-    The image rows of a fold start after the image rows of the fold before.
+    The images of all folds are numbered consecutively, in the order of ``parts``.
     """
     folds: list[QueriesByDirection] = []
     n_images = 0
@@ -288,8 +288,8 @@ def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]
 def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions = DEFAULT_RANKING_OPTIONS) -> ProtocolQueries:
     """Return the ranked queries of a protocol. ``1k`` and ``sentence-1k`` have a fold per 1,000 images, others have one fold.
 
-    With ``options.cross_check``, ranks are compared with a FAISS search, except ranks by scores of pairs, and ranks of
-    protocols with judged answers, choices or pairs of languages.
+    With ``options.cross_check``, ranks are compared with a FAISS search. This is not possible for files with scores of pairs,
+    nor for protocols with judged answers, choices or pairs of languages.
     """
     if protocol in options.judgements:
         fold = rank_judged_queries(embeddings, options.judgements[protocol])
