@@ -27,7 +27,7 @@ _MAX_BLOCK_SCORES = 2**24  # largest number of scores that are computed at once
 
 
 def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[str, float]]:
-    """Return three statistics of hubs for each of the directions ``i2t`` and ``t2i``, as a dict by name.
+    """Return three statistics of hubs (candidates near many queries) for each of the directions ``i2t`` and ``t2i``.
 
     Images rank captions by ``i2t``. Captions rank images by ``t2i``, or by ``i2t`` if ``t2i`` is None.
 
@@ -142,8 +142,8 @@ def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, floa
     """Return, for each candidate, the number that a correction of hubs subtracts from all scores of the candidate.
 
     A hub is a candidate near many queries. ``bank`` (n, n_bank) has the scores of n candidates with the queries of a bank, a
-    set such as the captions of the training split. S are the scores of one candidate. The number for this candidate depends on
-    ``method``:
+    set such as the captions of the training split. S are the scores of one candidate in ``bank``. ``parameters`` has k, alpha
+    and beta. The number for the candidate depends on ``method``:
 
     - ``mean``: the mean of S. The subtraction has the same effect as subtracting the mean vector of the bank from each query.
     - ``csls``: half the mean of the ``k`` largest scores in S.

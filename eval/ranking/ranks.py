@@ -210,7 +210,7 @@ def ranks_from_embeddings(
     image_of_caption: Int[Tensor, " n_captions"],
     similarity: str = "cosine",
 ) -> Ranks:
-    """Return the ranks of embeddings under ``similarity``, a name in :data:`SIMILARITIES`.
+    """Return the ranks of embeddings that are compared by ``similarity``, ``cosine`` or ``order``.
 
     ``image_of_caption`` has the row of each caption's image.
     """
@@ -225,8 +225,8 @@ def blocks_from_embeddings(
 ) -> ScoreBlocks:
     """Return the scores of embeddings in blocks of a few images. Each block overwrites the previous block.
 
-    ``similarity`` is a name in :data:`SIMILARITIES` and sets the size of a block (:class:`TiledSimilarity`). The embeddings
-    may be memory maps of files larger than memory. Raises UserError if a row is not finite, or if the dimensions differ.
+    ``similarity``, ``cosine`` or ``order``, also determines the size of a block. The embeddings may be memory maps of files
+    larger than memory. Raises UserError if a row is not finite, or if the dimensions of images and captions differ.
     """
     score, tile_images, tile_captions = find_similarity(similarity)
     if images.shape[1] != captions.shape[1]:
@@ -315,8 +315,8 @@ class _ImageRankCounter:
     """The ranks of a block of images, counted while captions are scored block by block.
 
     The own captions of an image are the captions that describe it. ``ranks`` (n_rows, n_ranks) has the rank of each image's
-    best own caption or, with ``caption_ranks``, the rank of each own caption. Row ``rank_rows[k]`` and column
-    ``rank_columns[k]`` have the rank for the k-th own caption of the block.
+    best own caption or, with ``caption_ranks``, the rank of each own caption. The rank for the k-th own caption of the block
+    is at ``ranks[rank_rows[k], rank_columns[k]]``.
     """
 
     def __init__(self, rows: slice, own: Tensor, rank_rows: Tensor, own_scores: Tensor, caption_ranks: bool) -> None:

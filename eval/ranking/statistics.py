@@ -97,9 +97,9 @@ def compute_differences(
 def resample_seed_metric(
     systems: Sequence[Sequence[SeedQueries]], metric: Sequence[str], samples: int, rng: np.random.Generator
 ) -> tuple[list[Floats], list[Floats]]:
-    """Return for each system one metric of all seeds, (n_seeds,), and the metric on bootstrap samples, (n_seeds, samples).
+    """Return one metric of all seeds, (n_seeds,), and the metric on bootstrap samples, (n_seeds, samples), for each system.
 
-    All seeds of all systems use the same samples of images. ``metric`` has the keys of the metric, such as
+    A system is a model with one or several seeds; all use the same samples of images. ``metric`` has the keys, such as
     ``["i2t", "r1"]``, in the nested dict that :func:`vse.eval.ranking.metrics.compute_fold_metrics` returns.
     """
     every, n_images = _renumber_images([queries for seeds in systems for queries in seeds])
@@ -174,7 +174,7 @@ def _renumber_images(seed_queries: Sequence[SeedQueries]) -> tuple[list[SeedQuer
 
 
 def _merge_model_queries(first: QueriesByDirection, second: QueriesByDirection, n_images: int) -> QueriesByDirection:
-    """Join the queries of two models in each direction. ``n_images`` is added to the image rows of the second model."""
+    """Join the queries of two models in each direction; the second model's image rows follow the ``n_images`` of the first."""
     both = {}
     for direction, a in first.items():
         b = second[direction]
@@ -221,7 +221,7 @@ class ComparedPair(NamedTuple):
 
 
 class ComparedFamily(NamedTuple):
-    """The tests of all pairs of systems.
+    """The tests of all pairs of systems. A system is a model with one or several seeds.
 
     values : (n_systems,) the metric of each system as a mean over its seeds
     pairs : the test of each pair, in the order of ``itertools.combinations``
@@ -280,10 +280,10 @@ def compare_all_pairs(
 
 
 class _SeedNoise(NamedTuple):
-    """The noise in a system's mean metric that comes from the choice of training seeds.
+    """The noise in a model's mean metric over n seeds that comes from the choice of seeds.
 
-    ``variance`` is its variance. ``uncertainty`` is the system's summand (s^2 / n)^2 / (n - 1) in the Welch-Satterthwaite
-    formula for the degrees of freedom, for a metric with the variance s^2 over n seeds.
+    ``variance`` is the variance of this noise. ``uncertainty`` is the model's summand (s^2 / n)^2 / (n - 1) in the
+    Welch-Satterthwaite formula for the degrees of freedom; s^2 is the variance of the metric over the seeds.
     """
 
     variance: float
@@ -327,7 +327,7 @@ def assign_letters(values: Floats, differs: Bool[np.ndarray, "n n"]) -> list[str
     """Return one or more letters for each system, such as ``ab``, which tables display next to its metric.
 
     Two systems have a letter in common if, and only if, they do not differ significantly: if their entry in ``differs`` is
-    False. The system with the highest of ``values`` has the letter ``a``. See Piepho (2004).
+    False. The system with the highest metric in ``values`` has the letter ``a`` (algorithm of Piepho, 2004).
     """
     groups = [frozenset(range(len(values)))]
     for a, b in combinations(range(len(values)), 2):
