@@ -45,8 +45,8 @@ def measure_hubs(i2t: ScoreBlocks, t2i: ScoreBlocks | None) -> dict[str, dict[st
             scores = t2i.score(rows, None).cpu()
         best.update(rows, scores)
     return {
-        "i2t": _describe_occurrences(n_captions, torch.cat(of_images)),
-        "t2i": _describe_occurrences(i2t.n_images, best.rows.T),
+        "i2t": _compute_hub_statistics(n_captions, torch.cat(of_images)),
+        "t2i": _compute_hub_statistics(i2t.n_images, best.rows.T),
     }
 
 
@@ -99,7 +99,7 @@ def diagnose_hubs(
             yield f"{direction}: R@10 {recalls[direction]:.1f} is about chance, {chance[direction]:.1f}{cause}"
 
 
-def _describe_occurrences(n_candidates: int, first: Int[Tensor, "n_queries depth"]) -> dict[str, float]:
+def _compute_hub_statistics(n_candidates: int, first: Int[Tensor, "n_queries depth"]) -> dict[str, float]:
     occurrences = np.bincount(first.numpy().ravel(), minlength=n_candidates)
     firsts = np.bincount(first[:, 0].numpy(), minlength=n_candidates)
     deviations = occurrences - occurrences.mean()

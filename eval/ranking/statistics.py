@@ -220,7 +220,7 @@ class ComparedPair(NamedTuple):
         return self.p_corrected < SIGNIFICANCE_LEVEL
 
 
-class ComparedFamily(NamedTuple):
+class PairwiseTests(NamedTuple):
     """The tests of all pairs of systems. A system is a model with one or several seeds.
 
     values : (n_systems,) the metric of each system as a mean over its seeds
@@ -239,7 +239,7 @@ def compare_all_pairs(
     method: str = "holm",
     samples: int = N_BOOTSTRAP_SAMPLES,
     seed: int = 0,
-) -> ComparedFamily:
+) -> PairwiseTests:
     """Test the difference of every pair of systems in one metric.
 
     Parameters
@@ -276,7 +276,7 @@ def compare_all_pairs(
         ComparedPair(a, b, float(values[a] - values[b]), interval, p, float(q))
         for (a, b), interval, p, q in zip(pairs, intervals, p_values, corrected, strict=True)
     ]
-    return ComparedFamily(values, compared, float(np.median(smallest)))
+    return PairwiseTests(values, compared, float(np.median(smallest)))
 
 
 class _SeedNoise(NamedTuple):

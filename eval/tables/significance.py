@@ -23,7 +23,7 @@ from vse.eval.options import PHRASE_PROTOCOL, TableRequest
 from vse.eval.ranking.metrics import metric_title
 from vse.eval.ranking.statistics import (
     SIGNIFICANCE_LEVEL,
-    ComparedFamily,
+    PairwiseTests,
     assign_letters,
     compare_all_pairs,
 )
@@ -189,7 +189,7 @@ class ComparedTable(TableKind):
         return build_printed_comparison(frame)
 
 
-def _build_frame(systems: Sequence[ComparedSystem], family: ComparedFamily, metric: str, method: str) -> pd.DataFrame:
+def _build_frame(systems: Sequence[ComparedSystem], family: PairwiseTests, metric: str, method: str) -> pd.DataFrame:
     differs = np.zeros((len(systems), len(systems)), bool)
     for pair in family.pairs:
         differs[pair.a, pair.b] = differs[pair.b, pair.a] = pair.is_significant
