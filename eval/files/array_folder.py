@@ -109,8 +109,8 @@ def _read_array(file: InputFile) -> NDArray[Any]:
 def _read_table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
     """Return the columns of a CSV or parquet table as arrays.
 
-    ``columns`` maps the name of each column of ids to the key of its array in the result. ``vectors`` is the key of the
-    column of vectors, which only a parquet table may have.
+    ``columns`` maps the name of each column of ids in the file to a key of the result. ``vectors`` is the key for the column
+    of vectors, which only a parquet table may have.
     """
     import pandas as pd
 

@@ -128,7 +128,7 @@ def correct_seeds(
     parameters = dict(given)
     if missing:
         why = "the parameters are selected on it"
-        validation = [_read_sibling(file, run, "val", why) for file, run in zip(files, seeds, strict=True)]
+        validation = [_read_other_split(file, run, "val", why) for file, run in zip(files, seeds, strict=True)]
         # If the evaluated split is its own bank, the validation split is its own bank, too.
         val_bank = "val" if bank == seeds[0].split else bank
         pairs = [(run, read_bank_scores(path, run, val_bank)) for path, run in validation]
@@ -194,7 +194,7 @@ def read_bank_scores(file: Path, run: Embeddings, bank: str) -> BankScores:
             raise UserError(f"{file}: has scores of pairs, but none with a bank; write it again with {command}")
         return BankScores(run.bank_scores_images, run.bank_scores_captions, file, _get_sha256(run), is_transductive=False)
     if bank in SPLITS and bank != run.split:
-        path, source = _read_sibling(file, run, bank, "it is the bank")
+        path, source = _read_other_split(file, run, bank, "it is the bank")
     elif bank != run.split:
         path = Path(bank)
         source = read_embeddings(path)
@@ -213,7 +213,7 @@ def _get_sha256(run: Embeddings) -> str | None:
     return None if run.source is None else run.source.sha256
 
 
-def _read_sibling(file: Path, run: Embeddings, split: str, why: str) -> tuple[Path, Embeddings]:
+def _read_other_split(file: Path, run: Embeddings, split: str, why: str) -> tuple[Path, Embeddings]:
     path = file.with_name(f"{split}.h5")
     if not path.is_file():
         raise UserError(f"{path}: no such file, but {why}; write it with vse-embed {file.parent} --split {split}")

@@ -262,7 +262,7 @@ def _measure_protocols(
     judgements: Mapping[str, Judgements],
     choices: Mapping[str, ChoiceSet],
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
-    """Return the metrics and the comparison with FAISS of each protocol, and the best answers to each query.
+    """Return a dict with the metrics of each protocol and the comparison of its ranks with FAISS, and the best answers.
 
     The list of answers is empty unless ``options.per_query`` is set. ``pairs`` are the judged pairs of the protocol ``cxc``,
     or None. ``judgements`` and ``choices`` have the data of the protocols ``judged-...`` and ``choices...``, by protocol.
@@ -278,7 +278,7 @@ def _measure_protocols(
     for name in protocols:
         queries = rank_queries_of_seeds(model.seed_files, model.seed_embeddings, name, ranking)
         folds = [of_seed.folds for of_seed in queries]
-        checks[name] = _sum_agreements(queries)
+        checks[name] = _build_cross_check_entry(queries)
         per_seed = [
             _compute_protocol_metrics(join_test_folds(parts), name, of_seed)
             for parts, of_seed in zip(test_sets, folds, strict=True)
@@ -334,7 +334,7 @@ def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judge
             metrics["ci95"]["pairs"] = intervals
 
 
-def _sum_agreements(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
+def _build_cross_check_entry(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
     """Return the value of ``cross_check`` in a result file: how the ranks of a protocol were compared with a FAISS search.
 
     The numbers of compared queries and of ties are sums over folds and seeds. If no ranks were compared, return the reason.

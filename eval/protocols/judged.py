@@ -2,7 +2,7 @@
 
 The module also has the protocols of language pairs: with ``en:de``, English captions query German captions.
 
-The candidates are the *pool*: the images and the captions that were judged at least once. A pair is right if people accepted
+The candidates are the images and the captions that were judged at least once. A pair is right if people accepted
 it. If nobody judged a pair of an image and its own caption, this pair is right and has the highest grade. Other pairs without
 a judgement count as wrong in R@1, R-Precision, mAP@R and nDCG@10, so these metrics are lower bounds. bpref ignores pairs
 without a judgement, and judged@10 is the share of the first ten answers that were judged.
@@ -60,20 +60,20 @@ def rank_judged_queries(run: Embeddings, judgements: Judgements) -> QueriesByDir
 
     If scores are equal, candidates with a lower grade come first. Raises UserError if a direction has no such query.
     """
-    pool = _Pool(run, judgements)
+    candidates = _JudgedCandidates(run, judgements)
     directions = {}
-    for name, ranked in (("i2t", pool.rank_captions()), ("t2i", pool.rank_images())):
+    for name, ranked in (("i2t", candidates.rank_captions()), ("t2i", candidates.rank_images())):
         rows, queries = [], []
         for row, query in ranked:
             rows.append(row)
             queries.append(query)
         if not queries:
             raise UserError(f"the judgements {judgements.kind} have no right answer to any query of {name}")
-        directions[name] = pool.build_measured_queries(name, np.array(rows), queries)
+        directions[name] = candidates.build_measured_queries(name, np.array(rows), queries)
     return directions
 
 
-class _Pool:
+class _JudgedCandidates:
     """The judged images and captions of a split, as rows ``images`` and ``captions``, and the grades of all their pairs."""
 
     def __init__(self, run: Embeddings, judgements: Judgements) -> None:

@@ -69,7 +69,7 @@ def evaluate_phrases(
     protocol = _combine_seed_metrics([compute_fold_metrics(fold) for fold in folds], folds[0])
     protocol |= {"iou": iou, **count_phrases(runs)}
     if bootstrap:
-        protocol["ci95"] = _nest_types(compute_intervals([[fold] for fold in folds], bootstrap))
+        protocol["ci95"] = _nest_type_metrics(compute_intervals([[fold] for fold in folds], bootstrap))
     measured = {
         "split_identity": split_identity_from_ids(first.dataset, "image_ids", np.unique(first.image_ids)).model_dump(),
         "data": first.identity.checksums.model_dump(),
@@ -93,7 +93,7 @@ def compute_phrase_differences(
     ``per_type``.
     """
     a, b = ([[fold] for fold in build_phrase_folds(paths, seeds, iou)] for paths, seeds in zip(files, runs, strict=True))
-    compared = _nest_types(compute_differences(a, b, samples))
+    compared = _nest_type_metrics(compute_differences(a, b, samples))
     per_type = {name: metrics["r1"] for name, metrics in compared.get("per_type", {}).items()}
     return compared | ({"per_type": per_type} if per_type else {})
 
@@ -149,13 +149,13 @@ def count_phrases(runs: Sequence[PhraseScores]) -> dict[str, int]:
 
 def _combine_seed_metrics(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: QueriesByDirection) -> dict[str, Any]:
     combined = {name: mean_and_std_over_seeds([dict(of_seed[name]) for of_seed in metrics]) for name in metrics[0]}
-    nested = _nest_types(combined)
+    nested = _nest_type_metrics(combined)
     for name, of_type in nested.get("per_type", {}).items():
         of_type["n_phrases"] = len(fold[f"{_TYPE_PREFIX}{name}"].image_rows)
     return nested
 
 
-def _nest_types(by_name: Mapping[str, Any]) -> dict[str, Any]:
+def _nest_type_metrics(by_name: Mapping[str, Any]) -> dict[str, Any]:
     """Move the values of each type of phrases under ``per_type``, and return them next to the values under ``phrase``.
 
     In ``by_name``, the values of a type have the key ``type <name>``; in ``per_type`` they have the key ``<name>``.
