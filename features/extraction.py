@@ -163,7 +163,7 @@ def extract_shards(
                 (identity for other_path, identity in other_precision_shards.items() if other_path != path), None
             ):
                 raise mixed_precision_error(path.parent, other, identity)
-            extractor.part_label = f"shard {index + 1} of {n_shards}"
+            extractor.shard_label = f"shard {index + 1} of {n_shards}"
             log.info("%s: %d rows", extractor.progress_label, len(items))
             started = time.perf_counter()
             rows = extractor.extract(items, skip_bad)
@@ -171,8 +171,8 @@ def extract_shards(
             if axes != (2 if declared == "vectors" else 3):
                 raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, but its settings declare {declared}")
             write_shard(path, identity, rows, extractor.provenance, started, dataset.sha256)
-            ids = {item.id for item in items}
-            if n_shards > 1 and (entry := _build_upper_bound_entry(dataset, extractor.config.key_settings(), [path], ids)):
+            ids, settings = {item.id for item in items}, extractor.config.list_cache_key_settings()
+            if n_shards > 1 and (entry := _build_upper_bound_entry(dataset, settings, [path], ids)):
                 log.info("%s: %s", path, _describe_coverage(entry["upper_bound"]))
     return shards_folder(out) if only_index is None else shard_path(out, only_index, n_shards)
 

@@ -207,7 +207,7 @@ def build_and_try_extractor(settings: FeatureSettings, arguments: ExtractionArgu
     if settings.kind != "image":
         return extractor
     with tempfile.TemporaryDirectory() as folder:
-        items = [_save_photograph(Path(folder), k, size) for k, size in enumerate(_TRIAL_SIZES)]
+        items = [_save_noise_image(Path(folder), k, size) for k, size in enumerate(_TRIAL_SIZES)]
         together = _try_extraction(settings, extractor, items)
         for k, item in enumerate(items):
             alone = np.asarray(_try_extraction(settings, extractor, [item]).features)
@@ -217,7 +217,7 @@ def build_and_try_extractor(settings: FeatureSettings, arguments: ExtractionArgu
     return extractor
 
 
-def _save_photograph(folder: Path, k: int, size: tuple[int, int]) -> ExtractorInput:
+def _save_noise_image(folder: Path, k: int, size: tuple[int, int]) -> ExtractorInput:
     path = folder / f"photograph-{k}.png"
     pixels = np.random.default_rng(k).integers(0, 256, (size[1], size[0], 3), np.uint8)
     Image.fromarray(pixels).save(path)

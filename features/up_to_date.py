@@ -65,7 +65,7 @@ def is_up_to_date(
             (cache.dataset, cache.feature) == (dataset.name, config.name)
             and cache.dataset_file.resolve() == dataset.path.resolve()
             and is_from_dataset_file(cache, dataset)
-            and sha256_json(cache.provenance.get("config")) == sha256_json(config.key_settings())
+            and sha256_json(cache.provenance.get("config")) == sha256_json(config.list_cache_key_settings())
             and cache.provenance.get("extractor_version") == config.extractor_version
             and _has_recorded_shards(cache, n_shards)
             and _has_encoder(cache, encoder, config.find_word_file(word_file))
@@ -309,7 +309,7 @@ class LocalRates:
 
     def find_feature_rate(self, config: FeatureSettings) -> float | None:
         """Return the rows per second of an extraction with the same settings on this machine; None without such a run."""
-        settings = config.key_settings()
+        settings = config.list_cache_key_settings()
         precisions = ("bf16", "fp16", "fp32") if settings.get("precision") == "auto" else (settings.get("precision"),)
         keys = (_encode_settings({**settings, **({"precision": one} if one else {})}) for one in precisions)
         return next((self.features[key] for key in keys if key in self.features), None)
@@ -372,7 +372,7 @@ def _collect_cost_settings(dataset: str, experiment: str) -> dict[str, Any] | No
     try:
         settings = load_experiment_outline(experiment, dataset).weight_settings()
         names = [name for name in (settings.get("feature"), settings.get("caption_feature")) if isinstance(name, str)]
-        features = [load_feature_preset(name, dataset).key_settings() for name in names]
+        features = [load_feature_preset(name, dataset).list_cache_key_settings() for name in names]
     except UserError:
         return None
     preset = {key: settings[key] for key in _COST_SETTINGS if settings.get(key) is not None}

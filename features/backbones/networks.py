@@ -239,7 +239,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
     timm = OPTIONAL_LIBRARIES["timm"].load(f"timm/{name}")
     if not set(name).isdisjoint(":/\\@") or not timm.is_model(name):  # timm would take a folder or a model of the hub
         raise UserError(f"unknown timm model {name!r}{did_you_mean(name, timm.list_models())}")
-    pinned = {} if weights is None else _build_weight_overlay(timm, name, notes)
+    pinned = {} if weights is None else _download_timm_weights(timm, name, notes)
     try:
         model: nn.Module = timm.create_model(name, pretrained=weights is not None, pretrained_cfg_overlay=pinned)
     except (OSError, RuntimeError) as error:
@@ -247,7 +247,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
     return model
 
 
-def _build_weight_overlay(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
+def _download_timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
     """Download a timm model's weights; return timm's settings for reading the file, {} if the hub lacks the weights."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:

@@ -66,7 +66,7 @@ class CaptionExtractor(Extractor):
 
     def __init__(self, config: FittedCaptionSettings, encoder_file: Path, device: str = "auto") -> None:
         fitted = _read_encoder(encoder_file)
-        _check_fit_inputs(encoder_file, fitted, {"config": config.key_settings()}, "config")
+        _check_fit_inputs(encoder_file, fitted, {"config": config.list_cache_key_settings()}, "config")
         self.config = config
         self.encoder = config.encoder_class().from_tensors(fitted.tensors, pick_device(device))
         self.encoder.select_words = config.select_words
@@ -125,7 +125,7 @@ def fit_encoder(
     watched = WatchedFile(word_file) if word_file is not None and word_file.is_file() else None
     corpus = build_corpus(load_dataset_file(dataset_file), config)
     inputs = {
-        "config": config.key_settings(),
+        "config": config.list_cache_key_settings(),
         f"training_{config.of}_sha256": sha256_json_list(corpus.fit_texts),
         "version": 1,
         **config.hash_fit_inputs(corpus, word_file),

@@ -106,7 +106,7 @@ def find_edge_boxes(
     boxes, scores = finder.getBoundingBoxes(edges, orientation)
     if len(boxes) == 0:  # an image without an edge
         return _build_whole_image_box(pixels)
-    return _to_corners(boxes), np.asarray(scores, np.float32).reshape(-1)
+    return _convert_xywh_to_corners(boxes), np.asarray(scores, np.float32).reshape(-1)
 
 
 def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
@@ -139,10 +139,10 @@ def run_selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Float
         boxes = search.process()[:n_boxes]
     if len(boxes) == 0:
         return _build_whole_image_box(pixels)
-    return _to_corners(boxes), np.linspace(1, 0, len(boxes), endpoint=False, dtype=np.float32)
+    return _convert_xywh_to_corners(boxes), np.linspace(1, 0, len(boxes), endpoint=False, dtype=np.float32)
 
 
-def _to_corners(boxes: NDArray[Any]) -> Floats:
+def _convert_xywh_to_corners(boxes: NDArray[Any]) -> Floats:
     corners = np.asarray(boxes, np.float32)
     return np.concatenate([corners[:, :2], corners[:, :2] + corners[:, 2:]], axis=1)
 

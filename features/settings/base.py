@@ -91,7 +91,7 @@ class FeatureSettings(Settings):
         """
         return {"name", "trained_on"}
 
-    def key_settings(self) -> dict[str, Any]:
+    def list_cache_key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
         The key that identifies a cache is a hash of these settings and of hashes of weights and files.
@@ -109,7 +109,7 @@ class FeatureSettings(Settings):
         if the feature lacks this setting. A new source would make the jobs of all features run again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
-        return {**self.key_settings(), **{key: getattr(self, key, None) for key in sources}}
+        return {**self.list_cache_key_settings(), **{key: getattr(self, key, None) for key in sources}}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
@@ -187,8 +187,8 @@ class ImageSettings(FeatureSettings):
     def list_fields_outside_key(cls) -> set[str]:
         return super().list_fields_outside_key() | {"workers"}
 
-    def key_settings(self) -> dict[str, Any]:
-        settings = super().key_settings()
+    def list_cache_key_settings(self) -> dict[str, Any]:
+        settings = super().list_cache_key_settings()
         # if splits is not set, the keys (hashes) of caches are the same as before this setting existed
         return settings if self.splits else {name: value for name, value in settings.items() if name != "splits"}
 
@@ -260,7 +260,7 @@ class Extractor(ABC):
     weights_sha256 : SHA-256 of all learned parameters (a network's weights, a fitted encoder)
     extra_hashes : further hashes that enter the cache's key, by name, such as the hash of a tokenizer
     provenance : further notes that the cache records, such as versions of libraries; not part of the cache's key
-    part_label : the shard in progress, such as ``shard 2 of 4``, for the label of the progress bar
+    shard_label : the shard in progress, such as ``shard 2 of 4``, for the label of the progress bar
     requested_precision : precision in the preset, which may be ``auto``
     """
 
@@ -269,7 +269,7 @@ class Extractor(ABC):
     weights_sha256: str
     extra_hashes: Mapping[str, str] = MappingProxyType({})
     provenance: Mapping[str, Any] = MappingProxyType({})
-    part_label: str = ""
+    shard_label: str = ""
     requested_precision: str | None = None
 
     @property
@@ -282,7 +282,7 @@ class Extractor(ABC):
         from vse.features.cache.rows import CacheIdentity, list_row_ids  # imports h5py
 
         content = {
-            "config": self.config.key_settings(),
+            "config": self.config.list_cache_key_settings(),
             "weights_sha256": self.weights_sha256,
             "requested_ids_sha256": sha256_json(
                 list_row_ids(self.config.restrict_dataset(dataset), self.kind, self.config.text_unit).tolist()
@@ -295,7 +295,7 @@ class Extractor(ABC):
     @property
     def progress_label(self) -> str:
         """The label of the progress bar, such as ``extract fc7, shard 2 of 4``."""
-        return f"extract {self.config.name}" + (f", {self.part_label}" if self.part_label else "")
+        return f"extract {self.config.name}" + (f", {self.shard_label}" if self.shard_label else "")
 
     @classmethod
     def from_arguments(cls, config: Any, arguments: ExtractionArguments) -> Self:

@@ -108,13 +108,13 @@ class TextSettings(FeatureSettings):
         "keep", description="drop: the encoder ignores articles, pronouns, prepositions and other stop words of phrases"
     )
 
-    def key_settings(self) -> dict[str, Any]:
+    def list_cache_key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
         The settings ``of`` and ``stop_words`` are omitted if they have their defaults, so that the keys (hashes) of older
         caches stay the same.
         """
-        content = super().key_settings()
+        content = super().list_cache_key_settings()
         for name in ("of", "stop_words"):
             if content[name] == type(self).model_fields[name].default:
                 del content[name]
@@ -380,12 +380,12 @@ class HglmmConfig(WordSettings):
     )
     normalize: bool = Field(False, description="L2-normalise each mixture's vectors once more after the projection")
 
-    def key_settings(self) -> dict[str, Any]:
+    def list_cache_key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
         The setting ``mixtures`` is omitted if it has its default, so that the keys (hashes) of older caches stay the same.
         """
-        content = super().key_settings()
+        content = super().list_cache_key_settings()
         if self.mixtures == ["hybrid"]:
             del content["mixtures"]
         return content

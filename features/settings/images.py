@@ -57,12 +57,12 @@ class CnnConfig(LayerSettings):
     def list_fields_outside_key(cls) -> set[str]:
         return super().list_fields_outside_key() | {"batch_size", "compile"}
 
-    def key_settings(self) -> dict[str, Any]:
+    def list_cache_key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
         A false ``fold_batch_norm`` is omitted, so that the keys (hashes) of older caches stay the same.
         """
-        content = super().key_settings()
+        content = super().list_cache_key_settings()
         if not self.fold_batch_norm:
             del content["fold_batch_norm"]
         return content
@@ -217,13 +217,13 @@ class BoxesConfig(LayerSettings):
         """True if the setting ``boxes`` is the path of a file."""
         return self.boxes.endswith((".json", ".h5"))
 
-    def key_settings(self) -> dict[str, Any]:
+    def list_cache_key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
         If ``boxes`` is the path of a file, its value here is "file", because the key contains the hash of the file. Defaults
         of ``train_boxes``, ``thin_edges`` and ``layers`` are omitted, so that the keys (hashes) of older caches stay the same.
         """
-        content = {**super().key_settings(), **({"boxes": "file"} if self.has_box_file else {})}
+        content = {**super().list_cache_key_settings(), **({"boxes": "file"} if self.has_box_file else {})}
         return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges", "layers") or value}
 
     @model_validator(mode="after")

@@ -49,13 +49,13 @@ CONTENT_ON_FLICKR8K = {
 def test_the_content_of_a_preset_stays_what_it_was_so_that_caches_stay_valid(name: str) -> None:
     unfolded = ["fold_batch_norm=false"] if name.startswith(("effnet", "resnet")) else []  # until presets folded batch norms
     if name in CONTENT:
-        assert sha256_json(load_feature_preset(name, None, unfolded).key_settings()) == CONTENT[name]
+        assert sha256_json(load_feature_preset(name, None, unfolded).list_cache_key_settings()) == CONTENT[name]
         return
     before = ["random_crop=resized"] if name == "effnet_rc_of_the_authors" else []  # until plain crops were seen to do better
     preset = name.removesuffix("_of_the_authors")
     in_bf16 = ["precision=bf16"] if has_auto_precision(preset, "f8k") else []  # as a processor with bf16 makes them
     assert (
-        sha256_json(load_feature_preset(preset, "f8k", [*before, *in_bf16, *unfolded]).key_settings())
+        sha256_json(load_feature_preset(preset, "f8k", [*before, *in_bf16, *unfolded]).list_cache_key_settings())
         == CONTENT_ON_FLICKR8K[name]
     )
 
@@ -145,7 +145,7 @@ def test_files_of_the_user_are_those_that_settings_name() -> None:
 def test_a_revision_that_is_asked_for_makes_a_job_run_again_and_no_cache_stale() -> None:
     one, other = TextConfig(name="x", model="a/b"), TextConfig(name="x", model="a/b", revision="v2")
     assert one.list_rerun_settings() != other.list_rerun_settings()
-    assert one.key_settings() == other.key_settings()
+    assert one.list_cache_key_settings() == other.list_cache_key_settings()
 
 
 def test_word_vectors_given_for_all_features_are_before_those_of_a_preset() -> None:

@@ -123,7 +123,7 @@ def test_the_demo_whose_network_and_model_are_smaller_gives_no_rate_of_coco(fold
 
 
 def test_a_cache_of_this_machine_gives_the_rate_of_the_same_settings(folder: Path) -> None:
-    settings = {**load_feature_preset("fc7", "coco").key_settings(), "precision": "fp32"}
+    settings = {**load_feature_preset("fc7", "coco").list_cache_key_settings(), "precision": "fp32"}
     (folder / "features/f8k_fc7.shards").mkdir(parents=True)
     for k, seconds in enumerate((10.0, 30.0)):
         record = {"rows": 400, "seconds": seconds, "identity": {"content": {"config": settings}}}

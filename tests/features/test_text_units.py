@@ -157,8 +157,8 @@ def test_what_reads_captions_refuses_phrases_and_the_other_way_round(drawn: Path
 def test_captions_keep_their_stop_words() -> None:
     with pytest.raises(UserError, match="stop_words: drop goes with of: phrases"):
         load_feature_preset("tfidf", sets=["stop_words=drop"])
-    assert "of" not in load_feature_preset("tfidf").key_settings()
-    assert "stop_words" not in load_feature_preset("minilm").key_settings()
+    assert "of" not in load_feature_preset("tfidf").list_cache_key_settings()
+    assert "stop_words" not in load_feature_preset("minilm").list_cache_key_settings()
 
 
 def test_a_preset_of_phrases_or_truths_differs_from_its_other_one_in_that_alone() -> None:
@@ -166,9 +166,9 @@ def test_a_preset_of_phrases_or_truths_differs_from_its_other_one_in_that_alone(
     boxes = ("boxes", "boxes_resnet", "boxes_effnet", "boxes_effnet_map", "boxes_effnet_levels")
     for name, other, change in [*phrases, *((name, f"{name}_truth", {"boxes": "phrases"}) for name in boxes)]:
         for dataset in (None, "demo"):
-            assert {**load_feature_preset(name, dataset).key_settings(), **change} == load_feature_preset(
+            assert {**load_feature_preset(name, dataset).list_cache_key_settings(), **change} == load_feature_preset(
                 other, dataset
-            ).key_settings()
+            ).list_cache_key_settings()
 
 
 @pytest.mark.parametrize(

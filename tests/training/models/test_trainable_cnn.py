@@ -150,7 +150,7 @@ def test_dropout_is_off(batch_norm: Any) -> None:
 
 def test_a_cache_is_enough_to_rebuild_its_network_but_not_one_of_positions(cache: Path, positions: Path) -> None:
     extractor = rebuild_cnn_extractor(open_cache(cache))
-    assert extractor.config.key_settings() == TINY_FEATURE.key_settings()
+    assert extractor.config.list_cache_key_settings() == TINY_FEATURE.list_cache_key_settings()
     assert extractor.config.name == "tiny"
     assert torch.equal(extractor.compute_features(pixels()), CnnExtractor(TINY_FEATURE).compute_features(pixels()))
     with pytest.raises(UserError, match="its features are not vectors of a CNN"):
