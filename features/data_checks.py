@@ -45,7 +45,7 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
 
     An evenly spread sample of the existing photographs is compared. If ``dataset.json`` has changed since the cache was
     written, the sample is larger, and all recorded captions are compared, too; so are the texts of a cache of texts, and the
-    boxes of a cache of ground-truth boxes. Ids that the cache lacks are reported only when their rows are read.
+    boxes of a cache of ground-truth boxes. Ids that the cache lacks are not reported here, but when their rows are read.
 
     If the data set is a fold of a cross-validation, the cache may also belong to the complete data set (its parent). Only
     caption vectors of a fitted encoder must belong to the fold: an encoder of the complete data set may be fitted to captions
@@ -87,7 +87,7 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
 def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return messages about the differences between a data set and the data set of a cache; an empty list if there are none.
 
-    Photographs, captions, and texts or boxes of phrases are compared as in :func:`check_belongs_to_dataset`.
+    A sample of photographs is compared; if ``dataset.json`` has changed, also captions, and texts or boxes of phrases.
     """
     recorded, changed = read_data_identity(cache), not is_from_dataset_file(cache, dataset)
     captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
@@ -189,7 +189,7 @@ def has_input_hashes(cache: FeatureCache) -> bool:
 
 
 def _get_caption_array(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the array ``name`` among the arrays ``stored`` in the cache file ``path``; an empty array if it is missing.
+    """Return the array ``name`` of ``stored``, the arrays read from the cache file ``path``; an empty array if it is missing.
 
     Raises UserError unless its shape is (n_captions, *shape).
     """

@@ -90,10 +90,10 @@ def count_covered_phrases(
 def _build_upper_bound_entry(
     dataset: Dataset, config: Mapping[str, Any], shards: Sequence[Path], image_ids: Collection[int] | None = None
 ) -> dict[str, Any]:
-    """Return the provenance entry ``upper_bound``: the share of phrases in each split that the boxes in ``shards`` cover.
+    """Return the provenance entry ``upper_bound``: each split's share of phrases that a box in ``shards`` covers (IoU >= 0.5).
 
     The result is empty if the shards or the phrases have no boxes, or if the boxes are the ground truth. ``config`` holds the
-    extractor's settings.
+    extractor's settings. Only phrases of the images ``image_ids`` count; None: of all images.
     """
     with open_hdf5(shards[0], "a readable shard") as first:
         if config.get("boxes") == TRUTH_BOXES or not {"boxes", "offsets"} <= first.keys():

@@ -79,7 +79,7 @@ def _is_compile_supported(device: str) -> bool:
 
 @contextmanager
 def replace_compiler() -> Iterator[None]:
-    """Replace torch's compiler by a small stand-in module within this block, unless the compiler is already imported."""
+    """Replace torch's compiler by a small stand-in in the caller's ``with`` block, unless the compiler is already imported."""
     if _COMPILER_MODULE in sys.modules:
         yield
         return

@@ -308,7 +308,7 @@ class LocalRates:
         return None if cost is None else self.training.get(_encode_settings(cost))
 
     def find_feature_rate(self, config: FeatureSettings) -> float | None:
-        """Return the rows per second of an extraction with the same settings on this machine; None without such a run."""
+        """Return the rows per second of an extraction with the same settings on this machine; None if there was none."""
         settings = config.list_cache_key_settings()
         precisions = ("bf16", "fp16", "fp32") if settings.get("precision") == "auto" else (settings.get("precision"),)
         keys = (_encode_settings({**settings, **({"precision": one} if one else {})}) for one in precisions)

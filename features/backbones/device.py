@@ -37,7 +37,7 @@ class GpuLeases:
         self._held: dict[int, int] = {}  # file descriptor of each locked GPU, by index
 
     def try_lock_gpu(self, index: int) -> bool:
-        """Lock the file of the GPU ``uuids[index]``; return False if another process has locked it."""
+        """Lock the lock file of the GPU ``uuids[index]``; return False if another process has locked this file."""
         if index in self._held:
             return True
         file = self._files[index]
@@ -128,7 +128,7 @@ def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def use_deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Make torch use slower, deterministic algorithms in this block, if ``enabled``. A GPU then repeats results exactly.
+    """If ``enabled``, use slower, deterministic algorithms in the caller's ``with`` block. A GPU then repeats results exactly.
 
     Raises UserError if an operation has no deterministic algorithm.
     """
@@ -149,7 +149,7 @@ def use_deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 @contextmanager
 def wrap_memory_errors(advice: str) -> Iterator[None]:
-    """Raise UserError if the GPU runs out of memory in this block. The message ends with ``advice``."""
+    """Raise UserError if the GPU runs out of memory in the caller's ``with`` block. The message ends with ``advice``."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -203,7 +203,7 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
     ``auto`` is ``bf16`` if the device has instructions for bf16 (:func:`has_bf16`). The choice is logged. If ``bf16`` is
     requested on a device without these instructions, a warning is logged.
 
-    workload : kind of computation, which determines the estimate of the lost time in the warning
+    workload : kind of computation; the warning states how much slower this kind is with bf16 than with fp32
     setting : name of the precision setting in the log messages, such as ``train.precision``
     """
     native = has_bf16(device)
@@ -221,9 +221,8 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
 def choose_query_precision(cache_precision: str) -> str:
     """Return the setting ``precision`` for encoding queries that are compared with the features of a cache.
 
-    ``cache_precision`` is the precision in which the cache was computed. The result is ``auto`` for ``bf16``, and otherwise
-    ``cache_precision``. A device without bf16 then computes in fp32, because emulated bf16 is slow and fp32 differs only by
-    rounding.
+    ``cache_precision`` is the precision in which the cache was computed. The setting equals it, except that ``bf16`` becomes
+    ``auto``. A device without bf16 then computes in fp32: emulated bf16 is slow, and fp32 differs only by rounding.
     """
     return "auto" if cache_precision == "bf16" else cache_precision
 

@@ -74,7 +74,7 @@ def download_model(
 def download_first_file(model: str, names: Sequence[str], revision: str | None, advice: str) -> tuple[Path, str]:
     """Download the first file of ``names`` that a model's repository contains; return its path and the hash of the commit.
 
-    Raises UserError if the hub is out of reach, or if the repository has none of the files.
+    Raises UserError, whose message ends with ``advice``, if the hub is out of reach or the repository has none of the files.
     """
     for name in names:  # one download per file, because the later files are large and rarely needed
         found = download_model(model, [name], revision, advice)

@@ -169,7 +169,7 @@ class _LayerReached(Exception): ...
 def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
     """Return the path of a model's weights: ``weights`` if it is a file name, or else the file in ``weights_dir``.
 
-    The result is None for random weights, or if the folder lacks the file. A path in ``weights`` is not checked.
+    The result is None for random weights, or if the folder lacks the file. A file that ``weights`` names need not exist.
     """
     if weights.endswith(WEIGHT_FILE_SUFFIXES):
         return Path(weights)
@@ -295,7 +295,7 @@ def _download_open_clip_weights(open_clip: Any, name: str, weights: str, notes: 
 
 @contextmanager
 def prevent_open_clip_log_handler() -> Iterator[None]:
-    """Keep OpenCLIP from adding a handler to the root logger in this block. The handler would print log lines twice."""
+    """Prevent in the caller's ``with`` block that OpenCLIP adds a handler to the root logger, which would repeat log lines."""
     with suppress(ImportError):  # let transformers reject code in a model's folder without asking on the terminal
         from transformers import dynamic_module_utils
 

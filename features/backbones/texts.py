@@ -65,7 +65,7 @@ class TextBackbone(ABC):
 
     @abstractmethod
     def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-        """Return the token ids of each text, at most ``max_length``, and the number of truncated texts."""
+        """Return at most ``max_length`` token ids for each text, and the number of truncated texts."""
 
     @abstractmethod
     def compute_text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
@@ -172,7 +172,7 @@ class SentenceTextBackbone(TextBackbone):
         return {**features, "prompt_length": self._n_skipped_tokens} if self._n_skipped_tokens else features
 
     def _count_prompt_tokens(self) -> int:
-        """Return the number of the prompt's tokens, for models that leave these tokens out of their mean over tokens."""
+        """Return the number of the prompt's tokens, without the end token. Some models leave them out of a text's vector."""
         tokens = self._tokenizer(self._prompt)["input_ids"] if self._prompt else []
         ends = (self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
         return len(tokens) - bool(tokens and tokens[-1] in ends)
@@ -191,7 +191,7 @@ def _find_or_download_folder(config: TextConfig, weights_dir: Path | None) -> tu
 
 
 def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config: TextConfig) -> dict[str, Any]:
-    """Return the provenance entry on the transformer's first file of weights (name, size, hash); {} for random weights."""
+    """Return name, size and hash of the transformer's first file of weights, for the provenance; {} for random weights."""
     transformer = folder / (modules[0]["path"] if modules else "")
     files = sorted(transformer.glob("model*.safetensors"))
     return {WEIGHTS_FILE_KEY: WeightsFile.describe(files[0], folder)} if files and config.weights != "random" else {}
@@ -200,7 +200,7 @@ def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config
 def _read_network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], all_modules: bool) -> list[Any]:
     """Return the settings of the transformer in ``folder``.
 
-    With ``all_modules``, add the class and settings of each later module of the model, such as its pooling.
+    ``modules`` lists the transformer and the other parts of the model. ``all_modules`` adds the others' classes and settings.
     """
 
     def read_settings(path: str) -> Any:
@@ -350,7 +350,7 @@ class _CausalTower:
 
 
 def _find_causal_tower(model: Any) -> _CausalTower | None:
-    """Return the text tower of an OpenCLIP model; None if the tower is not causal, or has another pooling."""
+    """Return the text tower of an OpenCLIP model; None if the tower is not causal, or does not pool the last token."""
     is_clip = hasattr(model, "token_embedding")  # class CLIP has the tower's layers itself; others in ``text``
     module = model if is_clip else model.text
     pool = getattr(module, "text_pool_type" if is_clip else "pool_type", "")

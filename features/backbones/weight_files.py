@@ -103,7 +103,7 @@ def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weigh
 def add_weights_hint(provenance: Mapping[str, Any], model: str, error: UserError) -> UserError:
     """Return an error about missing or wrong weights of ``model``, with a hint: the name and hash of the right file.
 
-    If ``provenance`` does not record them, or if the error states the hash already, the error is returned unchanged.
+    If the cache's ``provenance`` lacks them, or if the error states the hash already, the error is returned unchanged.
     """
     record = WeightsFile.read(provenance)
     return error if record is None or record.sha256 in str(error) else UserError(f"{error}; {record.build_hint(model)}")

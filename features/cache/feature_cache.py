@@ -63,11 +63,11 @@ class FeatureCache:
     ids : (n,) ids of the rows
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
     row_shape : shape of a row or, with ``offsets``, of one region
-    shard_arrays : for each shard, the locations of its arrays by name
+    shard_arrays : for each shard (a file of consecutive rows), the locations of its arrays by name
     skipped_ids : ids of the images or texts that the extractor left out
     block_checker : checker that compares the features with their checksums
     extraction_seconds : duration of the extraction; None if unknown
-    model_folder : folder of the packed model to which the feature belongs; None if a cache file was read
+    model_folder : folder of the packed model (a trained model with its encoders); None if a cache file was read
     """
 
     path: Path

@@ -161,7 +161,7 @@ class FeatureReader:
         return PaddedSets(self.read_rows(indices), np.ones((len(indices), self.cache.row_shape[0]), bool))
 
     def read_vectors(self, indices: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Return single vectors (len(indices), dim). The indices count the vectors of all rows of the cache, from 0."""
+        """Return single vectors (len(indices), dim). An index is a position (from 0) in the list of all rows' vectors."""
         per_row = 1 if self.cache.offsets is not None else int(np.prod(self.cache.row_shape[:-1]))
         return self._read_vector_ranges(indices, indices + 1, per_row).reshape(-1, self.cache.dim)
 
@@ -181,7 +181,7 @@ class FeatureReader:
         return PaddedSets(features, mask)
 
     def check_rows_finite(self, indices: NDArray[np.int64]) -> None:
-        """Check that the rows at ``indices`` are finite. Raises UserError, which names the first row that is not finite."""
+        """Raise UserError if a row at ``indices`` contains an infinite number or NaN. The message names the first such row."""
         for index in indices:
             row = np.asarray([index])
             features = self.read_rows(row) if self.cache.offsets is None else self.read_padded_regions(row).features
@@ -191,8 +191,8 @@ class FeatureReader:
     def _read_vector_ranges(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
         """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; each range must lie in one shard.
 
-        ``per_row`` is the number of vectors in a row, for a cache with a vector per crop. With 1, the indices count rows, or
-        the vectors of all sets.
+        ``per_row`` > 1: each row has this number of vectors; an index is a position in the list of all rows' vectors. 1: an
+        index is a row (read as one vector) or, if the cache has ``offsets``, a position in that list.
         """
         shape = self.cache.row_shape[-1:] if per_row > 1 else self.cache.row_shape
         size = self.cache.dtype.itemsize * int(np.prod(shape))
@@ -251,9 +251,9 @@ class FeatureDescription(BaseModel):
     def build_rowless_cache(self, path: Path, model_folder: Path | None = None) -> FeatureCache:
         """Return the feature as a :class:`FeatureCache` without rows, for code that needs only a cache's settings and shape.
 
-        path : cache file of the feature, which need not exist; messages state it, and the fitted encoder lies next to it
-        model_folder : folder of the packed model with the encoder; ``path`` is then the file with the description. None: no
-            such model
+        path : path for messages: the feature's cache file, which need not exist, or a packed model's file of descriptions
+        model_folder : folder of that packed model (a trained model with its encoders); None: without such a model, a fitted
+            encoder is read from a file next to ``path``
         """
         return FeatureCache(
             path=path,

@@ -189,7 +189,7 @@ def differ_only_in_precision(one: CacheIdentity, other: CacheIdentity) -> bool:
 
 
 def find_other_precision_shards(cache: Path, n_shards: int, identity: CacheIdentity) -> dict[Path, CacheIdentity]:
-    """Find the existing shards of a cache that were computed like ``identity`` states, but in another precision.
+    """Find the existing shards of a cache that were computed as ``identity`` states, but in another precision.
 
     The result is the identity (names, settings and hashes) of each such shard, by the path of the shard.
     """
@@ -349,7 +349,7 @@ _FAILURES_KIND = OutputKind(
 
 
 def build_cache_kind(out: Path) -> OutputKind:
-    """Return the kind of file that a new cache at ``out`` may replace: only a feature cache.
+    """Return the kind of files, feature caches, that a new cache at ``out`` may replace.
 
     A damaged cache is recognised, too, if it begins like HDF5 and its shards' folder has a manifest (list of shards).
     """

@@ -147,7 +147,7 @@ def write_imported_cache(
 
 
 def _write_shard(path: Path, identity: CacheIdentity, rows: FeatureRows, files: Sequence[WatchedFile]) -> list[int]:
-    """Write a shard of imported rows, and return the ids of the rows that are all zeros."""
+    """Write a shard of imported rows; return the ids of all-zero rows. Raises UserError if an input file has changed."""
     for file in files:
         file.check_unchanged()
     shards.write_shard(path, identity, rows, notes={"files": [file.path.name for file in files]})
@@ -265,7 +265,7 @@ def _load_features_and_ids(features: Path, ids: Path | None) -> tuple[NDArray[An
 
 
 def _keep_one_id_per_row(ids: Ids, n_rows: int) -> Ids:
-    """Return the ids of rows without repetition, if each id is repeated once per caption. Else return ``ids`` unchanged."""
+    """Return one id per row, if ``ids`` has each id several times in succession (once per caption); else ``ids`` unchanged."""
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
         return ids
@@ -294,7 +294,7 @@ def _find_rows_by_id(path: Path, ids: Ids, wanted_ids: Ids) -> Ids:
 
 
 def _map_tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
-    """Return a dictionary from the imgid of each image to the image_id that TSV files use for it.
+    """Return a dictionary from each image's id in the data set (imgid) to the image's id in TSV files (image_id).
 
     ``match`` is the field of an image that equals image_id: ``cocoid``, ``imgid`` or ``filename`` (the digits at its end);
     None: ``cocoid`` if all images have one, else ``imgid``. Raises UserError if an image lacks the field.

@@ -304,7 +304,7 @@ def _read_rows(
 
 
 def _build_fault_finder(images: Path) -> Callable[[str], str | None]:
-    """Return a function that returns the fault of a photo, given its file name; None if the photo can be used."""
+    """Return a function that describes a photo's fault, given the photo's file name; None if the photo can be used."""
     check = build_photo_checker(images)
 
     def find_fault(file: str) -> str | None:
@@ -318,7 +318,6 @@ def _build_fault_finder(images: Path) -> Callable[[str], str | None]:
 
 
 def _hash_image_vectors(vectors: NDArray[Any]) -> list[bytes]:
-    """Return a hash of each vector. Equal vectors have equal hashes."""
     digests = []
     for _, block in _iterate_blocks(vectors):
         has_negative_zero = (block.view(f"u{block.itemsize}") == 1 << (8 * block.itemsize - 1)).any()
@@ -343,7 +342,7 @@ def _iterate_blocks(vectors: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]
 
 @lru_cache(maxsize=_CACHED_PATHS)
 def _make_relative(file: str, images_folder: Path | None) -> str:
-    """Return an image's path relative to ``images_folder``; None: return the path without a slash at the start.
+    """Return an image's path relative to ``images_folder`` or, if that is None, the path without slashes at its start.
 
     Raises BadRow if an absolute path lies outside the folder.
     """

@@ -350,7 +350,7 @@ def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None
 
 
 def _check_precomp_entry(layouts: Mapping[str, Any]) -> None:
-    """Raise ValueError if the entry ``precomp`` of ``dataset.json``, the file layout of each imported split, is not valid."""
+    """Raise ValueError if the layout of a split's files, stored in the entry ``precomp`` of ``dataset.json``, is not valid."""
     for split, layout in layouts.items():
         newline, final_newline = layout.get("ids_text") or ("\n", True)
         newlines = {newline, layout.get("newline", "\n")}

@@ -89,9 +89,9 @@ class CaptionExtractor(Extractor):
         return FeatureRows(list_input_ids(items), features, np.stack([item.hash_input() for item in items]), counts=counts)
 
     def _encode_blocks(self, items: Sequence[ExtractorInput], counts: dict[str, int]) -> Iterator[NDArray[Any]]:
-        """Yield the vectors of captions in blocks, and count the captions whose vector is zero.
+        """Yield the vectors of captions in blocks, and add the number of zero vectors to the only entry of ``counts``.
 
-        ``counts`` has one entry, with a description for the log. The number is added to this entry.
+        The key of this entry is a description for the log.
         """
         chunk, (name,) = self.config.chunk, counts
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy

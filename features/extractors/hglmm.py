@@ -56,7 +56,7 @@ class ProjectedMixture:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> ProjectedMixture:
-        """Build a mixture from the result of :meth:`tensors`, whose names have the additional ``prefix`` in ``tensors``."""
+        """Build a mixture from the ``tensors`` with names that start with ``prefix`` and end as in :meth:`tensors`."""
         mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
         return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
 

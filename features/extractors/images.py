@@ -176,7 +176,7 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
 
 @contextmanager
 def _add_paths_to_errors(paths: Sequence[Path | None]) -> Iterator[None]:
-    """Add a note to an exception in this block: the path of the first photograph of a batch, and the number of the others."""
+    """Add the first of ``paths``, and the number of the other photographs, to an exception in the caller's ``with`` block."""
     try:
         yield
     except Exception as error:

@@ -156,7 +156,7 @@ def _compute_log_constants(mixture: Mixture) -> Tensor:
 
 
 def _compute_posteriors_fast(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Float[Tensor, "K N"]:
-    """Return the posteriors of :func:`compute_posteriors`, transposed and less exact, in less time.
+    """Return the posterior of each cluster for each sample, faster but less exactly than :func:`compute_posteriors`.
 
     ``squares`` is ``samples ** 2``.
     """

@@ -56,7 +56,7 @@ class WordVectors:
         return {word: row for row, word in enumerate(self.words)}
 
     def find_indices(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
-        """Return the indices of all known words, caption by caption, and the number (n,) of known words in each caption."""
+        """Return each known word's row in the table, caption by caption, and the number (n,) of known words per caption."""
         found = [[self.index_by_word[word] for word in caption if word in self.index_by_word] for caption in captions]
         lengths = torch.tensor([len(indices) for indices in found], dtype=torch.int64)
         return torch.tensor([index for indices in found for index in indices], dtype=torch.int64), lengths

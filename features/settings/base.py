@@ -1,6 +1,6 @@
 """Base classes of extractors and of their settings.
 
-This module imports neither torch nor h5py. A workflow reads only the presets of features and therefore starts quickly.
+This module imports neither torch nor h5py. A workflow, which reads only the presets of features, therefore starts quickly.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class FeatureSettings(Settings):
     def list_rerun_settings(self) -> dict[str, Any]:
         """Return the settings whose change makes the workflow run a job again.
 
-        These are the settings that determine the vectors, and the sources of weights and boxes. Each source has an entry, None
-        if the feature lacks this setting. A new source would make the jobs of all features run again.
+        These settings determine the vectors, or name sources of weights and boxes. A feature without such a source has None
+        for it. Adding a source to this method would change the result for all features, and so run all their jobs again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
         return {**self.list_cache_key_settings(), **{key: getattr(self, key, None) for key in sources}}

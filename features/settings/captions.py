@@ -111,8 +111,8 @@ class TextSettings(FeatureSettings):
     def list_cache_key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.
 
-        The settings ``of`` and ``stop_words`` are omitted if they have their defaults, so that the keys (hashes) of older
-        caches stay the same.
+        The settings ``of`` (captions or phrases) and ``stop_words`` are omitted if they have their defaults, so that the keys
+        (hashes) of older caches stay the same.
         """
         content = super().list_cache_key_settings()
         for name in ("of", "stop_words"):
@@ -153,9 +153,9 @@ class FittedCaptionSettings(TextSettings):
         return super().list_fields_outside_key() | {"chunk"}
 
     def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
-        """Return the SHA-256 of each further input of the fit, by name; by default {}.
+        """Return the SHA-256 of each input of the fit, by name, except settings and ``corpus.fit_texts``; by default {}.
 
-        The settings and ``corpus.fit_texts`` are left out, because they are recorded for every encoder.
+        The program records those two for every encoder.
         """
         return {}
 
