@@ -187,7 +187,7 @@ def _is_finished_shard(
 ) -> bool:
     """Return whether a shard is complete and can be kept; False if it has skipped images and ``skip_bad`` is False.
 
-    ``items`` are the inputs of its rows. Raises UserError if an image or text has changed since the extraction.
+    ``items`` are the inputs of the shard's rows. Raises UserError if an image or text has changed since the extraction.
     """
     finished = read_finished_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):

@@ -1,4 +1,4 @@
-"""Extract a feature of a data set, or fit the feature's encoder. A user's own extractor is first tried on three small inputs.
+"""Extract a feature of a data set, or fit the feature's encoder. A user's own image extractor is tried on three images first.
 
 Modules that need torch are imported inside the functions, so that a wrong feature name is reported quickly.
 """
@@ -136,7 +136,7 @@ def _encoder_path(out: Path) -> Path:
 def _find_option_path(
     request: FeatureRequest, config: FeatureSettings | type[FeatureSettings], option: ExtractorOption
 ) -> Path | None:
-    """Return the path that an option of the request has, or else the path in the option's environment variable, or else None.
+    """Return the path that ``option`` has in the request or else in its environment variable; None if neither has a path.
 
     The variable, such as ``VSE_WEIGHTS_DIR``, is ignored if the extractor does not have this option.
     """

@@ -346,7 +346,7 @@ def read_local_rates(folder: Path = Path()) -> LocalRates:
 
 
 def measure_calibration() -> float:
-    """Run a fixed convolution and a fixed matrix product for ten seconds; return how often both run per second.
+    """Run a fixed convolution and a fixed matrix product for ten seconds; return the number of times that both run per second.
 
     The convolution resembles extraction, the matrix product resembles training. ``config/rates.yaml`` contains the result of
     the machine on which the rates in that file were measured.

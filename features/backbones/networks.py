@@ -1,4 +1,4 @@
-"""Build image networks of torchvision, timm or OpenCLIP, load their weights, read a layer, and fold batch norms."""
+"""Build image networks of torchvision, timm or OpenCLIP, load weights, compute a layer's output, and fold batch norms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_backbone(
     weights_dir : folder in which a file ``<model>.safetensors`` or ``<model>.pth`` replaces a download
     family : module of torchvision that has the model, such as ``detection``; None: its classification models
     notes : dictionary that receives the name and hash of the weights file and, for a download from the hub, its commit
-    options : arguments of torchvision's builder
+    options : further arguments of torchvision's function that builds the model
     """
     notes = {} if notes is None else notes
     file = find_weights_file(config.model, config.weights, weights_dir)
@@ -138,7 +138,7 @@ class LayerOutput(nn.Module):
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     """Return the module of ``model`` with a dotted name.
 
-    Raises UserError if no module has this name. The message suggests similar names of modules, or similar names in ``others``.
+    Raises UserError if no module has this name. The message suggests similar names among the modules and ``others``.
     """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
@@ -248,7 +248,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
 
 
 def _download_timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-    """Download a timm model's weights; return timm's settings for reading the file, {} if the hub lacks the weights."""
+    """Download a timm model's weights; return settings for timm to read the file; {} if the hub lacks the weights."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}

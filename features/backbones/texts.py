@@ -113,7 +113,7 @@ _MAX_TOKENS = 100_000  # for models that state no limit
 class SentenceTextBackbone(TextBackbone):
     """A text encoder of sentence-transformers or transformers.
 
-    A model that was published for transformers only has no pooling. The vector of a text is then the mean of its token states.
+    Models that were published for the library transformers have no pooling. Their vector of a text is the mean token state.
     """
 
     distributions = ("sentence-transformers", "transformers")

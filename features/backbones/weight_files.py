@@ -122,7 +122,7 @@ def list_download_folders() -> list[Path]:
 
 
 def _list_files(folder: Path, suffix: str) -> Iterator[Path]:
-    """Yield the files of a folder and its subfolders whose names have this suffix. Hidden folders are left out."""
+    """Yield the files in a folder and its subfolders that have this suffix. Hidden or deep subfolders are left out."""
     for parent, folders, names in os.walk(folder):
         depth = len(Path(parent).relative_to(folder).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < _MAX_DEPTH else []

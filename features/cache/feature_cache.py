@@ -130,7 +130,7 @@ class FeatureCache:
 
     @property
     def text_unit(self) -> TextUnit:
-        """The texts that the rows of a cache of texts stand for: captions, or the distinct phrases in captions."""
+        """The kind of text that a row of a cache of texts belongs to: a caption, or a distinct phrase in captions."""
         return find_text_unit(self.provenance.get("config", {}))
 
     def describe(self) -> str:

@@ -185,7 +185,7 @@ def hash_rows(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def gather_rows(arrays: Sequence[NDArray[Any]], array_index: Ids, rows: Ids) -> NDArray[Any]:
-    """Return row ``rows[k]`` of ``arrays[array_index[k]]`` for each k. Memory of mapped files is released at once."""
+    """Return row ``rows[k]`` of ``arrays[array_index[k]]`` for each k. Mapped files are copied in blocks, to save memory."""
     gathered = np.empty((len(rows), *arrays[0].shape[1:]), arrays[0].dtype)
     for start in range(0, len(rows), _ROWS_PER_BLOCK):
         block = slice(start, start + _ROWS_PER_BLOCK)

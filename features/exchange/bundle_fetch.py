@@ -99,7 +99,7 @@ class DamagedBundle(UserError):
 
 
 class _BundleSource(ABC):
-    """Base class of bundles in a folder, in an archive or at an address. ``location`` is this path or address."""
+    """Base class of bundles in a folder, in an archive or at an address. ``location`` is the path or address."""
 
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")

@@ -90,7 +90,7 @@ class TextExtractor(Extractor):
     def encode_inputs(self, captions: Sequence[ExtractorInput]) -> tuple[Tensor, ...]:
         """Return a tuple with one tensor, the vectors (n, dim) of the captions.
 
-        With ``pooling: tokens``, the tuple has two tensors: token states (n, n_tokens, dim) and the mask (n, n_tokens).
+        With ``pooling: tokens``, the tuple has token states (n, n_tokens, dim) and a mask (n, n_tokens), False for padding.
         """
         parts = [torch.from_numpy(part) for part in self._encode(self._collect_texts(captions), np.dtype(np.float32))[0]]
         if self.config.row_kind == "vectors":
@@ -107,9 +107,9 @@ class TextExtractor(Extractor):
     def _encode(
         self, texts: Sequence[str], dtype: np.dtype[Any], report_progress: Any = lambda n: None
     ) -> tuple[list[NDArray[Any]], int]:
-        """Return an array for each text, and the number of truncated texts.
+        """Return an array for each text, and the number of truncated texts. ``report_progress`` gets the size of each batch.
 
-        The array is the text's vector (dim,) or, with ``pooling: tokens``, the states of its tokens (n_tokens, dim).
+        The array is the text's vector (dim,) or, with ``pooling: tokens``, its token states (n_tokens, dim).
         """
         tokens, n_truncated = self.backbone.tokenize(texts)
         encoded: list[NDArray[Any]] = [np.empty(0)] * len(texts)
@@ -193,8 +193,8 @@ class TextInputEncoder(Protocol):
     def encode_inputs(self, captions: Sequence[ExtractorInput]) -> tuple[Tensor, ...]:
         """Return a tuple with one tensor, the vectors (n, dim) float32 of the captions.
 
-        For an encoder with a vector for each token, the tuple has two tensors: vectors (n, n_tokens, dim) and the mask
-        (n, n_tokens).
+        For an encoder with a vector for each token, the tuple has vectors (n, n_tokens, dim) and a mask (n, n_tokens), False
+        for padding.
         """
 
 

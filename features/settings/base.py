@@ -128,7 +128,7 @@ class FeatureSettings(Settings):
 
     @property
     def text_unit(self) -> Literal["captions", "phrases"]:
-        """The texts that the rows of a text feature stand for: captions, or the distinct phrases in captions."""
+        """The kind of text that a row of a text feature belongs to: a caption, or a distinct phrase in captions."""
         return "captions"
 
     @property

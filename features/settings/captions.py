@@ -81,7 +81,7 @@ class CaptionEncoder(ABC):
     def encode_inputs(self, captions: Sequence[ExtractorInput]) -> tuple[Tensor, ...]:
         """Return a tuple with one tensor, the vectors (n, dim) of the captions.
 
-        It is a tuple, because encoders of tokens return a mask as a second tensor.
+        The result is a tuple, because encoders with a vector per token return a mask as a second tensor.
         """
         return (self.encode([self.select_words(caption.tokens) for caption in captions]),)
 
@@ -122,7 +122,7 @@ class TextSettings(FeatureSettings):
 
     @property
     def text_unit(self) -> Literal["captions", "phrases"]:
-        """The texts that the rows stand for, the setting ``of``."""
+        """The kind of text that a row belongs to, the setting ``of``."""
         return self.of
 
     def select_words(self, tokens: Sequence[str]) -> Sequence[str]:
