@@ -227,14 +227,14 @@ class AceAdversary(Adversary):
 class _NegativeGenerator(nn.Module):
     """A generator that samples images as negatives for captions, or captions as negatives for images.
 
-    The generator compares queries with a vector of each of the n training images (or captions), or of those in the batch.
+    A query is compared with one vector for each candidate: the n training images (or captions), or those in the batch.
 
-    ``embedded`` : (n, dim) embeddings that the model computed for them; None if another kind of vector is used.
-    ``learnt`` : (n, dim) vectors that are learned for them; None if another kind of vector is used.
+    ``embedded`` : (n, dim) vectors of all candidates, as embedded by the model; None if the vectors are not stored here.
+    ``learnt`` : (n, dim) vectors of all candidates, learned for this purpose; None if the vectors are not learned.
     ``inference`` : network that computes the logits of candidates.
     ``baseline`` : baseline of the rewards.
     ``read_inputs`` : function that returns the model's inputs for the images (or captions) with the given indices.
-    ``mask_false_negatives`` : :meth:`FalseNegativeMasks.mask_images` (or :meth:`FalseNegativeMasks.mask_captions`).
+    ``mask_false_negatives`` : function that marks candidates that match the query, see :class:`FalseNegativeMasks`.
     """
 
     embedded: Tensor | None
@@ -269,8 +269,8 @@ class _NegativeGenerator(nn.Module):
 class FalseNegativeMasks:
     """Masks of false negatives: candidates that match the query.
 
-    ``mask`` decides which captions match an image: ``pair`` the caption of the pair, ``image`` all captions of the image,
-    ``text`` also captions of other images with the same text.
+    ``mask`` decides which captions match an image: only the caption of the pair (``pair``), all captions of the image
+    (``image``), or also captions of other images with the same text (``text``).
     """
 
     def __init__(self, pairs: Pairs, mask: str) -> None:

@@ -1,10 +1,10 @@
 """The base class of adversaries, and REINFORCE for adversaries that sample negatives from a categorical distribution.
 
-An adversary has its own weights. A training step updates the weights of the model and of the adversary, and a checkpoint
-contains both.
+A training step updates the weights of the model and of the adversary, and a checkpoint contains both.
 
-For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c). The reward of c is the model's cost for this
-negative. The gradient of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
+For a query q, a candidate c is sampled from p(c | q) = softmax_c(f(q) . c), where f is a network of the adversary. The
+reward of c is the model's cost for this negative. The gradient of the expected reward is
+E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def compute_sampling_metrics(
     The metrics are the entropy, the reward, the probability of masked candidates, and ``harder``, the score of a sampled
     negative minus the score of the hardest negative of the batch.
 
-    ``masked_share`` : probability of masked candidates for each query.
+    ``masked_share`` : probability p(c | q), summed over the masked candidates (false negatives), for each query.
     ``scores`` : scores of the sampled negatives.
     ``query_scores`` : scores of the queries with the candidates of the batch.
     """

@@ -30,8 +30,8 @@ from vse.training.models.build import Model
 class CompositionalSettings(ReinforceSettings):
     """An adversary that composes a negative image I' for each caption T (Bose et al., ViGIL at NeurIPS 2018, section 3).
 
-    For each word e_l of T, a region v'_l is sampled from P_l(v | e_1, ..., e_m) = softmax_v(f(e_l) . v), over all regions v of
-    the batch except those of T's own image. The regions form I' = {v'_1, ..., v'_m}. With the scores S of the model,
+    For each word e_l of T, a region v'_l is sampled from P_l(v | e_1, ..., e_m) = softmax_v(f(e_l) . v) with a network f, over
+    all regions v of the batch except those of T's own image I. They form I' = {v'_1, ..., v'_m}. With the model's scores S,
 
         min_phi max_theta  S(I, T) - E[S(I', T)]     (Eq. 1)
 
@@ -103,7 +103,7 @@ class CompositionalAdversary(Adversary):
         )
 
     def _compute_direction_losses(self, batch: Batch, model: Model, side: str, query_scores: QueryScores) -> DirectionLosses:
-        """Return the losses for composed negatives of one kind, ``side``: ``images`` for captions, ``captions`` for images."""
+        """Return the losses for composed images as negatives of captions or, with the ``side`` ``captions``, the reverse."""
         (parts, part_mask), (queries, query_mask) = (
             (batch.image_embeddings, batch.caption_embeddings)
             if side == "images"

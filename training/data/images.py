@@ -1,6 +1,6 @@
 """Images as inputs of a model, in training and in evaluation: cached features, crops of photos, or CNN features of crops.
 
-In training, each epoch can use another crop of an image for each of its pairs. The crop comes from a bank (a cache with the
+In training, an image can have another crop for each caption and epoch. The crop comes from a bank (a cache with the
 features of several crops of each image), or is cut from a photo at random. The crop depends only on the seed, the epoch and
 the pair, so a resumed run and several processes read the same crops.
 """
@@ -42,17 +42,16 @@ _MAX_BATCHES_AHEAD = 3  # batches of photos that are decoded in advance during a
 class CachedFeatures:
     """Cached features of images or captions, by index: vectors, or sets of vectors with their mask.
 
-    If the memory suffices, the features are kept in the memory of a GPU, or on the CPU in memory maps of the cache files. All
-    processes on the machine share the pages of these maps. Otherwise the features are read from the files in each batch. The
-    set of an image without a region has one vector of zeros.
+    If the memory suffices, the features are kept in GPU memory, or in memory maps of the cache files, which all processes
+    share. Otherwise they are read from the files in each batch. The set of an image without a region has one zero vector.
 
     Parameters
     ----------
     reader : reader of the cache
     ids : ids of the images or captions, in the order of their indices
     device : device of the features
-    memory_gb : limit on mapped features, in units of 1e9 bytes; 0: no features in CPU or GPU memory
-    used_gb : memory that other features already use, in units of 1e9 bytes
+    memory_gb : limit on features in memory maps, in units of 1e9 bytes; 0: the files are read in each batch
+    used_gb : part of ``memory_gb`` that other features already use
 
     Attributes
     ----------
@@ -128,7 +127,7 @@ class CachedFeatures:
         return vectors, mask
 
     def _take_vectors(self, indices: Tensor) -> Tensor:
-        """Return vectors from memory, in float32. ``indices`` count the vectors of all sets, one after the other."""
+        """Return vectors from memory, in float32. ``indices`` number the vectors consecutively over all sets."""
         if self._vectors_on_gpu is not None:
             return self._vectors_on_gpu.index_select(0, indices.to(self._device)).float()
         return self._read_mapped_vectors(indices.numpy()).float()
@@ -156,8 +155,8 @@ class CachedFeatures:
 def count_free_bytes(device: torch.device, memory_gb: float, used_gb: float = 0) -> float:
     """Return the number of bytes of memory that further features may use on a device.
 
-    On a CPU this is (``memory_gb`` - ``used_gb``) * 1e9, and at least 0. On a GPU it is 80% of the free memory, or 0 if
-    ``memory_gb`` is 0.
+    On a CPU this is (``memory_gb`` - ``used_gb``) * 1e9, and at least 0; ``used_gb`` is the memory of other features. On a
+    GPU it is 80% of the free memory, or 0 if ``memory_gb`` is 0.
     """
     if device.type == "cuda" and memory_gb > 0:
         return 0.8 * torch.cuda.mem_get_info(device)[0]
@@ -322,9 +321,10 @@ def build_photo_crops(
     as_features: bool = False,
     config: CnnConfig | None = None,
 ) -> PhotoCrops:
-    """Return the crops of the photos of some images in ``dataset``.
+    """Return the crops of the photos of some images. Raises UserError if the data set has no photos.
 
-    The other parameters are explained in :class:`PhotoCrops`. Raises UserError if the data set has no photos.
+    ``settings`` has the kind of random crops and the number of threads. ``as_features`` requests features of the frozen CNN
+    instead of pixels. ``config`` is the preparation of photos, such as the size of a crop; None: that of ``extractor``.
     """
     if not dataset.has_image_files:
         raise UserError(f"{dataset.path}: this data set has no photos (its features were imported)")

@@ -92,11 +92,11 @@ class CaptionsEncodedOnRead:
 
 
 class CaptionsWithChangedTexts:
-    """Captions from a cache, except captions whose text a noise file has changed.
+    """Captions from a cache, except captions with a wrong text from a noise file, which replaces texts for a training.
 
     ``cached`` : cached captions, as vectors.
-    ``rows`` : (n,) indices of the captions with a changed text.
-    ``vectors`` : (n, dim) vectors of the changed texts.
+    ``rows`` : (n,) indices of the captions with a wrong text.
+    ``vectors`` : (n, dim) vectors of the wrong texts.
     """
 
     kind = InputKind.VECTORS

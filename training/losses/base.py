@@ -280,7 +280,7 @@ def sample_balanced_pairs(image_indices: Indices, rng: np.random.Generator) -> t
     """Return the images and captions of the pairs of a batch, followed by one random negative pair for each of these pairs.
 
     A negative pair has the image of the positive pair and a caption of another image. Pairs without such a caption are left
-    out. Both results (2 n_left,) are positions in ``image_indices`` (n,), the image index of each pair of the batch.
+    out. Images and captions are given by the position of their pair in the batch. ``image_indices`` : (n,) image of each pair.
     """
     order = np.argsort(image_indices, kind="stable")
     _, image, counts = np.unique(image_indices, return_inverse=True, return_counts=True)

@@ -137,7 +137,7 @@ class ContrastiveLoss(RankingLoss):
     def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         """Return the cost of some images of a batch and, for each caption, an intermediate result over these images.
 
-        :meth:`combine_block_results` combines the intermediate results of all images. For a loss without them, m is 0.
+        :meth:`combine_block_results` combines the results of all images. A loss without intermediate results has m = 0.
         """
 
     @abstractmethod

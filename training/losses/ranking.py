@@ -57,8 +57,8 @@ def compute_cost_in_blocks(
 ) -> BlockwiseCost:
     """Compute costs in blocks of ``size`` images. The backward pass computes each block again (Chen et al., 2016).
 
-    ``compute_block`` computes the results for a block. Only the embeddings and ``parameters`` get gradients, so it may
-    depend on no other learned tensor.
+    ``compute_block`` computes the results for a block. Only the embeddings and ``parameters`` get gradients, so
+    ``compute_block`` must not use other learned tensors.
     """
     return BlockwiseCost(*_RecomputedBlockCosts.apply(compute_block, size, images, captions, *parameters))
 
@@ -213,11 +213,11 @@ def _split_directions(scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def _list_neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, BatchVectors, Tensor, Tensor]]:
-    """Return the neighbourhood constraints of the loss: none, among images, among captions, or both.
+    """Return the neighbourhood constraints of a loss: among images, among captions, both, or none.
 
-    A tuple has the weight of the constraints, the embeddings of images (or captions), and two tensors on the CPU. For each
-    pair of the batch, they have the index of its image (or caption), and the index of the text (or image) that makes it a
-    neighbour of others.
+    Images with the same text are neighbours, and captions of the same image. A constraint has a weight and the embeddings of
+    images (or captions). It also has, for each pair of the batch, the index of its image (or caption) and the index of its
+    text (or image), as tensors on the CPU.
     """
     image_indices, text_indices = torch.from_numpy(batch.image_indices), torch.from_numpy(batch.text_indices)
     sides = [
