@@ -105,7 +105,7 @@ class Model(nn.Module):
 
     @property
     def scores_every_pair(self) -> bool:
-        """True if the similarity must score every pair by itself, False if ranks follow from single vectors."""
+        """True if only the model can score a pair, False if an inner product or distance of two vectors gives the ranks."""
         return self.config.similarity.ranking_similarity is None
 
     @property

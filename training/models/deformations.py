@@ -93,7 +93,7 @@ class ConditionalMlp(nn.Module):
     def deform_in_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] = (None,)
     ) -> list[Tensor]:
-        """Return the deformed vectors T(x; v) as a list of one tensor. A :class:`ConditionalFlow` returns two halves.
+        """Return the deformed vectors T(x; v), as a list of one part. A :class:`ConditionalFlow` has two parts, the halves.
 
         ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """
@@ -152,7 +152,7 @@ class ConditionalFlow(nn.Module):
     ) -> list[Tensor]:
         """Return the two halves of the deformed vectors T(x; v).
 
-        A flow of a single layer does not change one half. This half is the same for all conditions, and has no axis for them.
+        With a single layer, one half is not changed. It does not depend on the conditions, so it has no axis for them.
         ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """
         halves = list(x.chunk(2, -1))

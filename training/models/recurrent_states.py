@@ -2,8 +2,8 @@
 
 Torch sums the gradient of the recurrent weights step by step, and multiplies every occurrence of a word by the input weights.
 This module computes that gradient by one matrix product over all steps, and multiplies each different word of a batch once.
-Under autocast the products are in bfloat16, the rest in float32. The number of rows of a product is rounded up to a multiple,
-because oneDNN compiles and keeps a kernel for every new shape.
+Under autocast the products are in bfloat16, the rest in float32. The number of rows of a product is rounded up to a multiple
+of 16 or 256, because oneDNN compiles and keeps a kernel for every new shape.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ STEP_ROW_MULTIPLE, TOTAL_ROW_MULTIPLE = 16, 256  # multiples for the number of r
 def compute_last_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence
 ) -> Float[Tensor, "n dim"]:
-    """Return the state of a one-layer ``network`` after the last word of each caption. ``table`` has the word vectors."""
+    """Return the state of a one-layer ``network`` after the last word of each caption.
+
+    ``words`` are packed indices of words in ``table``, the word vectors.
+    """
     return select_last_states(compute_packed_states(network, table, words), words)
 
 
@@ -50,9 +53,9 @@ def select_last_states(states: Float[Tensor, "n_packed dim"], words: PackedSeque
 def compute_packed_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence, backwards: bool = False
 ) -> Float[Tensor, "n_packed dim"]:
-    """Return the state of a one-layer ``network`` after each packed word. ``table`` has the word vectors.
+    """Return the state of a one-layer ``network`` after each packed word.
 
-    ``backwards`` selects the states of the second direction of a bidirectional network.
+    ``words`` are packed indices in ``table``, the word vectors. ``backwards`` selects the second direction of the network.
     """
     data, mirror = words.data, None
     if backwards:
@@ -82,13 +85,10 @@ def _find_step_starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " 
 
 
 class _StepProducts:
-    """A buffer ``rows`` with a row for each packed word, such as a state, and the products of its rows with ``weight``.
+    """A buffer ``rows`` with a row for each packed word, and the product of some of these rows with a weight matrix.
 
-    A step has the rows of the k-th words of all captions. The caller writes these rows before :meth:`multiply` reads them. To
-    round up its number of rows, a product also reads rows of later steps, which do not affect the result.
-
-    ``n`` : number of rows of all steps; zeros follow in the buffer.
-    ``max_step_rows`` : largest number of rows of a step.
+    Step k consists of the rows of the k-th words of all captions. The caller writes these rows before :meth:`multiply` reads
+    them. ``n`` is the number of rows of all steps, and ``max_step_rows`` the largest number of rows of a step.
     """
 
     def __init__(self, n: int, max_step_rows: int, weight: Float[Tensor, "n_in n_out"]) -> None:
@@ -97,13 +97,13 @@ class _StepProducts:
         self._weight, self._product = weight, weight.new_empty(_round_up(max_step_rows, STEP_ROW_MULTIPLE), weight.shape[1])
 
     def multiply(self, step: slice) -> Float[Tensor, "size n_out"]:
-        """Return the product of the rows of a step and the weight. The next call overwrites the result."""
+        """Return the buffer's rows ``step``, multiplied by the weight matrix. The next call overwrites the result."""
         size = step.stop - step.start
-        rows = _round_up(size, STEP_ROW_MULTIPLE)
+        rows = _round_up(size, STEP_ROW_MULTIPLE)  # more rows are read, but the results for them are dropped
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
     def add_product(self, step: slice, bias: Tensor, out: Float[Tensor, "size n_out"]) -> Float[Tensor, "size n_out"]:
-        """Write the product for a step plus the bias to ``out``, and return ``out``.
+        """Write the product of the buffer's rows ``step`` with the weight matrix, plus ``bias``, to ``out``. Return ``out``.
 
         In the first step the product is 0, because the states before it are 0.
         """

@@ -69,9 +69,9 @@ class ScanSettings(SimilaritySettings):
 class ScanSimilarity(Similarity):
     """Scores of sets of regions with sets of words.
 
-    The attended vectors sum_k w_kj v_k are not computed. The inner product of an attended vector with its query e_j is
-    sum_k w_kj a_kj. The squared length of an attended vector is w_j' G w_j, where G holds the inner products of the context
-    vectors. The weights w_j need not sum to 1, because a common factor does not change a cosine.
+    For a query e_j and context vectors v_k, the attended vector sum_k w_kj v_k with attention weights w_kj is never built. Its
+    inner product with e_j is sum_k w_kj (v_k . e_j). Its squared length is w_j' G w_j, where G holds the inner products of
+    the v_k. The weights need not sum to 1, because a common factor does not change a cosine.
     """
 
     def __init__(self, settings: ScanSettings) -> None:
@@ -116,7 +116,7 @@ class ScanSimilarity(Similarity):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return context vectors, context mask, query vectors and query mask of pairs of an image and a caption.
 
-        The query mask has the shape (k, n_queries, 1). Its last axis counts the sets of queries for a context, here one.
+        The query mask has the shape (k, n_queries, 1). The last axis is the number of query sets for each context.
         """
         (context, context_mask), (queries, query_mask) = self._context_and_queries(
             select_batch_rows(images, rows), select_batch_rows(captions, columns)
