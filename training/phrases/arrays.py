@@ -27,8 +27,8 @@ N_COORDINATES = 5
 class BoxFeatures(CachedFeatures):
     """The regions of some images in a cache, image after image, with their boxes.
 
-    ``image_ids`` are the ids of the images. The other parameters select the device and limit the memory of the vectors, see
-    :class:`vse.training.data.images.CachedFeatures`. Raises UserError if the cache has no boxes, or if a box is not finite.
+    ``memory_gb`` limits the memory of the vectors, in units of 1e9 bytes. Other features already use ``used_gb`` of it.
+    Raises UserError if the cache has no boxes, or if a box is not finite.
 
     ``boxes`` : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image.
     ``image_indices`` : (n_regions,) index of each region's image.
@@ -75,7 +75,7 @@ class BoxFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """Regions as inputs of a model. The indices of all candidates come first, then those of the ground-truth regions.
+    """Regions as inputs of a model. An index selects a candidate or, from ``len(candidates)`` on, a ground-truth region.
 
     ``candidates`` : candidate regions. The model ranks them for a phrase.
     ``truths`` : ground-truth regions of phrases; None if only candidates are read.

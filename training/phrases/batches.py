@@ -316,9 +316,9 @@ def _select_query_scores(batch: TripletBatch, scores: Scores, device: torch.devi
 
 
 def _find_first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
-    """Return the position of the first pair of each key that occurs with a single partner. The positions are ascending.
+    """Return the position of the first pair of each region that occurs with a single text, in ascending order.
 
-    The keys are the regions of pairs and the partners their texts, or the reverse: ``keys[k]``, ``partners[k]`` of pair k.
+    ``keys`` has the region of each pair and ``partners`` the text. If both are exchanged, regions and texts are exchanged.
     """
     keys_of_pairs = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
     different_keys, n_partners = np.unique(keys_of_pairs, return_counts=True)
@@ -369,7 +369,7 @@ def _sample_negative_per_positive(
     ``negative`` : negative candidates of the phrases.
     ``n_rows`` : number of phrases of the batch.
 
-    For a phrase without negative candidates, the result has another phrase of the batch and one of its negative candidates.
+    Instead of a phrase without negative candidates, the result has another phrase of the batch, with a negative candidate.
     If no phrase has a negative candidate, the result is empty.
     """
     rows_with_negatives = np.unique(negative.pair_rows)

@@ -93,7 +93,7 @@ class PhraseSplit:
         return rank_phrases(scores[rows], boxes, offsets, self.phrases.truth_boxes[located], iou)
 
     def recall_bound(self) -> float:
-        """Return the percentage of phrases with a box for which any candidate is right. No R@K can be higher.
+        """Return the percentage of phrases with a box for which at least one candidate is right. No R@K can be higher.
 
         A candidate is right if it overlaps the ground-truth box enough, see :meth:`rank_candidates`.
         """
@@ -326,7 +326,7 @@ def open_phrase_features(
 ) -> CachedFeatures:
     """Return the vectors in a cache of phrases.
 
-    The other parameters select the device and limit the memory, see :class:`vse.training.data.images.CachedFeatures`.
+    ``memory_gb`` limits their memory, in units of 1e9 bytes. Other features already use ``used_gb`` of this memory.
     """
     assert cache is not None, "words are refused before"
     return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, used_gb)

@@ -181,7 +181,7 @@ class Progress:
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def is_finished(self, epochs: int, patience: int | None) -> bool:
-        """Return whether all epochs are finished, or if the best epoch is ``patience`` or more epochs ago (None: never)."""
+        """Return whether all epochs are finished, or the best epoch is at least ``patience`` epochs ago (None: no limit)."""
         validated = any("rsum" in row for row in self.rows)
         stale = patience is not None and validated and self.epoch - self.best_row["epoch"] >= patience
         return self.epoch >= epochs or stale
@@ -313,8 +313,8 @@ class RetrievalSolver(Solver):
     ) -> None:
         """Log a warning with the likely cause, once in a run, if the retrieval of only one direction fails.
 
-        A direction fails if R@10 is near chance and, in addition, R@10 is at chance or a hub (a candidate that ranks first for
-        many queries) dominates. Models that score every pair, and splits of fewer than 100 images, are not checked.
+        A direction fails if R@10 is at most 1.5 times chance or, if one candidate ranks first for most queries, at most 3
+        times chance. Models that score every pair, and splits of fewer than 100 images, are not checked.
         """
         n_images, n_captions = len(images), len(captions)
         chance = {name: chance_recall(name, 10, n_images, n_captions) for name in recalls}

@@ -234,7 +234,7 @@ def require_cached_images(solver: str, task: RetrievalTask) -> CachedImageFeatur
 def read_pair_blocks(task: RetrievalTask, cached: CachedImageFeatures) -> Iterator[PairBlock]:
     """Yield the vectors of all training images and captions in blocks of images.
 
-    A block is explained in :func:`compute_covariances`: image vectors, caption vectors, and each caption's image.
+    A block has image vectors, the vectors of all captions of these images, and the position of each caption's image.
     """
     pairs = task.pairs
     ends = np.searchsorted(pairs.image_indices, np.arange(len(pairs.images)), side="right")

@@ -265,7 +265,7 @@ class AsifSolver(ClosedFormSolver):
 
 
 def sample_anchor_pairs(image_indices: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """Return the sorted indices of ``n`` random pairs. An image has a second pair only if every image has one."""
+    """Return the sorted indices of ``n`` random pairs: at first one pair of each image, then a second one, and so on."""
     order = np.random.default_rng(seed).permutation(len(image_indices))
     by_image = order[np.argsort(image_indices[order], kind="stable")]
     _, firsts, counts = np.unique(image_indices[by_image], return_index=True, return_counts=True)

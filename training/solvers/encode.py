@@ -38,7 +38,7 @@ def encode_split(model: Model, split: RetrievalSplit, device: torch.device) -> t
 def encode_images(
     model: Model, split: RetrievalSplit, device: torch.device, rows: NDArray[np.int64] | None = None
 ) -> PackedEmbeddings:
-    """Return the embeddings of the images of a split with the indices ``rows`` (None: all), on the CPU."""
+    """Return the embeddings of a split's images, on the CPU. ``rows`` has the indices of the images; None: all images."""
     block_size = _ROWS_PER_BLOCK if model.cnn is None else _PHOTOS_PER_BLOCK
     rows = np.arange(len(split.pairs.images)) if rows is None else rows
     batches = (
@@ -49,7 +49,7 @@ def encode_images(
 
 
 def encode_captions(model: Model, split: RetrievalSplit, rows: NDArray[np.int64] | None = None) -> PackedEmbeddings:
-    """Return the embeddings of the captions of a split with the indices ``rows`` (None: all), on the CPU."""
+    """Return the embeddings of a split's captions, on the CPU. ``rows`` has their indices; None: all captions."""
     rows = np.arange(len(split.pairs)) if rows is None else rows
     batches = (split.caption_inputs.read(block) for block in _split_into_blocks(rows, _ROWS_PER_BLOCK))
     return _embed_batches(model, model.embed_captions, batches)
@@ -95,7 +95,7 @@ def build_vector_fields(model: Model, images: PackedEmbeddings, captions: Packed
     """Return the content of an embeddings file, by the fields of :class:`vse.eval.files.split.Embeddings`.
 
     The content is the vectors of images and captions, and the name of their similarity. For a model that scores every pair,
-    the vectors are pooled (one for each image or caption). A caption vector that is not pooled is added if there is one.
+    the vectors are pooled (one for each image or caption). If this model embeds a caption as one vector, it is added.
     """
     similarity, pairwise = model.config.similarity, model.scores_every_pair
     return {
