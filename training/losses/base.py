@@ -210,7 +210,7 @@ class Loss(Settings, ABC):
         return False
 
     @property
-    def scale_learning_rate(self) -> float | None:
+    def learning_rate_of_scale(self) -> float | None:
         """The learning rate of the learned temperature and bias; None: the learning rate of the model."""
         return None
 

@@ -106,7 +106,7 @@ class ContrastiveLoss(RankingLoss):
         return None
 
     @property
-    def scale_learning_rate(self) -> float | None:
+    def learning_rate_of_scale(self) -> float | None:
         return self.learning_rate
 
     def build_scale(self) -> LearnedScale | None:

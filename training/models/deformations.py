@@ -86,11 +86,11 @@ class ConditionalMlp(nn.Module):
     def project_condition(self, condition: Tensor) -> list[Tensor]:
         """Return the part of the first layer's output that comes from the conditions, as a list of one tensor.
 
-        It can be computed once for many vectors, and passed to :meth:`deform_in_parts`.
+        It can be computed once for many vectors, and passed to :meth:`compute_deformed_parts`.
         """
         return [self.network.project_condition(condition)]
 
-    def deform_in_parts(
+    def compute_deformed_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] = (None,)
     ) -> list[Tensor]:
         """Return the deformed vectors T(x; v), as a list of one part. A :class:`ConditionalFlow` has two parts, the halves.
@@ -102,7 +102,7 @@ class ConditionalMlp(nn.Module):
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return self.deform_in_parts(x, condition)[0]
+        return self.compute_deformed_parts(x, condition)[0]
 
 
 class ConditionalFlow(nn.Module):
@@ -143,11 +143,11 @@ class ConditionalFlow(nn.Module):
     def project_condition(self, condition: Tensor) -> list[Tensor]:
         """Return, for the network of each coupling layer, the part of its first layer's output that comes from conditions.
 
-        It can be computed once for many vectors, and passed to :meth:`deform_in_parts`.
+        It can be computed once for many vectors, and passed to :meth:`compute_deformed_parts`.
         """
         return [network.project_condition(condition) for network in self.networks if isinstance(network, ConditionalNetwork)]
 
-    def deform_in_parts(
+    def compute_deformed_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] | None = None
     ) -> list[Tensor]:
         """Return the two halves of the deformed vectors T(x; v).
@@ -165,7 +165,7 @@ class ConditionalFlow(nn.Module):
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x, deformed under the conditions: T(x; v). Leading axes broadcast."""
-        return _concatenate_halves(self.deform_in_parts(x, condition))
+        return _concatenate_halves(self.compute_deformed_parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """Return the vectors x whose deformation T(x; v) is y."""

@@ -51,7 +51,7 @@ class GradientSolver(Solver):
         learned = task.loss.build_scale()
         self.learned_scale = None if learned is None else learned.to(self.device)
         if self.learned_scale is not None:
-            self.schedule.add_loss_parameters(self.learned_scale, task.loss.scale_learning_rate)
+            self.schedule.add_loss_parameters(self.learned_scale, task.loss.learning_rate_of_scale)
         self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.build_parameter_groups(), fused=True)
 
     @abstractmethod

@@ -160,9 +160,9 @@ class TodNetSimilarity(Similarity):
     ) -> Float[Tensor, "n_images n_captions"]:
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         if condition_side is None:
-            return self._compare(*([part[None] for part in deform.deform_in_parts(side, None)] for side in vectors.values()))[
-                0
-            ]
+            return self._compare(
+                *([part[None] for part in deform.compute_deformed_parts(side, None)] for side in vectors.values())
+            )[0]
         if condition_side == "images":
             return self._score_under_conditions(deform, vectors["images"], vectors["captions"])
         return self._score_under_conditions(deform, vectors["captions"], vectors["images"]).T
@@ -179,8 +179,8 @@ class TodNetSimilarity(Similarity):
         recompute = torch.is_grad_enabled() and k * n * self._numbers_per_pair > _MAX_STORED_NUMBERS
 
         def score_block(rows: Tensor) -> Tensor:
-            own = [part[:, None] for part in deform.deform_in_parts(rows, rows)]
-            return self._compare(own, deform.deform_in_parts(others[None], rows[:, None]))[:, 0]
+            own = [part[:, None] for part in deform.compute_deformed_parts(rows, rows)]
+            return self._compare(own, deform.compute_deformed_parts(others[None], rows[:, None]))[:, 0]
 
         parts = [
             checkpoint(score_block, part, use_reentrant=False, preserve_rng_state=False) if recompute else score_block(part)
@@ -236,7 +236,7 @@ class _ConditionedPairScorer:
         self._deform, self._others, self._normalize = deform, others, normalize
         self._pairs_per_block = _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15)
         self._deformed_conditions, *self._projections = self._map_blocks(
-            lambda rows: [torch.cat(deform.deform_in_parts(rows, rows), 1), *deform.project_condition(rows)], conditions
+            lambda rows: [torch.cat(deform.compute_deformed_parts(rows, rows), 1), *deform.project_condition(rows)], conditions
         )
 
     def __call__(self, conditions: Int[Tensor, " p"], others: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
@@ -250,7 +250,7 @@ class _ConditionedPairScorer:
 
     def _score_block(self, pairs: Int[Tensor, "p 2"]) -> list[Tensor]:
         conditions, projections = self._deformed_conditions[pairs[:, 0]], [p[pairs[:, 0]] for p in self._projections]
-        deformed = torch.cat(self._deform.deform_in_parts(self._others[pairs[:, 1]], None, projections), 1)
+        deformed = torch.cat(self._deform.compute_deformed_parts(self._others[pairs[:, 1]], None, projections), 1)
         products = (conditions * deformed).sum(1)
         if not self._normalize:
             return [products]
