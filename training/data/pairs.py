@@ -162,7 +162,7 @@ class WordIndices:
         self._device = device
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return padded word indices (n, longest), and the lengths (n,) of the captions on the CPU."""
+        """Return padded word indices (n, longest) and, always on the CPU, the length of each caption (n,)."""
         words, lengths = self._word_lists.pad(indices, PAD_ID)
         return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 

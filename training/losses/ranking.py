@@ -339,6 +339,6 @@ def build_function_loss(function: Callable[..., Any]) -> type[Loss]:
 
 
 def _setting_type(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return the annotation of the parameter, or the type of its default; float if an int has a float as its default."""
+    """Return the parameter's annotation or, without one, the default's type; float if an int has a float default."""
     kind = get_type_hints(function).get(parameter.name, type(parameter.default))
     return float if kind is int and isinstance(parameter.default, float) else kind

@@ -59,7 +59,7 @@ class SimilaritySettings(Settings):
         the model must score every pair.
     ``compares_within_side`` : whether two images, or two captions, can also be compared.
     ``needs_unit_length`` : whether embeddings must have unit length.
-    ``measures_pairs`` : whether validation calls :meth:`Similarity.measure_pairs`.
+    ``measures_pairs`` : whether the similarity has its own metrics, see :meth:`Similarity.measure_pairs`.
     ``attention_direction`` : ``t2i`` if words attend to regions, ``i2t`` if regions attend to words, None without attention.
     """
 

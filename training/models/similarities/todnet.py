@@ -258,9 +258,9 @@ class _ConditionedPairScorer:
         return [products * lengths.clamp(min=_EPS**2).rsqrt()]
 
     def _map_blocks(self, function: Callable[[Tensor], list[Tensor]], rows: Tensor) -> list[Tensor]:
-        """Apply ``function`` to blocks of rows, and join its results. All blocks have the same number of rows.
+        """Apply ``function`` to blocks of rows, and join the results. All blocks have the same number of rows.
 
-        The last block is padded with copies of its first row, and the results of the padding are dropped.
+        The last block is padded with copies of its first row. The results for these copies are dropped.
         """
         parts = []
         for part in torch.split(rows, self._pairs_per_block):
