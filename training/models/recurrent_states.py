@@ -237,7 +237,7 @@ def _allocate_gate_gradients(
 ) -> tuple[_StepProducts, Float[Tensor, "n_rows n_gates"]]:
     """Return two buffers for the gradients of the gates, with a row for each packed word.
 
-    The first buffer multiplies rows by ``weight``, in the type of ``weight``. The second is a matrix in ``dtype``. Both use the
+    The first buffer is multiplied by ``weight``, in the type of ``weight``. The second is a matrix in ``dtype``. Both use the
     same memory if the types are equal. ``n`` is the number of words. Rows of zeros follow, up to ``n_rows``.
     """
     products = _StepProducts(n, max_step_rows, weight)

@@ -94,8 +94,8 @@ def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
 def build_vector_fields(model: Model, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, Any]:
     """Return the content of an embeddings file, by the fields of :class:`vse.eval.files.split.Embeddings`.
 
-    The content is the vectors of images and captions, and the name of their similarity. For a model that scores every pair,
-    the vectors are pooled (one for each image or caption). If this model embeds a caption as one vector, it is added.
+    The content is the name of a similarity, and one vector for each image and caption. For a model that scores every pair,
+    these are ``pooled_images`` and ``pooled_captions``. If it embeds a caption as one vector, ``captions`` has this vector.
     """
     similarity, pairwise = model.config.similarity, model.scores_every_pair
     return {
