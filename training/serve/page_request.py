@@ -120,8 +120,8 @@ ItemKind = Literal["images", "captions"]
 class PageRequest:
     """The search that the address of a page requests.
 
-    ``kind``, ``value`` : name and value of the parameter with the query: ``q`` for a text, ``photo`` for the key of an upload,
-        ``like`` for the id of an image.
+    ``kind``, ``value`` : name and value of the parameter with the query: ``q`` for a text, ``photo`` for the key of a stored
+        upload, ``like`` for the id of an image.
     ``finds`` : items to find, ``images`` or ``captions``. A text and an image of the split always find images.
     ``k`` : number of results on a page.
     ``page`` : number of the page, from 1.
@@ -155,8 +155,8 @@ class PageRequest:
         """Return the address of another page of the results."""
         return replace(self, page=page).build_address()
 
-    def build_find_address(self, finds: ItemKind) -> str:
-        """Return the address of the first page of results if the same query finds ``finds``: images or captions."""
+    def build_first_page_address(self, finds: ItemKind) -> str:
+        """Return the address of the first page of results when the same query searches for ``finds`` (images or captions)."""
         return replace(self, finds=finds, page=1).build_address()
 
 
@@ -261,7 +261,7 @@ def read_photo(path: Path) -> Image.Image:
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
     """Decode an uploaded photo with at most ``max_pixels`` pixels. Raises BadImage if it is larger or invalid.
 
-    Raises TooManyLargePhotos if the photo is large, and two other large uploads are already being decoded or wait for it.
+    Raises TooManyLargePhotos if the photo is large, one large upload is being decoded, and another one waits.
     """
     is_large = LARGE_PHOTO_PIXELS < count_pixels(_UPLOAD_NAME, content, QUERY_IMAGE_FORMATS) <= max_pixels
     if not is_large:
@@ -332,7 +332,7 @@ def _build_heading(dataset: Dataset, request: PageRequest, query: Query | SplitI
         source = f"/photo/{query.image_id}" if dataset.has_image_files else ""
         return {"text": "", "title": f"Images like {name}", "source": source, "choices": []}
     names: dict[ItemKind, str] = {"captions": "Captions", "images": "Similar images"}
-    choices = [(name, request.build_find_address(kind), kind == request.finds) for kind, name in names.items()]
+    choices = [(name, request.build_first_page_address(kind), kind == request.finds) for kind, name in names.items()]
     return {
         "text": "",
         "title": "Captions for your photograph" if request.finds == "captions" else "Images like your photograph",

@@ -155,8 +155,8 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
     """Open a run to compute attention for a report on ``embeddings``, a file that the run wrote.
 
     Returns None if ``run`` is not a run folder, or if the model has no attention. Raises UserError if the run cannot be loaded
-    or does not fit the embeddings. The opened run returns the attention of pairs of an image id and a caption id, and None for
-    a pair with an unknown id.
+    or does not fit the embeddings. The opened run computes the attention between an image and a caption with given ids, or
+    returns None if an id is unknown.
     """
     folder = RunFolder(run)
     if not folder.config_file.is_file():

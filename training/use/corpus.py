@@ -57,7 +57,7 @@ class SearchTarget:
     is_in_dataset: bool = True
 
     def correct(self, correction: StoredCorrection, by_photo: bool) -> SearchTarget:
-        """Return the same items with longer vectors. The appended number lowers the scores of hubs.
+        """Return the same items with one more number in each vector, which lowers the scores of hubs.
 
         Hubs are items that rank high for many queries, see :class:`StoredCorrection`.
         """
@@ -77,7 +77,7 @@ def find_default_split(dataset: Dataset) -> str:
 def check_has_captions(trained: TrainedRun, split: str | None) -> None:
     """Raise UserError if the loaded split has no captions. A search by a photo could find nothing in such a split.
 
-    ``split`` : name of this split, for the message; None: all splits.
+    ``split`` : name of the loaded split, for the message; None if all splits are loaded.
     """
     if not len(trained.split.pairs):
         name = "the data set" if split in (None, ALL_SPLITS) else f"the split {split!r}"
@@ -96,7 +96,7 @@ def describe_searched_images(trained: TrainedRun, split: str) -> str:
 def build_split_target(trained: TrainedRun, split: str | None, by_photo: bool) -> SearchTarget:
     """Return the items of the loaded split for a search: captions if the query is a photo (``by_photo``), images otherwise.
 
-    ``split`` : name of this split, for the record in an index file; None: all splits.
+    ``split`` : name of the loaded split, to be stored in an index file; None if all splits are loaded.
     """
     pairs = trained.split.pairs
 
@@ -135,7 +135,7 @@ def build_file_target(trained: TrainedRun, file: Path, by_photo: bool, dim: int)
     vectors = embeddings.captions if by_photo else embeddings.images
     if vectors is None:
         raise UserError(f"{file}: has scores of pairs, and no embeddings of {name} to search")
-    similarity = vector_similarity_name(trained)
+    similarity = find_vector_similarity(trained)
     if embeddings.similarity != similarity or vectors.shape[1] != dim:
         in_file, in_run = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
         raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {in_run} (the file: {in_file})")
@@ -170,11 +170,10 @@ def encode_items(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | 
 def pool_items(
     trained: TrainedRun, by_photo: bool, max_held_bytes: int
 ) -> tuple[NDArray[np.float32], PackedEmbeddings | None]:
-    """Return one vector for each item of a split, and the embeddings of all items.
+    """Return one vector for each caption (``by_photo``) or each image of a split, and the complete embeddings.
 
-    If the embedding of an item is a set of vectors, its one vector is the normalised mean of the set. A fast search compares
-    these vectors to choose candidates. The items are captions if ``by_photo``, images otherwise. The
-    embeddings are None if they need more than ``max_held_bytes``.
+    If an embedding is a set of vectors, the one vector is the normalised mean of the set. A fast search compares these
+    vectors to choose candidates. The embeddings are None if they need more than ``max_held_bytes``.
     """
     pairs = trained.split.pairs
     n_rows, n_bytes = len(pairs) if by_photo else len(pairs.images), 0
@@ -188,10 +187,10 @@ def pool_items(
     return np.concatenate(vectors), None if held is None else _join_blocks(held)
 
 
-def vector_similarity_name(trained: TrainedRun) -> str:
+def find_vector_similarity(trained: TrainedRun) -> str:
     """Return the name of the similarity by which a search compares vectors, such as ``cosine`` or ``order``.
 
-    It is ``cosine`` for a model that scores pairs: a search chooses candidates by one vector for each item.
+    For a model that scores pairs, it is ``cosine``. Vectors then serve only to choose the candidates to score.
     """
     return trained.model.config.similarity.ranking_similarity or "cosine"
 

@@ -73,10 +73,10 @@ def embed_split(
     ``allow_leak`` : whether the run may have been trained on images of the split. Without it, such images are a UserError.
     ``sentences`` : for a run that localises phrases: write the scores of captions with images.
     ``last_epoch`` : use the weights of the last epoch.
-    ``pool_regions`` : write one vector for this number of regions of an image, the mean of similar regions
+    ``pool_regions`` : mean number of similar regions of an image that are averaged to one vector
         (:func:`vse.training.solvers.encode.pool_sets`); None: write all regions.
-    ``bank_images`` : also write the scores with this number of training images and with their captions; None: no such scores.
-    ``shortlist`` : for TOD-Net: score only the pairs that are likely to change a rank
+    ``bank_images`` : also write the scores of all items with this number of training images and their captions; None: do not.
+    ``shortlist`` : for a TOD-Net similarity: score only the pairs that are likely to change a rank
         (:func:`vse.training.models.similarities.todnet.score_shortlist`).
 
     For a model that compares vectors, the vectors are written. For a model that scores pairs, the scores are written, and also

@@ -185,7 +185,7 @@ class QueryEncoder:
     """The networks that encode a new text or photo with a run. A network is loaded when it is first needed.
 
     First, the networks that computed the run's features compute the features of the query. Then the encoders of the run read
-    these features. The features may be embeddings by another run, the backbone; then its query encoder computes them.
+    these features. If the features are embeddings by another run (the backbone), the query encoder of that run computes them.
 
     ``split`` : split to load for the backbone; None: all splits.
     ``weights_dir`` : folder of pretrained networks.
@@ -322,14 +322,14 @@ class QueryEncoder:
 
     def _check_has_known_word(self, text: str) -> None:
         trained = self._trained
-        words = text.split() if trained.transformer is not None else trained.list_written_words(text)
+        words = text.split() if trained.transformer is not None else trained.list_unicode_words(text)
         if words and "".join(self._list_unknown_words(text)) == "".join(words):
             raise UserError(f"{_quote(text)}: none of its words is {self._describe_known_words()}")
 
     def _check_has_word(self, text: str) -> None:
         trained, reader = self._trained, self._caption_encoder
         as_written = trained.transformer is not None or (reader is not None and reader.reads_raw_text)
-        if not (text.strip() if as_written else trained.list_written_words(text)):
+        if not (text.strip() if as_written else trained.list_unicode_words(text)):
             raise UserError(f"{_quote(text)}: no word to search for")
 
     def _describe_unknown_words(self, texts: Sequence[str]) -> str:
@@ -344,7 +344,7 @@ class QueryEncoder:
             return trained.transformer.find_unknown_words(text)
         if trained.caption_cache is not None:
             return []
-        return [word for word in trained.list_written_words(text) if trained.vocabulary.encode([word])[1] == UNKNOWN_ID]
+        return [word for word in trained.list_unicode_words(text) if trained.vocabulary.encode([word])[1] == UNKNOWN_ID]
 
     def _describe_known_words(self) -> str:
         transformer = self._trained.transformer

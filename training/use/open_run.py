@@ -41,13 +41,13 @@ from vse.training.run.packed import open_model_folder
 log = logging.getLogger(__name__)
 
 
-def compute_differing_checksums(
+def compute_checksums_if_different(
     folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset
 ) -> DataChecksums | None:
-    """Return the checksums of ``dataset`` if its content differs from that of the training data; otherwise return None.
+    """Return the checksums of ``dataset`` if it differs from training data of the same name; otherwise return None.
 
-    The two data sets have the same name. A subset of the training data does not count as different. If the checksums of the
-    training data are unknown, only the SHA-256 of ``dataset.json`` is compared. ``cache`` is the image cache of ``dataset``.
+    A subset of the training data does not count as different. If the checksums of the training data are unknown, only the
+    SHA-256 of ``dataset.json`` is compared. ``cache`` is the image cache of ``dataset``.
     """
     same_captions = dataset.sha256 == record.get("captions_sha256")
     same_cache = cache.key == folder.read_eval_cache_record()["key"]
@@ -171,7 +171,7 @@ class OpenedRun:
         """
         return find_tokeniser(self._query_tokeniser, self.folder.record_file)(text)
 
-    def list_written_words(self, text: str) -> list[str]:
+    def list_unicode_words(self, text: str) -> list[str]:
         """Return the words of a text with all letters, for messages. The default tokeniser would read ``über`` as ``ber``."""
         return unicode_words(text) if self._query_tokeniser == DEFAULT_TOKENISER else self.split_into_words(text)
 
@@ -192,8 +192,8 @@ class OpenedRun:
             *self.dataset.input_paths,
         ]
 
-    def _list_words_without_file(self) -> list[str]:
-        """Return a line, in the form of a changed setting, for each use of word vectors that do not come from a file.
+    def _list_word_vectors_without_file(self) -> list[str]:
+        """Return lines such as ``<setting>: file -> <other vectors>`` for word vectors that do not come from a file.
 
         Papers that use word vectors read them from a file (``--words``). Without a file, a caption feature uses vectors that
         were trained on the captions, and a caption encoder trains random vectors, even with ``train_words: false``.
@@ -215,7 +215,7 @@ class OpenedRun:
             "config": self.experiment.model_dump(mode="json"),
             "changed_settings": [
                 *list_changed_settings(self.experiment, self.record["dataset"]),
-                *self._list_words_without_file(),
+                *self._list_word_vectors_without_file(),
                 *([f"noise: none -> {self.record['noise']}"] if "noise" in self.record else []),
             ],
             "captions": os.path.relpath(self.dataset.path, out.parent),
@@ -289,7 +289,7 @@ def open_run(
     check_belongs_to_dataset(cache, dataset)
     other_checksums, of_training = None, None
     if dataset.name == record["dataset"]:
-        other_checksums = compute_differing_checksums(folder, record, cache, dataset)
+        other_checksums = compute_checksums_if_different(folder, record, cache, dataset)
     if other_checksums is not None:
         of_training = find_training_checksums(folder, record)
         log.warning("%s: not the data set of this name that %s was trained on", dataset.path, folder.path)

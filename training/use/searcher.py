@@ -42,9 +42,9 @@ from vse.training.use.corpus import (
     check_has_captions,
     encode_items,
     find_default_split,
+    find_vector_similarity,
     pool_items,
     read_or_build_index,
-    vector_similarity_name,
 )
 from vse.training.use.model import EncodedQuery, Query, QueryEncoder, TrainedRun, load_opened_run
 from vse.training.use.open_run import find_unfinished_state, open_run
@@ -58,7 +58,7 @@ _BLANK_PHOTO_SIZE = (64, 64)  # width and height of the photo that Searcher.load
 class SearchOptions:
     """The options of a search. None stands for the default of an option.
 
-    ``corpus_file`` : embeddings file of the run to search instead of the split.
+    ``corpus_file`` : embeddings file that the run wrote, to search instead of the split.
     ``index_file`` : FAISS index file for one combination of weights, features, split and corpus. A missing file is built.
     ``index_type`` : FAISS factory string, see :mod:`vse.eval.search.index`; by default the type of the file, or Flat.
     ``index_parameters`` : search parameters of the index, see :func:`vse.eval.search.index.set_search_parameters`.
@@ -93,7 +93,7 @@ class SearchAnswer:
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """An encoded query. The answer skips the ``start`` best hits, and has the next ``k`` hits."""
+    """An encoded query. The answer skips the first ``start`` hits, and has the next ``k`` hits."""
 
     encoded: EncodedQuery
     k: int
@@ -117,7 +117,7 @@ class _Gallery:
     packed_sets: PackedEmbeddings | None = None
 
     def search(self, queries: Vectors, ks: Sequence[int]) -> list[TopK]:
-        """Find the vectors with the highest inner products for each of ``queries`` (m, dim): ``ks[i]`` for the query i."""
+        """Find the vectors with the highest inner products for each of ``queries`` (m, dim): ``ks[i]`` vectors for query i."""
         if self.matrix is not None:
             return self.matrix.search(queries, ks)
         assert self.vectors is not None
@@ -142,7 +142,7 @@ class Searcher:
         self._query_encoder = QueryEncoder(trained, split, weights_dir)
         self._galleries: dict[bool, _Gallery] = {}
         self._correction = None
-        if vector_similarity_name(trained) == "cosine" and not trained.model.scores_every_pair:
+        if find_vector_similarity(trained) == "cosine" and not trained.model.scores_every_pair:
             self._correction = read_correction(trained.folder, trained.weights_sha256)
         self._check_options()
 
@@ -180,7 +180,7 @@ class Searcher:
         if by_photo and self._options.corpus_file is None:
             check_has_captions(self.trained, self.split)
         gallery = self._open_gallery(by_photo, queries[0].encoded.vectors[0].shape[-1])
-        n_items, is_cosine = len(gallery.target.item_ids), vector_similarity_name(self.trained) == "cosine"
+        n_items, is_cosine = len(gallery.target.item_ids), find_vector_similarity(self.trained) == "cosine"
         n_candidates = [min(n_items, max(query.k, self._options.n_reranked or N_RESCORED_CANDIDATES)) for query in queries]
         if self.trained.model.scores_every_pair:
             candidates: list[RowIndices | None] = [None] * len(queries)
@@ -259,7 +259,7 @@ class Searcher:
         return next(captions, None) or self.trained.vocabulary.words[-1]
 
     def _check_options(self) -> None:
-        run, options, is_cosine = self.trained.folder.path, self._options, vector_similarity_name(self.trained) == "cosine"
+        run, options, is_cosine = self.trained.folder.path, self._options, find_vector_similarity(self.trained) == "cosine"
         if not self.trained.model.scores_every_pair:
             if options.n_reranked is not None and is_cosine and not options.expects_many_queries:
                 raise UserError(
@@ -278,7 +278,7 @@ class Searcher:
         return self._galleries[by_photo]
 
     def _build_gallery(self, by_photo: bool, dim: int) -> _Gallery:
-        trained, options, similarity = self.trained, self._options, vector_similarity_name(self.trained)
+        trained, options, similarity = self.trained, self._options, find_vector_similarity(self.trained)
         if options.corpus_file is not None:
             target = build_file_target(trained, options.corpus_file, by_photo, dim)
         else:
@@ -320,7 +320,7 @@ class Searcher:
         An approximate index may find fewer items.
         """
         assert gallery.vectors is not None
-        similarity, direction = vector_similarity_name(self.trained), "i2t" if by_photo else "t2i"
+        similarity, direction = find_vector_similarity(self.trained), "i2t" if by_photo else "t2i"
         if self._correction is not None:
             queries = extend_queries(queries)
         if similarity == "cosine":
