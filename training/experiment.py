@@ -186,13 +186,12 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
 
 
 def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the names of a ladder's combinations that can be trained, and the reason why not for each other name.
+    """Return the trainable combinations of a ladder, a preset that combines features with experiments, by their names.
 
-    A ladder combines each of its image and caption features with each of its experiments. An experiment may be unable to read
-    a feature: an encoder, similarity or solver may accept only words, only vectors or only sets. ``dataset`` is the data set
-    whose preset may change settings; None for no such changes. Raises :class:`UserError` if the ladder or an experiment is
-    invalid, if the ladder lists a feature of captions as a feature of images or the reverse, or if no combination can be
-    trained.
+    Also returns a dict from each other name to the reason why it is not trainable. For example, a similarity or solver may
+    accept only words, only single vectors or only sets. ``dataset`` is the data set whose preset may change settings; None
+    for no such changes. Raises :class:`UserError` if the ladder or an experiment is invalid, if the ladder lists a feature of
+    captions as a feature of images or the reverse, or if no combination can be trained.
     """
     fits, misfits = [], {}
     for combination in load_ladder(ladder).combinations():
@@ -210,15 +209,16 @@ def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tupl
 def select_correctable_experiments(names: Sequence[str], dataset: str | None = None) -> list[str]:
     """Return the names of the experiments whose scores are inner products of vectors.
 
-    Only for these can a search lower the scores of hubs, the candidates that rank high for many queries.
+    Only these scores can be corrected for hubs, the candidates that rank high for many queries. ``dataset`` is the data set
+    whose preset may change settings; None for no such changes.
     """
     return [name for name in names if load_experiment(name, dataset).model.similarity.ranking_similarity == "cosine"]
 
 
 def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
-    """Return the reason why an experiment cannot read the features that a combination names, or None if it can read them.
+    """Return the reason why an experiment cannot read the features of a combination, or None if it can read them.
 
-    ``combination`` : name with an image feature and a caption feature, from a ladder.
+    ``combination`` : image feature and caption feature (None for captions as words) that a ladder gives to the experiment.
     ``dataset`` : data set whose preset may change settings of the features; None for no such changes.
     """
     image_input = InputSpec(_find_input_kind(combination.feature, "image", dataset), 1, f"the feature {combination.feature!r}")
@@ -243,7 +243,7 @@ def find_misfit_reason(combination: ComposedName, experiment: ExperimentConfig, 
 def _find_input_kind(feature: str, medium: Literal["image", "text"], dataset: str | None) -> InputKind:
     """Return whether a feature has single vectors or sets. Raises UserError if it is not a feature of ``medium``.
 
-    ``medium`` : ``image`` for images, ``text`` for captions.
+    ``dataset`` is the data set whose preset may change settings of the feature; None for no such changes.
     """
     settings = load_feature_preset(feature, dataset)
     if settings.kind != medium or settings.text_unit != "captions":

@@ -27,7 +27,7 @@ from vse.pipeline.options import Options
 
 
 class TrainInputs(Options):
-    """Further files that a training reads. The default is the file that the feature cache or the experiment names."""
+    """Further input files of a training. By default, the feature cache and the experiment name these files."""
 
     captions: FileOrFolderPath | None = None
     """The dataset.json of the data set.  [default: the file that the feature cache names]"""
@@ -89,7 +89,7 @@ class TrainRequest(Options):
 
 
 class RunFileOptions(Options):
-    """The files that a trained run reads. The default is the file that the run names."""
+    """Files that replace the input files that a trained run names."""
 
     features: FileOrFolderPath | None = None
     """The feature cache of the run, if it was moved, or a cache of the same feature for other photos."""

@@ -50,9 +50,9 @@ _TEXTS_PER_BLOCK = 1000
 def prepare_task(
     experiment: ExperimentConfig, inputs: RunInputs, seed: int, processes: ProcessGroup, log_negatives: int
 ) -> tuple[TrainingTask, Vocabulary]:
-    """Build the task of the experiment's solver from the input files of a run. Return the task and the vocabulary.
+    """Build the task of a solver (model, data and settings) from the input files of a run. Return task and vocabulary.
 
-    ``log_negatives`` : number of hardest negatives to list for each epoch and direction.
+    ``log_negatives`` : number of hardest negatives to list for each epoch and direction; 0 for no list.
     """
     if isinstance(experiment.solver, PhraseSettings):
         if log_negatives:
@@ -124,8 +124,8 @@ def _encode_wrong_captions(
 ) -> CaptionInputs:
     """Return the captions of ``pairs`` with the wrong words that a noise file gives to some of them, as inputs of the model.
 
-    ``cached`` : the same captions with the correct words, whose vectors are read from ``cache``. Only captions with wrong
-        words are encoded again.
+    ``cached`` : vectors of the same captions with the correct words, from ``cache``. Only captions with wrong words are
+        encoded again.
     """
     assert inputs.noise is not None
     if cached.kind != InputKind.VECTORS:
@@ -196,8 +196,8 @@ def _build_image_inputs(
 def _load_start_weights(model: Model, base: RunFolder, inputs: RunInputs, experiment: ExperimentConfig) -> None:
     """Load the best weights of the run ``base`` into the modules that the setting ``start_parts`` names (by default all).
 
-    If ``base`` did not train the CNN, the CNN keeps its weights. Raises UserError if the weights do not fit the model, or if
-    nothing is left to train.
+    If ``base`` did not train the CNN, the CNN of ``model`` keeps its weights. With the setting ``freeze``, the loaded modules
+    are not trained. Raises UserError if the weights do not fit the model, or if all modules would be frozen.
     """
     parts = experiment.start_parts or [part for part in MODEL_PARTS if getattr(model, part) is not None]
     if inputs.word_vector_file is not None and "caption_encoder" in parts:

@@ -176,8 +176,8 @@ def _build_or_resume(
     """Build the solver and, for a resume, restore the checkpoint.
 
     Returns the solver, the vocabulary, the action (``start`` or ``resume``), and the SHA-256 of the best weights so far (None
-    for a start). A checkpoint may not be usable. In this case, the training starts from the beginning with ``overwrite``, and
-    UserError is raised without it.
+    for a start). If the checkpoint is not usable, the training starts from the beginning with ``overwrite``. Without it,
+    UserError is raised.
     """
     solver, vocabulary = build_solver()
     if action != "resume":
@@ -239,7 +239,7 @@ def _find_input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dic
 
 
 def _agree_on_action(processes: ProcessGroup, decide: Callable[[], str]) -> str:
-    """Call ``decide`` in the first process, and return the result in all. If ``decide`` raises UserError, all processes do."""
+    """Call ``decide`` in the first process, and return the result in all. If ``decide`` raises UserError, all raise it."""
     refusal = None
     code = -1
     if processes.is_first:

@@ -370,7 +370,7 @@ def check_part(name: str, sets: tuple[str, ...] = ()) -> str:
 
     ``sets`` : settings for the user's own code, as ``key=value``.
 
-    Raises UserError if the code is not allowed to run, if it fails the test, or if it is code of another kind.
+    Raises UserError if the code is not allowed to run, if it fails the test, or if it is not one of these four kinds.
     """
     if not is_code_name(name):
         raise UserError(f"{name!r} names no code of your own; give a file and a name in it, such as my_loss.py:my_loss")

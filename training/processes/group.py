@@ -55,7 +55,7 @@ class ProcessGroup:
         return self.rank == 0
 
     def select_own_share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return this process's share of a batch. The sizes of shares differ by one at most, so a share may be empty."""
+        """Return this process's share of a batch. The sizes of shares differ by one at most, and a share may be empty."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
     def compute_share_sizes(self, n_pairs: int) -> list[int]:
@@ -84,7 +84,7 @@ class ProcessGroup:
         """Return the rows of all processes, in the order of the processes.
 
         ``sizes`` : number of rows of each process; None if all have the same number.
-        ``adds_gradients`` : True to sum the gradients of a row over the processes, see :meth:`gather_embeddings`.
+        ``adds_gradients`` : True to sum the gradients of a row over the processes; False: only those of this process count.
         """
         if self.size == 1:
             return rows
@@ -145,9 +145,9 @@ class ProcessGroup:
         return int(self._exchange(distributed.broadcast, torch.tensor([number]), 0).item())
 
     def wait_for_first(self) -> None:
-        """Wait until the first process calls this method. There is no time limit while the first process sends reports.
+        """Wait until the first process calls this method, without a time limit as long as that process shows signs of life.
 
-        Raises DistError if the first process has not reported for ``timeout``, or if it is silent and a signal has arrived.
+        Raises DistError after ``timeout`` without a sign of life, or after a few seconds if a signal has also arrived.
         """
         if self.watch is None:
             return
@@ -179,7 +179,7 @@ class ProcessGroup:
 
     @contextmanager
     def explain_failed_exchange(self) -> Iterator[None]:
-        """Raise UserError with the rank of the missing process if an exchange of data in this block fails.
+        """Raise UserError with the rank of the missing process if an exchange of data fails in the caller's ``with`` block.
 
         Raises Interrupted instead if a signal has stopped the processes.
         """

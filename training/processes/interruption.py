@@ -18,7 +18,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingFailed(UserError):
-    """A training that diverged or collapsed. ``state`` (``diverged`` or ``collapsed``) is recorded in ``run.json``."""
+    """The error of a training that diverged or collapsed. ``run.json`` records ``state``: ``diverged`` or ``collapsed``."""
 
     def __init__(self, message: str, state: str) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class Interruption:
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Record Ctrl-C and SIGTERM in this block instead of ending the process. Outside the main thread, do nothing."""
+        """In the caller's ``with`` block, record Ctrl-C and SIGTERM and go on. Outside the main thread, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -55,7 +55,7 @@ class Interruption:
 
     @contextmanager
     def raise_on_signal(self) -> Iterator[None]:
-        """Raise :class:`StopNow` in this block as soon as a signal arrives, or at its start if one has already arrived."""
+        """Raise :class:`StopNow` in the caller's ``with`` block when a signal arrives, or at once if one arrived before."""
         self._raises_on_signal = True
         try:
             if self.signal is not None:
@@ -166,7 +166,7 @@ class ProcessWatch:
         return [rank for rank in range(self._size) if rank != self._rank and self.is_silent(rank)]
 
     def describe_missing(self) -> str:
-        """Return a text that names the missing processes and the fault. Wait first, until such processes count as silent."""
+        """Wait a few seconds for reports, and return a text that names the processes that are silent or behind this one."""
         time.sleep(_SILENT_SECONDS + 2 * _REPORT_SECONDS)
         if silent := self.find_silent():
             return f"no answer from {self._name(silent)}, which was killed or hangs, or whose machine cannot be reached"

@@ -49,8 +49,8 @@ def find_launch(environment: Mapping[str, str]) -> Launch | None:
     """Return the rank and the addresses that a launcher gave to this process in environment variables.
 
     Returns None for a single process that torchrun did not start. The variables of torchrun are read first, because ``srun``
-    or ``mpirun`` may have started torchrun. The script of ``sbatch`` is a single process, because only ``srun`` sets
-    ``SLURM_STEP_NUM_TASKS``. Raises UserError if a variable is missing or invalid.
+    or ``mpirun`` may have started torchrun. A process that ``sbatch`` started without ``srun`` counts as a single process.
+    Raises UserError if a variable is missing or invalid.
     """
     if "TORCHELASTIC_RUN_ID" in environment or environment.get("WORLD_SIZE", "1") != "1":
         launch = _read_torchrun(_LauncherVariables("torchrun", environment))

@@ -128,7 +128,7 @@ class RunFolder:
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
-        """Return the transformer of a model that reads tokens. Its weights are not loaded: they are among those of the run."""
+        """Return the transformer of a model that reads tokens, without its weights. They are among the weights of the run."""
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
                 raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
@@ -138,7 +138,7 @@ class RunFolder:
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
     def read_eval_cache_record(self) -> dict[str, Any]:
-        """Return the entry of ``run.json`` for the image cache of validation and test. The default is the training cache."""
+        """Return the ``run.json`` entry of the image cache for validation and test, by default that of the training cache."""
         record = self.read_record()
         eval_cache: dict[str, Any] = record.get("eval_features", record["features"])
         return eval_cache
@@ -297,7 +297,7 @@ def _build_hash_line(content: bytes | memoryview) -> bytes:
 
 
 def _check_hash(content: bytes) -> None:
-    """Raise ValueError if a checkpoint is damaged: its SHA-256 is not that of its last line, or a zip checksum differs."""
+    """Raise ValueError if a checkpoint does not fit the SHA-256 in its last line or, without this line, its zip checksums."""
     size = len(_build_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):

@@ -226,8 +226,8 @@ def _open_cache(
 ) -> FeatureCache | None:
     """Open the cache in ``path``. If ``path`` is None, open the cache of ``feature`` in the folder of ``cache``.
 
-    This default file is ``<dataset>_<feature>.h5`` if it exists; otherwise its name begins with the data set of ``cache``.
-    Returns None if ``path`` and ``feature`` are None. ``hint`` is the end of the error message for a missing file.
+    This default file is ``<dataset>_<feature>.h5``. If it is missing or ``dataset`` is None, its name begins with the
+    data set of ``cache``. Returns None if ``path`` and ``feature`` are None. ``hint`` ends the error for a missing file.
     """
     if feature is None and path is None:
         return None

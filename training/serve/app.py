@@ -187,7 +187,7 @@ class _Page:
     def answer_search(self) -> flask.Response | str:
         """Answer a text (parameter ``q``), a photo that was uploaded before (``photo``) or an image of the split (``like``).
 
-        With the parameters ``run`` and ``hit``, return the attention between the query and a hit of a run.
+        With the parameters ``run`` (index) and ``hit`` (id), return the attention between a text or photo and this hit.
         """
         request = self._read_request()
         if request.kind == "photo":

@@ -162,7 +162,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return self.drain_start is not None or bool(super().readable())
 
     def handle_write(self) -> None:
-        """Send pending data. After the last response, shut down only the sending direction, so that the client can read it."""
+        """Send pending data. After the last response, end only the sending, so that the client can still read the response."""
         if self.close_when_flushed and not self.requests:
             self._flush_exception(self._flush_some)
             if not self.total_outbufs_len and not self.will_close:
@@ -330,14 +330,14 @@ class PageServer:
             channel.close_now()
 
     def stop(self) -> None:
-        """End :meth:`run` soon, or at once in a second call. Other threads and signal handlers may call this method."""
+        """End :meth:`run` soon, or at once at the second call. Other threads and signal handlers may call this method."""
         self._stop_time = time.monotonic() + (self.limits.stop_grace_s if self._stop_time is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()
 
     @contextmanager
     def stop_on_signals(self) -> Iterator[None]:
-        """Call :meth:`stop` on Ctrl-C and SIGTERM in this block."""
+        """Call :meth:`stop` on Ctrl-C and SIGTERM in the caller's ``with`` block."""
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
         try:

@@ -119,7 +119,7 @@ def _describe_unloadable_feature(cache: FeatureCache, error: UserError, with_net
 def _describe_feature(cache: FeatureCache, changes: Mapping[str, Any]) -> FeatureDescription:
     """Return the description of a feature without names of local files.
 
-    ``changes`` : values that replace those of the same keys in the feature's provenance.
+    ``changes`` : new values for some keys of the feature's provenance.
     """
     description = describe_feature(cache)
     provenance = {name: value for name, value in description.provenance.items() if name not in _LOCAL_NOTES}
@@ -262,7 +262,7 @@ def _build_feature_entry(feature: FeatureDescription) -> dict[str, Any]:
 
 @contextmanager
 def _stage_folder(out: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to ``out`` at the end of the block.
+    """Yield a temporary folder that is renamed to ``out`` at the end of the caller's ``with`` block.
 
     Raises UserError if ``out`` exists, unless ``out`` is a packed model and ``--force`` is given.
     """
@@ -293,7 +293,7 @@ _FILE_PATTERNS = (CARD_FILE_NAME, "*.json", "*.safetensors", "metrics.csv", "tex
 
 
 def find_model_folder(place: Path) -> Path:
-    """Return the folder of a model. Download the model first if ``place`` is ``hf://user/name`` or ``hf://user/name@revision``.
+    """Return the folder of a model, and download it first if ``place`` is ``hf://user/name`` or ``hf://user/name@revision``.
 
     Raises UserError if the Hugging Face hub is out of reach, or if the repository is not a packed model.
     """
