@@ -176,7 +176,7 @@ def _feature_memory_gb(experiment: ExperimentConfig) -> float:
 def _build_image_inputs(
     experiment: ExperimentConfig, inputs: RunInputs, pairs: Pairs, val: Pairs, processes: ProcessGroup
 ) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
-    """Return the training images and the validation images as inputs of the model, and the CNN if the run trains a CNN."""
+    """Return the training and the validation images as inputs of the model, and the CNN that the run trains, or None."""
     settings, device = experiment.images, processes.device
     cached = CachedImageFeatures(FeatureReader(inputs.eval_image_cache, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":

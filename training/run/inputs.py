@@ -258,7 +258,7 @@ def _find_start_run(
 ) -> RunFolder | None:
     """Return the run whose weights are the initial weights of a training, or None for random weights.
 
-    ``path`` : folder of this run; None: the folder of the experiment and the seed that the training starts from by default.
+    ``path`` : folder of this run; None: that of the experiment ``start_from`` with the seed ``seed``.
     """
     if experiment.start_from is None and path is None:
         return None

@@ -188,7 +188,7 @@ class ServedRuns:
     ) -> list[RunAnswer]:
         """Return the answer of each run: ``k`` hits, best first. The first ``start`` hits, on earlier pages, are skipped.
 
-        A text finds images. An image of the split finds similar images. A photo finds images or captions, see ``photo_finds``.
+        A text finds images. An image of the split finds similar images. A photo finds ``photo_finds``, images or captions.
         Raises UnknownId if the image of the split does not exist. If a run fails, its answer contains the error.
         """
         if isinstance(query, SplitImage):

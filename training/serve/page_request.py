@@ -299,7 +299,7 @@ def build_results(
 def build_attention(query: Query, attention: Attention, run_name: str, hit_id: int) -> dict[str, Any]:
     """Return the fields of a drawing of attention over a photo.
 
-    For a text, the photo is the hit, the image with the id ``hit_id``. For a query that is a photo, it is the query itself.
+    If the query is a text, the photo is the image that it found, with the id ``hit_id``. Otherwise, the photo is the query.
     """
     source = f"/photo/{hit_id}/large" if isinstance(query, str) else jpeg_source(small_jpeg(query, SMALL_PHOTO_SIDE))
     return {

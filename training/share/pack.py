@@ -74,8 +74,8 @@ def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None,
 def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
     """Return the description of a caption feature for a packed model, and write the encoder of the feature to ``out``.
 
-    A pretrained text encoder is written only with ``with_network``. Raises UserError if an encoder cannot be written because
-    it is missing.
+    A pretrained text encoder is written only with ``with_network``. If no encoder of vse computed the feature, a warning is
+    logged. Raises UserError if an encoder that must be written is missing.
     """
     extractor = cache.provenance.get("config", {}).get("extractor")
     settings = find_extractor(extractor)

@@ -47,7 +47,7 @@ class ArrayFeatures:
 class ArrayEncoder:
     """A trained run that encodes image vectors, caption vectors, texts and photos.
 
-    ``queries`` : encoder of new texts and photos with this run.
+    ``queries`` : encoder of texts and photos.
     """
 
     def __init__(self, trained: TrainedRun, queries: QueryEncoder) -> None:

@@ -53,7 +53,7 @@ class StoredCorrection:
     sha256: str
 
     def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
-        """Append the number -b_x, which corrects the scores, to each candidate x, and return (n, dim + 1).
+        """Append -b_x, the correction of the scores of a candidate x, to each candidate, and return (n, dim + 1).
 
         The candidates are captions if ``by_photo``, images otherwise.
         """
