@@ -160,8 +160,7 @@ def public_api(function: Callable[_Parameters, _Returned]) -> Callable[_Paramete
     """Decorate a function or method of the Python interface.
 
     The decorator checks the arguments of a call, and records the call in the files that the function writes. In messages of
-    UserError, it replaces command-line options by Python arguments. With ``force=True``, it lets outputs replace files of any
-    kind.
+    UserError, it replaces command-line options by Python arguments. A call with ``force=True`` may replace files of any kind.
     """
 
     @wraps(function)
@@ -267,9 +266,9 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
 def prefix_argument_name(message: str, function: Any, given: Mapping[str, Any]) -> str:
     """Return an error message, preceded by the name of the argument whose path is at the start of the message.
 
-    For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file`` if the argument ``out`` is ``a.h5``. ``given`` has
-    the arguments of the call of ``function``; the fields of :class:`Options` objects are arguments, too. A message that does
-    not start with the path of an argument is returned unchanged.
+    For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file`` if the argument ``out`` is ``a.h5``. ``given`` maps
+    the parameters of ``function`` to its arguments; the fields of an :class:`Options` object count as arguments, too.
+    A message that does not start with the path of an argument is returned unchanged.
     """
     for argument, (allowed, _) in find_allowed_values(function).items():
         value = given.get(argument)

@@ -83,7 +83,7 @@ class DatasetFile(PathWrapper):
         frame (pandas.DataFrame): one row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (relative to the
             folder of images), ``caption``
         images (pandas.DataFrame): one row per image, also for images without a caption: ``image_id``, ``split``, ``file``,
-            ``n_captions``, ``coco_id``
+            ``n_captions``, ``coco_id`` (the id in MS-COCO)
         splits (pandas.DataFrame): one row per split: ``n_images``, ``n_captions``
         json (dict[str, Any]): the content of the file
     """

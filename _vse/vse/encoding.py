@@ -54,7 +54,7 @@ class EncodingModel:
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object. Files that its methods write record this expression."""
+        """The Python expression that returned this object. Files that the object writes record this expression."""
         raise NotImplementedError
 
     @property
@@ -123,11 +123,11 @@ class InputEncoder:
 
     def __init__(
         self,
-        arrays: ArrayEncoder,
+        array_encoder: ArrayEncoder,
         photo_features: Callable[[list[str]], Any] | None = None,
         text_features: Callable[[list[str]], Any] | None = None,
     ) -> None:
-        self.arrays, self.photo_features, self.text_features = arrays, photo_features, text_features
+        self.array_encoder, self.photo_features, self.text_features = array_encoder, photo_features, text_features
 
     def encode(
         self, given: Any, are_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
@@ -157,21 +157,21 @@ class InputEncoder:
         """Return the embedding of a text, of the photo at a path, or of a vector."""
         if isinstance(query, str | os.PathLike):
             return self.encode_packed([query], are_captions)
-        vectors = read_query_vectors(query, self.arrays.reads_sets(are_captions))
+        vectors = read_query_vectors(query, self.array_encoder.reads_sets(are_captions))
         try:
-            self.arrays.check_vectors("query", vectors, are_captions)
+            self.array_encoder.check_vectors("query", vectors, are_captions)
         except UserError as error:
             side = "caption" if are_captions else "image"
             raise UserError(f"{error}; it is read as that of {side}s (by={side!r})") from None
         return self._encode(vectors, are_captions)
 
     def embed(self, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
-        """Return the embeddings of images and captions as a split that can be evaluated."""
+        """Return the embeddings of images and captions, as an object that :func:`vse.evaluate` accepts."""
         inputs = self._read_input(images, are_captions=False), self._read_input(captions, are_captions=True)
         rows = read_image_rows("image_of_caption", image_of_caption, *map(len, inputs))
         encoded_images = self._encode(inputs[0], are_captions=False)
         encoded_captions = self._encode(inputs[1], are_captions=True, allow_unknown=True)
-        return SplitEmbeddings(None, self.arrays.build_embeddings(encoded_images, encoded_captions, rows))
+        return SplitEmbeddings(None, self.array_encoder.build_embeddings(encoded_images, encoded_captions, rows))
 
     def _read_input(self, given: Any, are_captions: bool) -> NDArray[np.float32] | list[str]:
         """Return captions or images as vectors. If the model reads texts or photos, return texts or paths instead."""
@@ -187,10 +187,10 @@ class InputEncoder:
         else:
             vectors, texts = read_image_input(name, given, compute)
         if vectors is not None:
-            self.arrays.check_vectors(name, vectors, are_captions)
+            self.array_encoder.check_vectors(name, vectors, are_captions)
             return vectors
         assert texts is not None
-        if (dim := self.arrays.find_imported_dim(are_captions)) is not None:
+        if (dim := self.array_encoder.find_imported_dim(are_captions)) is not None:
             kind, function = ("texts", "text_features") if are_captions else ("paths", "photo_features")
             raise UserError(
                 f"{name}={format_value(texts[:1])}: {kind}, but the model was fitted on vectors of {name}; pass the vectors "
@@ -207,10 +207,10 @@ class InputEncoder:
         allow_unknown: bool = False,
     ) -> PackedEmbeddings:
         if isinstance(given, np.ndarray):
-            return self.arrays.encode_vectors(given, are_captions, batch_size, hidden)
+            return self.array_encoder.encode_vectors(given, are_captions, batch_size, hidden)
         if are_captions:
-            return self.arrays.encode_texts(given, batch_size, hidden, allow_unknown)
-        return self.arrays.encode_photos([Path(path) for path in given], hidden)
+            return self.array_encoder.encode_texts(given, batch_size, hidden, allow_unknown)
+        return self.array_encoder.encode_photos([Path(path) for path in given], hidden)
 
 
 def build_cosine_embeddings(images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
@@ -243,7 +243,7 @@ class FittedRun:
 
     ``record``, ``settings`` : the content of ``run.json`` and of ``config.yaml``.
     ``frame`` : the metrics, one row per epoch.
-    ``arrays`` : the loaded model, which encodes arrays of vectors.
+    ``array_encoder`` : the loaded model, which encodes arrays of vectors.
     ``files`` : maps the path of each file in the run folder, except the checkpoint, to its content.
     ``photos`` : the path of each image's photo; empty if the paths are unknown.
     ``has_texts`` : whether the captions are texts.
@@ -252,7 +252,7 @@ class FittedRun:
     record: dict[str, Any]
     settings: dict[str, Any]
     frame: pd.DataFrame
-    arrays: ArrayEncoder
+    array_encoder: ArrayEncoder
     files: Mapping[Path, bytes]
     photos: Sequence[str]
     has_texts: bool
@@ -282,7 +282,7 @@ class FittedRun:
             record=run.read_record(),
             settings=read_yaml(run.config_file),
             frame=pd.read_csv(run.metrics_file),
-            arrays=load_array_encoder(folder, data, device),
+            array_encoder=load_array_encoder(folder, data, device),
             files=files,
             photos=photos or (),
             has_texts=data.texts is not None,
@@ -302,7 +302,7 @@ class FittedRun:
     def _searcher(self) -> Searcher:
         from vse.training.use.searcher import Searcher
 
-        return Searcher(self.arrays.trained, None)
+        return Searcher(self.array_encoder.trained, None)
 
     def write(self, folder: Path) -> None:
         """Write the run to ``folder``, and replace a run that is already in the folder."""

@@ -124,8 +124,8 @@ class Evaluation(SavableResult):
         metrics (dict[str, Any]): the metrics by protocol and direction, e.g. ``metrics["1k"]["i2t"]["r1"]`` and
             ``metrics["1k"]["rsum"]``; with several seeds each metric has ``mean`` and ``std``
         frame (pandas.DataFrame): one row per protocol, as in ``vse-table summary``, with ``rsum`` and columns such as
-            ``i2t_r1``; ``i2t_r1_low`` and ``i2t_r1_high`` are its 95% interval, and ``i2t_r1_std`` is its standard deviation
-            over several seeds
+            ``i2t_r1``; ``i2t_r1_low`` and ``i2t_r1_high`` are the 95% interval of ``i2t_r1``, and ``i2t_r1_std`` is the
+            standard deviation over several seeds
         json (dict[str, Any]): the content of the result file (docs/formats.md)
         path (Path | None): the result file; None if the evaluation was not saved
     """
@@ -151,7 +151,7 @@ class Evaluation(SavableResult):
         """Return one row per query: its rank, and its best right and best wrong result (docs/formats.md).
 
         If ``path`` (.csv or .parquet) is given, the rows are also written to this file; ``force`` replaces a file of any kind.
-        Raises [`vse.UserError`][] for phrase scores.
+        Raises [`vse.UserError`][] if the model localises phrases.
         """
         with TemporaryDirectory() as folder:
             out = Path(folder, "queries.csv") if path is None else as_path(path)
@@ -165,7 +165,7 @@ class Evaluation(SavableResult):
         """Write run and qrels files of both directions for trec_eval, ranx or ir_measures; return the folder.
 
         A run file has the best ``depth`` results of each query: None stands for 1,000, and 0 for all results. ``force``
-        replaces files of any kind. Raises [`vse.UserError`][] for phrase scores.
+        replaces files of any kind. Raises [`vse.UserError`][] if the model localises phrases.
         """
         out = as_path(folder)
         self._write_extra_files(trec=out, trec_depth=depth)
@@ -276,9 +276,9 @@ def _list_embeddings_inputs(embeddings: Any) -> tuple[Path | SplitEmbeddings, ..
 
 
 def _read_protocol(second: Any) -> str | Sequence[str]:
-    """Return the protocol in a call of an earlier version, ``vse.evaluate(embeddings, protocol)``, from its second argument.
+    """Return ``second``, the protocol in a call ``vse.evaluate(embeddings, protocol)`` of an earlier version.
 
-    Raises UserError if the argument is an array: images must not be given next to embeddings.
+    Raises UserError if ``second`` is an array: images must not be given next to embeddings.
     """
     if not are_texts(second):
         raise UserError(f"images={format_value(second)}: the first argument has embeddings already; leave images out")
@@ -289,8 +289,8 @@ def _read_protocol(second: Any) -> str | Sequence[str]:
 def _embed_inputs(first: Any, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
     """Return the embeddings of the images and captions in the arguments of :func:`evaluate`.
 
-    ``first`` is the first argument: a model that encodes the others, or the images. If it is the images, each of the other
-    arguments has moved by one place: ``images`` has the captions. ``first`` is None if all arguments are named.
+    In a call ``evaluate(model, X, Y, i)``, ``first`` is the model. In a call ``evaluate(X, Y, i)`` without names, ``first``
+    has the images, ``images`` the captions, and ``captions`` the rows of the images. None stands for an argument not given.
     """
     model = first if isinstance(first, EncodingModel) else None
     if first is not None and model is None and images is None:

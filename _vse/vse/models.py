@@ -169,7 +169,7 @@ class Model(EncodingModel):
 
     @property
     def encoder(self) -> InputEncoder:
-        return InputEncoder(self._require_fit().arrays, self.photo_features, self.text_features)
+        return InputEncoder(self._require_fit().array_encoder, self.photo_features, self.text_features)
 
     @property
     def expression(self) -> str:

@@ -158,10 +158,10 @@ class _CommandRunner:
         self.run("vse-extract", extractor, "--dataset", dataset_file, "--feature", feature, *changes, "--out", cache)
 
     def train(self, training: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
-        """Train a run, embed its test split, and return the path of the embeddings.
+        """Train a run, embed the test split of the data set, and return the path of the embeddings.
 
-        The file also has a correction for hubs. A hub is a candidate that too many queries rank high. ``training`` has further
-        arguments of ``vse-train``.
+        The embeddings also have a correction for hubs. A hub is a candidate that too many queries rank high. ``training`` has
+        further arguments of ``vse-train``.
         """
         self.run("vse-train", *training, "--captions", dataset_file, "--caption-features", captions, "--out", run, "--resume")
         self.run("vse-embed", run, "--correct", CORRECTION)

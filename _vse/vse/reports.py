@@ -54,7 +54,7 @@ class SavableResult(SavableObject):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object. Files that its methods write record this expression."""
+        """The Python expression that returned this object. Files that the object writes record this expression."""
         return str(self.json["provenance"]["made"]["command"])
 
 

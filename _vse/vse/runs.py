@@ -213,7 +213,7 @@ class TrainedModel(EncodingModel, PathWrapper):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object. Files that its methods write record this expression."""
+        """The Python expression that returned this object. Files that the object writes record this expression."""
         return f"vse.load({str(self.path)!r})"
 
     @staticmethod
@@ -222,7 +222,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         return corpus if corpus.is_dir() and not any(corpus.glob("*.npy")) else None
 
     def _choose_files(self, photos: Path | None) -> RunFileOptions:
-        """Return the input files of a search. A search in a folder of photos (``photos``) reads no data set and no caches."""
+        """Return the input files of a search in the folder ``photos``, without data set and caches; None searches a split."""
         files = self._file_options
         return files if photos is None else RunFileOptions(images=photos, weights_dir=files.weights_dir)
 

@@ -71,7 +71,7 @@ class SplitEmbeddings(SavableObject):
 
     @property
     def embeddings(self) -> Embeddings:
-        """The embeddings as the object that evaluators read. Raises UserError for phrase scores."""
+        """The embeddings as the object that evaluators read. Raises UserError if the model localises phrases."""
         if self._embeddings is None:
             raise UserError(f"{self.path}: holds scores of phrases and boxes, and no embeddings")
         return self._embeddings
@@ -138,7 +138,7 @@ class SplitEmbeddings(SavableObject):
 
     @property
     def expression(self) -> str:
-        """The Python expression that returned this object. Files that its methods write record this expression."""
+        """The Python expression that returned this object. Files that the object writes record this expression."""
         return f"vse.embeddings({str(self.path)!r})" if self.path else "vse.embeddings(...)"
 
     def __repr__(self) -> str:

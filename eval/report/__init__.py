@@ -1,1 +1,1 @@
-"""HTML reports of results and of searches. Imports ranking, files, search and protocols."""
+"""HTML reports of results and of searches. It imports ``vse.eval.ranking``, ``files``, ``search`` and ``protocols``."""

@@ -111,7 +111,7 @@ def draw_training_curves(
     warm_ups: Sequence[tuple[int, int]] = (),
     chance: float | None = None,
 ) -> Markup:
-    """Draw a line per seed, with a ring at the epoch whose weights were kept.
+    """Draw curves of a training, a line per seed, with a ring at the epoch whose weights were kept.
 
     ``log`` selects a logarithmic x axis. Each pair in ``warm_ups`` is drawn as a dashed line: the index of a result, and the
     last epoch of its warm-up (the first epochs, which have another loss function). ``chance`` is the value of a random order,

@@ -45,11 +45,11 @@ the attention cannot be drawn.
 """
 
 
-class ResultAttention:
-    """A reader of the attention between words and regions, as the model of a result computes it.
+class AttentionReader:
+    """A reader of the attention between words and regions that the model of a result computes.
 
-    It returns no attention if the model computes none, or if the run is missing. If the run cannot be opened or has changed, a
-    sentence about it is appended to ``missing``.
+    The reader returns no attention if the model computes none, or if its run is missing. If the run cannot be opened or was
+    trained again, a sentence about this is appended to ``missing``, the notes of the report.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class ResultAttention:
     def read_attention_by_pair(self, scores: Mapping[PairIds, float]) -> dict[PairIds, Attention]:
         """Return the attention of the pairs in ``scores``, by pair; pairs whose attention cannot be drawn are left out.
 
-        ``scores`` maps an image id and a caption id to the score in the embeddings. If the run computes another score, because
-        it was trained again, the returned dict is empty.
+        ``scores`` maps an image id and a caption id to their score in the embeddings file. If the run now computes another
+        score for a pair, because it was trained again, the returned dict is empty.
         """
         if self._run is None or not scores:
             return {}
@@ -147,10 +147,10 @@ class Drawing:
     def words(self) -> Sequence[DrawnWord]:
         return [word for words in self.captions for word in words]
 
-    def text_height(self, text: str, lines: int) -> float:
-        """Return the font size in pixels of the photo, so that a text fits on the photo.
+    def compute_font_size(self, text: str, lines: int) -> float:
+        """Return the font size in pixels of the photo, small enough for a line with the word ``text`` and its weight.
 
-        ``lines`` lines fit along the longer side. The word ``text`` and its ``highest_weight`` fit next to each other.
+        The size is also small enough for ``lines`` lines along the longer side of the photo.
         """
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
@@ -210,8 +210,8 @@ class PhrasePhoto(NamedTuple):
     """A photo with the boxes of phrases. ``element_id`` is an identifier that is unique in the report; ``size`` is in pixels.
 
     ``source`` is the ``src`` of the photo. If the photo cannot be read, ``source`` is None, and the boxes are drawn on an
-    empty area. If the report already has a drawing of this photo, ``earlier_element_id`` is its identifier, and its image is
-    reused.
+    empty area. ``earlier_element_id`` is the identifier of an earlier drawing of the photo in the report, whose image is
+    reused; blank for the first drawing.
     """
 
     element_id: str

@@ -17,7 +17,7 @@ from torch import Tensor
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import blocks_from_embeddings, shared_tensor
-from vse.eval.report.drawings import Drawing, DrawnWord, PairIds, ResultAttention, draw_attention
+from vse.eval.report.drawings import AttentionReader, Drawing, DrawnWord, PairIds, draw_attention
 from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.report.report_inputs import select_query_groups
 from vse.eval.search.top_k import Attention
@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The best candidates for a query, and the best right candidate. ``query`` is a row of the images or captions.
+    """The best candidates for a query, and the best right candidate. ``query`` is its row among the images or captions.
 
     If scores are equal, wrong candidates come first.
     """
@@ -59,10 +59,10 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class AnswerCard:
-    """A candidate to display: a caption or, for a query caption, a photo with its first caption. ``rank`` is 1-based.
+    """An answer to display: a caption if the query is a photo, or a photo with its first caption if the query is a caption.
 
-    If the model has attention, there is a drawing on the photo. ``words`` are the words of a candidate caption, to draw on the
-    photo of the query. ``drawing`` has the words of a query caption on the photo of the candidate.
+    ``rank`` is 1-based. ``words`` are the words of a returned caption, whose attention is drawn on the photo of the query.
+    ``drawing`` is the attention of a query caption on the returned photo. Both are empty if the model has no attention.
     """
 
     rank: int
@@ -108,7 +108,7 @@ class QueryCard:
 
     @property
     def rank_range(self) -> int:
-        """The index of the range (rank 1, 2 to 10, 11 to 100, above 100) that contains the rank by the first model."""
+        """The index of the range (1, 2 to 10, 11 to 100, above 100) that contains the rank of the query by the first model."""
         return bisect_left(_LAST_RANKS, self.columns[0].rank)
 
 
@@ -151,7 +151,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class HardNegative:
-    """A photo and its caption in the training set, and the negative that has the highest loss (``cost``) with this pair."""
+    """A photo and its caption in the training set, and the wrong image or caption with the highest loss (``cost``)."""
 
     cost: str
     positive: Photo
@@ -167,13 +167,13 @@ def build_gallery(
     photos: DatasetPhotos,
     n: int,
     seed: int,
-    attention: Sequence[ResultAttention],
+    attention: Sequence[AttentionReader],
     extremes: bool = False,
 ) -> Gallery:
-    """Return the gallery of one direction: ``n`` queries or, with ``extremes``, the ``n`` best and ``n`` worst queries.
+    """Return the gallery of one direction with ``n`` queries or, with ``extremes``, two groups of ``n`` queries.
 
-    ``embeddings``, ``ranks`` and ``attention`` have an item for each model (one or two). Two models must have the same queries
-    in the same order. ``seed`` determines the sample of queries.
+    ``embeddings``, ``ranks`` and ``attention`` have an item for each model. For two models with the same queries, those whose
+    ranks differ most are selected. For one model, the groups are the best and the worst, or ``seed`` determines a sample.
     """
     image_of_caption = embeddings[0].image_of_caption()
     n_captions = len(image_of_caption)
@@ -303,10 +303,10 @@ def _build_answer_card(direction: DirectionName, run: Embeddings, photos: Datase
 
 
 def find_hardest_negatives(table: pd.DataFrame, photos: DatasetPhotos) -> tuple[int, dict[str, list[HardNegative]]]:
-    """Return the last epoch in ``table``, and the negatives with the highest loss in this epoch; 0 and empty without rows.
+    """Return the last epoch in ``table``, and the negatives (wrong answers) with the highest loss in this epoch.
 
-    ``table`` is the content of ``negatives.csv`` in a run folder. The negatives are a dict with a key for each kind of query,
-    ``image`` and ``caption``.
+    ``table`` is the content of ``negatives.csv`` in a run folder; if it is empty, return 0 and an empty dict. The negatives
+    are a dict with a key for each kind of query, ``image`` and ``caption``.
     """
     numbers = ["epoch", "cost", "imgid", "negative_imgid"]
     table = table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers}).dropna(subset=numbers)

@@ -166,8 +166,8 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], c
     """Write the page of a search with the rank, score, thumbnail, captions and path of each hit; return ``out``.
 
     ``query`` is a text or the path of a photo. ``corpus_name`` has the names of the model and the split. If a photo cannot be
-    read, its file name is displayed. The attention of a model that computes it is drawn on the photos of the hits or, if the
-    hits are captions, on the photo of the query.
+    read, its file name is displayed. If the model computes attention, it is drawn on the photos of the hits or, if the hits
+    are captions, on the photo of the query.
     """
     by_photo = isinstance(query, Path)
     query_photo = _readable_thumbnail(query) if isinstance(query, Path) else None

@@ -24,7 +24,7 @@ from vse.eval.report.charts import (
     draw_rank_histogram,
     draw_training_curves,
 )
-from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, ResultAttention
+from vse.eval.report.drawings import ATTENTION_EXPLANATIONS, BRACKET_NOTE, AttentionOpener, AttentionReader
 from vse.eval.report.gallery import Gallery, HardNegative, build_gallery, find_hardest_negatives
 from vse.eval.report.pages import DatasetPhotos, page_kind, write_page
 from vse.eval.report.phrases import are_phrase_results, build_phrase_section, compute_phrase_metric_differences
@@ -97,7 +97,7 @@ def write_report(
     out : the report to write
     data : path of ``dataset.json``; None uses the path in the embeddings
     embeddings : the embeddings of the first seed, one file for each result; if empty, the paths in the results are used
-    queries : number of queries to display for each direction; with ``gallery``, of the best queries and again of the worst
+    queries : number of queries to display for each direction; with ``gallery``, number of the best and number of the worst
         queries; None uses the defaults of ``vse-report``
     seed : seed for the sample of queries
     open_attention : function that opens a run, to draw the attention of its model on the photos; None draws no attention
@@ -125,7 +125,7 @@ def write_report(
         runs = [one.embeddings for one in inputs if one.embeddings]
         if len(runs) == len(inputs) and queries and not has_choices:
             attention = [
-                ResultAttention(one.result.experiment, one.run_folder, one.embeddings, open_attention, missing)
+                AttentionReader(one.result.experiment, one.run_folder, one.embeddings, open_attention, missing)
                 for one in inputs
             ]
             check_output(out, kind, [file for one in attention for file in one.input_paths])
@@ -173,9 +173,9 @@ def write_report(
 
 
 class _HardestNegatives(NamedTuple):
-    """The hardest negatives of the last recorded epoch, with a key for each kind of query: ``image`` and ``caption``.
+    """The wrong images and captions (negatives) with the highest loss in ``epoch``, the last recorded epoch.
 
-    If a run did not record negatives, ``epoch`` is 0 and ``negatives`` is empty.
+    ``negatives`` has the keys ``image`` and ``caption``, the kinds of queries. Without records it is empty, and ``epoch`` 0.
     """
 
     epoch: int = 0

@@ -277,8 +277,8 @@ def select_query_groups(
 
     ``ranks`` has the ranks (n_queries,) of one or two models, and ``images`` the row of each query's image. The counts are
     None for one model. For two models, they are the numbers of queries that the first model, the second model and neither
-    model ranks better. ``n`` is the largest number of queries: with ``extremes`` in each group, without it in all groups
-    together. For one model, ``extremes`` selects the best and the worst queries.
+    model ranks better. At most ``n`` queries are selected or, with ``extremes``, ``n`` for each group. For one model,
+    ``extremes`` selects the best and the worst queries.
     """
     if len(ranks) == 1 and extremes:
         worst, best = select_extreme_queries(ranks[0], n, seed)

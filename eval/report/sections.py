@@ -127,7 +127,7 @@ def build_report_difference(name: str, metric: Mapping[str, Any]) -> ReportDiffe
 
 
 def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
-    """Return a section for each protocol of the results; ``1k`` is left out for up to 1,000 images, as it repeats ``full``."""
+    """Return a section for each protocol of the results, except ``1k`` with at most 1,000 images, which repeats ``full``."""
     names = drop_repeated_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
     return [_build_section(name, results) for name in names]
 
@@ -136,8 +136,8 @@ def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
     The metrics are those of the protocol ``full``, or else of the first protocol that has rsum. For phrases, the recalls and
-    their upper bound by the candidate boxes are returned. For choices between captions, the rates of right choices with the
-    image, without it and by chance are returned.
+    the highest recall that the candidate boxes allow are returned. For choices between captions, the rates of right choices
+    with the image, without it and by chance are returned.
     """
     protocols = result.protocols
     if PHRASE_PROTOCOL in protocols:
@@ -198,7 +198,7 @@ def exclusion_note(protocol: ProtocolMetrics) -> str:
 
 
 def _compute_chance_recalls(name: str, result: Result, directions: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the recalls of a random order for each direction; empty for protocols (``name``) except ``1k`` and ``full``."""
+    """Return the recalls of a random order for each direction; empty unless the protocol ``name`` is ``1k`` or ``full``."""
     if name not in ("1k", "full"):
         return {}
     n_images = 1000 if name == "1k" else result.n_images
@@ -271,16 +271,16 @@ def _collect_whisker_notes(metrics: Sequence[_MetricsByDirection]) -> str:
 
 def _metrics_by_direction(protocol: ProtocolMetrics) -> _MetricsByDirection:
     return {
-        direction: {key: _report_metric(protocol, metric, f"{direction}_{key}") for key, metric in metrics.items()}
+        direction: {key: _build_report_metric(protocol, metric, f"{direction}_{key}") for key, metric in metrics.items()}
         for direction, metrics in protocol.directions.items()
     }
 
 
 def _collect_overall_metrics(protocol: ProtocolMetrics) -> dict[str, ReportMetric]:
-    return {name: _report_metric(protocol, metric, name) for name, metric in protocol.metrics_over_directions.items()}
+    return {name: _build_report_metric(protocol, metric, name) for name, metric in protocol.metrics_over_directions.items()}
 
 
-def _report_metric(protocol: ProtocolMetrics, metric: Metric, name: str) -> ReportMetric:
+def _build_report_metric(protocol: ProtocolMetrics, metric: Metric, name: str) -> ReportMetric:
     return ReportMetric(*mean_and_std(metric), *(protocol.interval(name) or (math.nan, math.nan)))
 
 

@@ -1,1 +1,1 @@
-"""Top-K search of embeddings, and the check of exact ranks against such a search. Imports ranking and files."""
+"""Top-K search of embeddings, and checks of exact ranks by such a search. It imports ``vse.eval.ranking`` and ``files``."""

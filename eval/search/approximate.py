@@ -134,8 +134,8 @@ def _evaluate_lists(
     """Return the ranks of all queries of one direction, and a dict of measurements.
 
     The dict has ``found`` (the percentage of queries with a sure right candidate), ``recall_at_1`` etc. (the percentage of the
-    exact top K in the top K of this search), and the duration ``search_s``. ``image_of_row`` has the image of each row of the
-    corpus. ``query_images`` has the image of each query row.
+    exact top K in the top K of this search), and the duration ``search_s``. Each item of ``chunks`` has the candidates of some
+    queries. ``image_of_row`` has the image of each corpus row, and ``query_images`` the image of each query row.
     """
     n_right = torch.bincount(image_of_row, minlength=int(query_images.max()) + 1)
     depths = [min(k, len(image_of_row)) for k in DEFAULT_KS]

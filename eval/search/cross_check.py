@@ -200,16 +200,16 @@ def _score_right_answers(
     """Return for each direction the score (n_queries,) of each query with its best right answer."""
     needed = np.isin(image_of_caption, searches["i2t"].query_rows)
     needed[searches["t2i"].query_rows] = True
-    scores = _scores_of_pairs(images, captions, image_of_caption, np.flatnonzero(needed), similarity)
+    scores = _score_matching_pairs(images, captions, image_of_caption, np.flatnonzero(needed), similarity)
     best_of_image = np.full(int(image_of_caption.max()) + 1, -np.inf, np.float32)
     np.maximum.at(best_of_image, image_of_caption, scores)
     return {"i2t": best_of_image[searches["i2t"].query_rows], "t2i": scores[searches["t2i"].query_rows]}
 
 
-def _scores_of_pairs(
+def _score_matching_pairs(
     images: Vectors, captions: Vectors, image_of_caption: RowIndices, needed: RowIndices, similarity: str
 ) -> Scores:
-    """Return the scores (n_captions,) of the captions in the rows ``needed`` with their images; -inf for other captions."""
+    """Return the score (n_captions,) of each caption with its image; -inf for captions whose rows are not in ``needed``."""
     score = find_similarity(similarity).score
     scores = np.full(len(captions), -np.inf, np.float32)
     for start in range(0, len(needed), _MAX_PAIRS_PER_CALL):
@@ -237,7 +237,7 @@ def _best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Sco
 
 
 def log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
-    """Log R@1 of a FAISS search, as a mean over the folds. ``agreements`` has an item for each fold."""
+    """Log R@1 of a FAISS search as a mean over the folds of a protocol; ``agreements`` has an item for each fold."""
     parts = []
     for direction in agreements[0].recalls:
         found, exact = (

@@ -117,7 +117,7 @@ def set_search_parameters(index: Any, parameters: str) -> None:
 
 
 class IndexVectors:
-    """The vectors (n, dim) in a FAISS index, read by ``vectors[rows]``. A compressed index (PQ, SQ) has approximate rows."""
+    """The vectors (n, dim) in a FAISS index, read by ``vectors[rows]``. A compressed index (PQ, SQ) returns approximations."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -281,9 +281,9 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 def index_exists(path: Path, source: IndexSource) -> bool:
     """Return whether ``path`` has an index file to read. If not, the caller must build the index.
 
-    An interrupted command may leave an index without metadata. If such an index has the expected numbers of rows and
-    dimensions, the result is False, so that it is built again. Any other file without metadata may belong to somebody else.
-    The result is then True, and :func:`read_index` rejects the file.
+    The result is False for an index without metadata that has the expected numbers of rows and dimensions, because a killed
+    process may have left it. Any other file without metadata may belong to somebody else. The result is then True, and
+    :func:`read_index` rejects the file; but with ``--force``, it is False, and the file is replaced.
     """
     if may_replace_other_kinds() and not INDEX_KIND.recognises_file_at(path):
         return False

@@ -1,9 +1,9 @@
 """Exact search for several queries by one matrix product. Each query has exactly the results of a search for it alone.
 
 The rounding of the product depends on the number of queries. The product therefore finds only candidates, whose scores are
-computed again for one query at a time. Two sums of d products of float32 differ by at most 2 d u / (1 - d u) |x| |y|, with
-u = 2^-24 (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 3.1). The candidates are the rows whose
-product is at most twice this bound below the K-th highest product. All rows that can be among the best K are candidates.
+computed again for one query at a time. Two float32 results for the inner product of x and y (with d dimensions) differ by at
+most 2 d u / (1 - d u) |x| |y|, with u = 2^-24: see Higham, "Accuracy and Stability of Numerical Algorithms", 2002, 3.1.
+The candidates are the rows whose product is at most twice this bound below the K-th highest. No other row can be a result.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class VectorMatrix:
 class _Candidates:
     """The candidate rows of one query, among the rows added so far.
 
-    Their products with the query are at most ``margin`` below the ``k``-th highest product.
+    Candidates are the rows whose product with the query is at most ``margin`` below the ``k``-th highest product.
     """
 
     def __init__(self, k: int, margin: float) -> None:
@@ -92,7 +92,7 @@ class _Candidates:
         self._k, self._margin, self._floor = k, margin, -np.inf
 
     def add(self, scores: Scores, start: int) -> None:
-        """Add candidates among the rows from ``start`` on, and drop candidates that are too low now.
+        """Add candidates among the rows from ``start`` on, and drop candidates whose products are now too low.
 
         ``scores`` (n,) are the products of these rows with the query.
         """

@@ -57,7 +57,7 @@ class MeasuredRow:
 
     @property
     def split(self) -> str:
-        """Name of our result's split or, if it has none, the first digits of the hash of its image ids; blank if unknown."""
+        """Name of our result's split; without a name, the first digits of the hash of the image ids; blank if unknown."""
         identity = self.result.split_identity
         if identity is None:
             return ""
@@ -88,8 +88,8 @@ class MeasuredRow:
     def interval(self, name: str) -> tuple[float, float]:
         """Return the 95% interval of a metric, or a pair of NaN if there is no interval.
 
-        A row with the protocol ``1k-single`` needs the interval of the first fold, but a result with several folds has only
-        the interval over all folds.
+        A row with the protocol ``1k-single`` has an interval only if our result has a single fold of 1,000 images; otherwise
+        the result has only the interval over all folds.
         """
         protocol = self.result.protocols[self.protocol]
         single = self.published_row.protocol == "1k-single" and protocol.folds > 1

@@ -49,7 +49,7 @@ class PublishedRow:
 
     @property
     def default_dataset(self) -> str:
-        """Data set on which the workflow trains for the row: ``<dataset>_<split>`` if this is a preset, else ``dataset``."""
+        """Data set on which the workflow trains for the row: ``<dataset>_<split>`` if it has a preset, else ``dataset``."""
         name, with_split = self.datasets
         return with_split if with_split in list_preset_names("datasets") else name
 
@@ -69,7 +69,7 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
 
 
 def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
-    """Return pairs of a data set and an experiment: training this experiment on this data set reproduces a row of the table.
+    """Return pairs of a data set and an experiment; each pair reproduces a row of the table by a training.
 
     The preset of an experiment names the rows that it reproduces. ``dataset`` replaces the default data set of the rows.
     Raises UserError if two experiments name the same row.

@@ -224,7 +224,7 @@ def _get_system_names(systems: Sequence[ComparedSystem]) -> list[str]:
 
 
 def build_printed_comparison(frame: pd.DataFrame) -> PrintedTable:
-    """Return a row per system (a compared model), the best first: metric, letters, difference to the best, and p-value.
+    """Return a row per system (a compared model), the best first: metric, group letters, difference to the best, p-value.
 
     Two systems with a letter in common do not differ significantly. The metric is bold for the best system, and for the
     systems that do not differ significantly from it.

@@ -71,7 +71,7 @@ def _describe_features(result: Result) -> str:
 
 
 def _list_run_folders(path: Path, result: Result) -> str:
-    """Return the folders of a result's embeddings as a text, relative to the working directory; blank if it names none."""
+    """Return the folders of a result's embeddings as a text, relative to the working directory; blank if unknown."""
     entries = result.provenance.get("embeddings")
     files = [entry.get("file") for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
     folders = [os.path.normpath(path.parent / Path(file).parent) for file in files if isinstance(file, str)]
