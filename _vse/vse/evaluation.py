@@ -103,7 +103,7 @@ class EvaluationJob:
     def _provide_embeddings_files(self, folder: Path) -> Iterator[list[Path]]:
         """Yield a file for each item of ``embeddings``. Arrays are first written to ``folder``.
 
-        Errors about such a temporary file have the name of the model instead of the path.
+        In errors about the written files, the name of the model replaces the path.
         """
         arrays = {folder / f"{k}.h5": one for k, one in enumerate(self.embeddings) if isinstance(one, SplitEmbeddings)}
         for path, one in arrays.items():

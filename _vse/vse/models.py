@@ -319,7 +319,7 @@ def fit(
 
 @contextmanager
 def _replace_paths_in_errors(folder: Path) -> Iterator[None]:
-    """Replace the paths of temporary files in error messages by the arguments, such as ``images``, that the files contain."""
+    """Replace temporary paths in errors of the caller's ``with`` block by the arguments in these files, e.g. ``images``."""
     data = folder / "model" / DATA_FOLDER
     names = {
         data / f"{ARRAYS_NAME}_images.h5": "images",

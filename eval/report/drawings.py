@@ -29,8 +29,8 @@ PairIds = tuple[int, int]
 class AttendingRun:
     """A run whose model computes attention between words and regions.
 
-    ``read_attention`` takes pairs of an image id and a caption id, and returns the attention of each pair; None if it cannot
-    be drawn. ``input_paths`` are the files and folders that ``read_attention`` reads.
+    ``read_attention`` takes pairs of an image id and a caption id, and returns the attention of each pair; None for a pair
+    whose attention cannot be drawn. ``input_paths`` are the files and folders that ``read_attention`` reads.
     """
 
     read_attention: Callable[[Sequence[PairIds]], Sequence[Attention | None]]

@@ -313,8 +313,8 @@ def select_extreme_queries(ranks: Ints, n: int, seed: int) -> tuple[list[int], l
 def select_queries(ranks: Ints, images: Ints, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
     """Return the indices of up to ``n`` queries, a third each of successes, near misses and failures.
 
-    Successes (rank 0) and near misses are sampled with ``seed``. Failures have the largest ranks. ``images`` (n_queries,) has
-    the row of each query's image. No two selected queries have the same image.
+    Successes (0-based rank 0) and near misses (ranks 1 to 9) are sampled with ``seed``. Failures have the largest ranks.
+    ``images`` (n_queries,) has the row of each query's image. No two selected queries have the same image.
     """
     parts = [n // 3 + (part < n % 3) for part in range(3)]
     sample = np.random.default_rng(seed).permutation(len(ranks))

@@ -135,9 +135,9 @@ def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
 def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
-    The metrics are those of the protocol ``full``, or else of the first protocol that has rsum. For phrases, the recalls and
-    the highest recall that the candidate boxes allow are returned. For choices between captions, the rates of right choices
-    with the image, without it and by chance are returned.
+    The metrics are those of ``full`` or else of the first protocol with rsum; without rsum, the result is empty. For phrases,
+    the recalls and the highest recall that the candidate boxes allow are returned. For choices between captions, the rates
+    of right choices with the image, without it and by chance are returned.
     """
     protocols = result.protocols
     if PHRASE_PROTOCOL in protocols:

@@ -159,7 +159,7 @@ def _create_index(factory: str, dim: int) -> Any:
 
 
 def _max_centroids(index: Any) -> int:
-    """Return the largest number of centroids that a component of an index trains, such as the lists of IVF or the codes of PQ.
+    """Return the largest number of centroids that a component of an index trains, such as its IVF lists or its PQ codes.
 
     The caller must keep a reference to ``index``, which owns its components.
     """

@@ -2,7 +2,7 @@
 
 The rounding of the product depends on the number of queries. The product therefore finds only candidates, whose scores are
 computed again for one query at a time. Two float32 results for the inner product of x and y (with d dimensions) differ by at
-most 2 d u / (1 - d u) |x| |y|, with u = 2^-24: see Higham, "Accuracy and Stability of Numerical Algorithms", 2002, 3.1.
+most 2 d u / (1 - d u) |x| |y|, with u = 2^-24. See Higham, "Accuracy and Stability of Numerical Algorithms", 2002, 3.1.
 The candidates are the rows whose product is at most twice this bound below the K-th highest. No other row can be a result.
 """
 

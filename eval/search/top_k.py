@@ -185,7 +185,7 @@ def compute_inner_products(query: Vectors, rows: Vectors) -> Scores:
     """Return the inner products (n,) of one query (1, dim) with ``rows`` (n, dim).
 
     The result is bit for bit that of :func:`faiss.knn` for a single query. With more than ``MAX_DIM_ROUNDED_DIFFERENTLY``
-    dimensions, the score of a row does not depend on the other rows.
+    dimensions, a row has the same score, whichever rows are passed with it.
     """
     scores = np.empty(len(rows), np.float32)
     faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]

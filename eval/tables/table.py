@@ -61,7 +61,7 @@ class TableKind(ABC):
     first_columns : the first columns of the CSV file; the table may replace an existing file only if it has these columns
     file_suffixes : the suffixes of the files that the table can be written to
     option_names : the fields of :class:`TableRequest` that the table accepts besides ``results``
-    needs_results : whether the table can be built only from result files
+    needs_results : whether the table needs at least one result file
     """
 
     first_columns: ClassVar[tuple[str, ...]]
