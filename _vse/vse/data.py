@@ -196,8 +196,8 @@ def embeddings_as_features(
         captions: The data set's ``dataset.json``; None uses the path in the first embeddings file.
 
     Raises:
-        vse.UserError: if the files belong to different models or data sets, hold scores, or lack images or captions of their
-            splits
+        vse.UserError: if the files belong to different models or data sets, hold scores of pairs, or lack images or captions
+            of their splits
 
     Examples:
         ```python

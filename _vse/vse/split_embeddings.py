@@ -113,7 +113,7 @@ class SplitEmbeddings(SavableObject):
     def save(self, path: StrPath, *, force: bool = False) -> SplitEmbeddings:
         """Write the embeddings or scores to an HDF5 file (docs/formats.md), and return this object.
 
-        ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is the file from which they were read.
+        ``force`` replaces a file of any kind. Raises [`vse.UserError`][] if ``path`` is the file that was opened.
         """
         from vse.eval.files.embeddings import EMBEDDINGS_KIND, write_embeddings
         from vse.pipeline.files.outputs import check_output

@@ -50,7 +50,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 class Bars(NamedTuple):
-    """The bars of one result: ``values`` (n,), and the lower and upper ends (n,) of their whiskers; NaN without a whisker."""
+    """The bars of one result: ``values`` (n,), and the lower and upper ends (n,) of the whiskers; NaN without whisker."""
 
     values: Sequence[float]
     lows: Sequence[float]

@@ -232,7 +232,7 @@ def phrase_colour(number: int) -> str:
     return PHRASE_COLOURS[(number - 1) % len(PHRASE_COLOURS)]
 
 
-def phrase_box(box: NDArray[np.floating], number: int, truth: bool = False) -> PhraseBox:
+def build_phrase_box(box: NDArray[np.floating], number: int, truth: bool = False) -> PhraseBox:
     """Return the box to draw for ``box`` (4,), which has x1, y1, x2, y2.
 
     ``number`` is the number of the phrase in its caption, from 1. ``truth`` marks a ground-truth box.
@@ -241,7 +241,7 @@ def phrase_box(box: NDArray[np.floating], number: int, truth: bool = False) -> P
     return PhraseBox((x1, y1, round(x2 - x1, 1), round(y2 - y1, 1)), number, phrase_colour(number), truth)
 
 
-def bounding_size(boxes: Sequence[PhraseBox]) -> tuple[int, int]:
+def compute_bounding_size(boxes: Sequence[PhraseBox]) -> tuple[int, int]:
     """Return the width and height of an area that contains all boxes, to draw them without the photo; (4, 3) without boxes."""
     ends = [(x + width, y + height) for x, y, width, height in (box.rectangle for box in boxes)]
     return (math.ceil(max(x for x, _ in ends)), math.ceil(max(y for _, y in ends))) if ends else (4, 3)

@@ -19,8 +19,8 @@ from vse.eval.report.drawings import (
     ATTENTION_EXPLANATIONS,
     BRACKET_NOTE,
     PhrasePhoto,
+    build_phrase_box,
     draw_attention,
-    phrase_box,
     phrase_colour,
 )
 from vse.eval.search.top_k import PhraseCandidates, SearchHit
@@ -218,7 +218,7 @@ def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseCandidates], 
     Raises BadImage if the photo cannot be read.
     """
     source, size = thumbnail_uri_and_size(photo, _PHRASE_PHOTO_SIDE)
-    boxes = [phrase_box(hit.boxes[0], number) for number, hit in enumerate(hits, 1) if len(hit.boxes)]
+    boxes = [build_phrase_box(hit.boxes[0], number) for number, hit in enumerate(hits, 1) if len(hit.boxes)]
     phrases = [
         {
             "number": number,

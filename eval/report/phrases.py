@@ -18,7 +18,7 @@ from vse.eval.options import DEFAULT_IOU_THRESHOLD, N_COMPARISON_SAMPLES, PHRASE
 from vse.eval.protocols.phrase_evaluation import build_phrase_folds
 from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.ranking.statistics import compute_differences
-from vse.eval.report.drawings import PhraseBox, PhrasePhoto, bounding_size, phrase_box, phrase_colour
+from vse.eval.report.drawings import PhraseBox, PhrasePhoto, build_phrase_box, compute_bounding_size, phrase_colour
 from vse.eval.report.pages import thumbnail_uri_and_size
 from vse.eval.report.report_inputs import ReportInput, take_queries_of_new_images
 from vse.eval.report.sections import ReportDifference, ReportMetric, build_report_difference
@@ -216,12 +216,12 @@ def _build_phrase_card(
 ) -> PhraseCard:
     rows = np.flatnonzero((runs[0].caption_ids == sentid) & runs[0].true_box_mask).tolist()
     phrases = [mentions_by_id[int(runs[0].phrase_ids[row])] for row in rows]
-    truths = [phrase_box(runs[0].truth[row], number, truth=True) for number, row in enumerate(rows, 1)]
+    truths = [build_phrase_box(runs[0].truth[row], number, truth=True) for number, row in enumerate(rows, 1)]
     boxes_of = [
         [*truths, *(box for number, row in enumerate(rows, 1) for box in _draw_best_box(run, row, number))] for run in runs
     ]
     source, size = _read_photo(phrases[0], dataset)
-    size = size or bounding_size([box for boxes in boxes_of for box in boxes])
+    size = size or compute_bounding_size([box for boxes in boxes_of for box in boxes])
     columns = []
     for number, (run, ranks, boxes) in enumerate(zip(runs, ranks_by_model, boxes_of, strict=True)):
         name = f"photo-{sentid}"
@@ -252,7 +252,7 @@ def _draw_best_box(run: PhraseScores, row: int, number: int) -> list[PhraseBox]:
         return []
     overlaps = rowwise_iou(boxes, np.broadcast_to(run.truth[row], boxes.shape))
     best = np.where(scores == scores.max(), overlaps, np.inf).argmin()
-    return [phrase_box(boxes[best], number)]
+    return [build_phrase_box(boxes[best], number)]
 
 
 def _build_outcome(run: PhraseScores, ranks: PhraseRanks, row: int, number: int, text: str) -> PhraseOutcome:

@@ -36,8 +36,8 @@ from vse.eval.report.sections import (
     build_sections,
     compute_retrieval_differences,
     find_accepted_answers,
-    headline_metrics,
     sample_choices,
+    select_headline_metrics,
 )
 from vse.pipeline.command import format_code_version
 from vse.pipeline.dataset.columns import caption_counts
@@ -153,7 +153,7 @@ def write_report(
         summaries=[_build_summary(one, letter) for one, letter in zip(inputs, letters, strict=True)],
         colours=RESULT_COLOURS,
         directions=DIRECTIONS,
-        headline=headline_metrics(inputs[0].result) if len(inputs) == 1 else [],
+        headline=select_headline_metrics(inputs[0].result) if len(inputs) == 1 else [],
         sections=build_sections([one.result for one in inputs]),
         differences=differences,
         curves=_draw_curve_charts(inputs, photos),

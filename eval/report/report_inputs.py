@@ -36,7 +36,7 @@ class ReportInput:
     ``embeddings``, ``phrase_scores``, ``run_folder``, ``run_record`` (``run.json``) and ``negative_table`` (``negatives.csv``)
     belong to the first seed. ``curve_tables`` has the ``metrics.csv`` of all seeds. ``dataset_file`` is the path of
     ``dataset.json`` that the embeddings name. ``missing_sentences`` has a sentence for each input that was not found. The
-    sentences name no folders, because other people read the report. ``readable_files`` are all files that a report may read.
+    sentences name no folders, because other people read the report. ``readable_files`` are all files that a report would read.
     """
 
     path: Path

@@ -132,7 +132,7 @@ def build_sections(results: Sequence[Result]) -> list[ProtocolSection]:
     return [_build_section(name, results) for name in names]
 
 
-def headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
+def select_headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """Return name and value of the metrics at the top of a report: rsum, and R@1 and Med r of both directions.
 
     The metrics are those of ``full`` or else of the first protocol with rsum; without rsum, the result is empty. For phrases,
@@ -185,12 +185,12 @@ def _build_section(name: str, results: Sequence[Result]) -> ProtocolSection:
     chance = _compute_chance_recalls(name, results[0], directions)
     chart = _draw_chart(title, directions, metrics, chance)
     notes = " ".join(
-        filter(None, [_collect_whisker_notes(metrics), exclusion_note(protocols[0]) if name == PHRASE_PROTOCOL else ""])
+        filter(None, [_collect_whisker_notes(metrics), _exclusion_note(protocols[0]) if name == PHRASE_PROTOCOL else ""])
     )
     return ProtocolSection(title, columns, rows, overall, chart, notes, _chance_note(chance) if chart else "")
 
 
-def exclusion_note(protocol: ProtocolMetrics) -> str:
+def _exclusion_note(protocol: ProtocolMetrics) -> str:
     """Return a note with the number of phrases without a true box (left out) and without a candidate (counted as missed)."""
     excluded = f"{protocol.n_without_box or 0:,} more phrases have no box and are left out."
     missed = protocol.n_without_candidate

@@ -258,7 +258,7 @@ def measure_index_recalls(
 
 
 def _rank_top_results(top: TopK, direction_search: DirectionSearch) -> RowIndices:
-    """Return for each query how many wrong results score at least as high as its best right result.
+    """Return the rank of each query: how many wrong results score at least as high as its best right result.
 
     The rank is the largest int64 if no right answer is among the results.
     """

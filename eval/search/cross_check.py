@@ -95,7 +95,7 @@ def check_sentences_against_search(
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
     others = TopK(*(values[~drop].reshape(len(queries), -1) for values in (scores, rows)))
-    right, rounding = _best_sibling_scores(units, image_of_caption)[queries], np.full(len(queries), _MAX_ROUNDING_ERROR)
+    right, rounding = _find_best_sibling_scores(units, image_of_caption)[queries], np.full(len(queries), _MAX_ROUNDING_ERROR)
     agreement = Agreement(EXACT_SEARCH_TEXT)
     compared = _ComparedQueries("s2s", sample, exact.ranks, right, rounding)
     compared.check_and_record(agreement, others, image_of_caption[queries], image_of_caption, ks)
@@ -225,7 +225,7 @@ def _score_matching_pairs(
     return scores
 
 
-def _best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Scores:
+def _find_best_sibling_scores(captions: Vectors, image_of_caption: RowIndices) -> Scores:
     """Return the highest score of each caption with another caption of the same image, (n_captions,); -inf without another."""
     best = np.empty(len(captions), np.float32)
     order = np.argsort(image_of_caption, kind="stable")

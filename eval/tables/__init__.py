@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 TABLE_CLASS_PATHS = {
     "summary": "vse.eval.tables.summary:SummaryTable",
     "significance": "vse.eval.tables.significance:SignificanceTable",
-    "compare": "vse.eval.tables.significance:ComparedTable",
+    "compare": "vse.eval.tables.significance:PairwiseTable",
     "ladder": "vse.eval.tables.ladder:LadderTable",
     "compression": "vse.eval.tables.compression:CompressionTable",
     "cards": "vse.eval.tables.summary:CardsTable",

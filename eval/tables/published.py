@@ -145,7 +145,7 @@ class PublishedTable(TableKind):
 def _match_results(
     table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None
 ) -> dict[str, MeasuredRow]:
-    """Return the published rows that have a result of ours, by the key of the row, such as ``vsepp 1.6``.
+    """Return the published rows that a result of ours reproduces, by their keys, such as ``vsepp 1.6``.
 
     Raises UserError if two results belong to one row.
     """

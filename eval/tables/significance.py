@@ -171,7 +171,7 @@ _DEFAULT_METRIC, _DEFAULT_FAMILY = "rsum", "holm"
 _MIN_PRINTED_P = 0.0001
 
 
-class ComparedTable(TableKind):
+class PairwiseTable(TableKind):
     """``vse-table compare``: a row per pair of results in the CSV file, and a row per result on the terminal and in LaTeX."""
 
     first_columns = ("dataset", "split", "protocol", "metric", "a", "b")

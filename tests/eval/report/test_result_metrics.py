@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from vse.eval.files.results import Result
-from vse.eval.report.sections import build_sections, headline_metrics
+from vse.eval.report.sections import build_sections, select_headline_metrics
 
 DIRECTION = {"r1": 10.0, "r5": 20.0, "r10": 30.0, "medr": 4.0, "meanr": 5.5}
 BOTH = {"i2t": DIRECTION, "t2i": {**DIRECTION, "r1": 5.0}, "rsum": 115.0, "mean_recall": 19.2}
@@ -57,9 +57,9 @@ def test_seeds_and_intervals_are_distinguished() -> None:
 
 def test_the_headline_is_of_the_whole_split_if_that_is_there() -> None:
     other = {**BOTH, "rsum": 200.0}
-    headline = headline_metrics(result(**{"1k": other, "full": BOTH}))
+    headline = select_headline_metrics(result(**{"1k": other, "full": BOTH}))
     assert [metric.value for _, metric in headline] == [115.0, 10.0, 5.0, 4.0, 4.0]
-    assert headline_metrics(result(**{"1k": other}))[0][1].value == 200.0
-    assert headline_metrics(result(sentence={"s2s": DIRECTION})) == []
-    assert headline_metrics(result(full={"rsum": 3.0}))[0][1].text == "3.0"
+    assert select_headline_metrics(result(**{"1k": other}))[0][1].value == 200.0
+    assert select_headline_metrics(result(sentence={"s2s": DIRECTION})) == []
+    assert select_headline_metrics(result(full={"rsum": 3.0}))[0][1].text == "3.0"
     assert build_sections([result(full={})])[0].rows == []
