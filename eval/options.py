@@ -77,7 +77,7 @@ class EvaluateOptions(Options):
     """Rarely used options of an evaluation."""
 
     allow_unfinished: Annotated[Flag, CliOption(("--allow-unfinished", "--unfinished"))] = False
-    """Accept runs whose training did not finish; the result lists them."""
+    """Accept runs whose training did not finish. The result lists these runs. Without this option, such a run is an error."""
     iou: Share | None = Field(
         None,
         description="With phrase scores: lowest IoU with the true box at which a candidate box is right.  [default: "
@@ -120,20 +120,23 @@ class AllEvaluateOptions(EvaluateOptions):
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds, there is one ensemble per seed."""
     experiment: Text | None = None
-    """With --ensemble: name of a preset for an ensemble. A file of an experiment that is not a member of this ensemble is then
-    an error."""
+    """With --ensemble: preset that lists the experiments of an ensemble (ensemble_of), e.g. scan_t2i_avg_i2t_lse. If one of
+    FILES comes from an experiment that is not in this list, that is an error. Without this option, FILES may come from any
+    experiments."""
     alpha: Share | None = None
-    """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1.
-    [default: the best on the validation split]"""
+    """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1. The
+    scores of the image-sentence model have the weight 1 - ALPHA.  [default: the best on the validation split]"""
     save: FileOrFolderPath | None = None
     """With --ensemble: also write the embeddings or scores of the ensemble to this file, e.g. for --compare. With several
     seeds, there is a file for each seed, with the seed in its name."""
     index: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
-    """Also report the recall of an approximate FAISS index, e.g. IVF1024,Flat or HNSW32."""
+    """Also report how much an approximate search by this FAISS index finds, e.g. IVF1024,Flat or HNSW32: its R@K, and its
+    share of the exact top K."""
     index_parameters: Text = ""
     """Search parameters of --index, e.g. nprobe=16."""
     rerank: Annotated[tuple[PositiveInteger, ...], CliOption(metavar="K")] = ()
-    """Also report the metrics of a two-stage search that scores only the best K candidates of a fast first stage. May be
+    """For models that score each pair, such as SCAN, and for order embeddings: also report the metrics of a two-stage search.
+    The first stage finds K candidates by one vector per item. The second stage scores only these K candidates. May be
     repeated."""
     qrels: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """TREC qrels with grades, the same as --judgements qrels=FILE."""
@@ -141,13 +144,13 @@ class AllEvaluateOptions(EvaluateOptions):
     """Evaluate only the choices in this file. In a choice, the model selects one of a few captions for an image. The commands
     vse-data swap-phrases and import-choices write such files."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Correct hubs, the candidates that rank high for many queries. METHOD lowers the scores of hubs: mean, csls, nnn,
-    inverted-softmax or qb-norm. NAME=VALUE sets a parameter, e.g. csls:k=10. Parameters that are not given are selected on the
-    validation split."""
+    """Lower the scores of hubs, the candidates that rank high for many queries (see --bank). METHOD is mean, csls, nnn,
+    inverted-softmax or qb-norm. NAME=VALUE sets a parameter, e.g. csls:k=10. Parameters that you do not give are selected on
+    the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
-    """With --correct: the bank, that is, the queries that show which candidates are hubs. Give a file of embeddings, or a
-    split whose embeddings are in the folder of FILES, such as train for train.h5. For a model that scores pairs, such as SCAN,
-    the bank must be the evaluated split, or train if vse-embed --bank-images wrote FILES.  [default: train]"""
+    """With --correct: the queries that show which candidates are hubs, called the bank. Give a file of embeddings, or a split
+    whose embeddings are in the folder of FILES, such as train for train.h5. For a model that scores each pair, such as SCAN,
+    the bank is the evaluated split, or train if vse-embed --bank-images wrote FILES.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
     quantiser of 32 bytes). May be repeated."""

@@ -85,7 +85,7 @@ def _build_failing_command(name: str, error: UserError) -> click.Command:
 def fit_command(request: FeatureRequest) -> None:
     """Fit the encoder of a caption feature on the training captions, and write the encoder to a file next to the cache OUT.
 
-    After that, the shards of the cache can be extracted by parallel jobs.
+    The cache OUT is not written yet. After this command, parallel jobs can extract its shards (vse-extract EXTRACTOR --shard).
     """
     from vse.features.feature_job import fit_feature
 
@@ -131,9 +131,9 @@ NewCachePath = Annotated[FileOrFolderPath, Field(description="The cache to write
 def import_command(request: ImportRequest) -> None:
     """Build a data set from photos with a table of captions, or from files of another program.
 
-    SOURCES is the folder of photos, WebDataset archives, the folder that clip-retrieval wrote, or a data set that Hugging
-    Face's library saved. With --format hugging-face, SOURCES is the name of a data set on the hub. The table of captions
-    is CSV, JSON lines or parquet: a row has the file of a photo, one or several captions, and optionally a split and ids. If
+    SOURCES is one of these: a folder of photos, WebDataset archives, a folder that clip-retrieval wrote, a data set that
+    Hugging Face's library saved, or (with --format hugging-face) the name of a data set on the hub. The table of captions is
+    CSV, JSON lines or parquet: a row has the file of a photo, one or several captions, and optionally a split and ids. If
     there are no splits, images are sampled for val and test.
     """
     from vse.features.exchange.formats import import_data
@@ -177,10 +177,10 @@ class PrecompExportRequest(Options):
     out: FileOrFolderPath
     """Folder to write."""
     captions: FileOrFolderPath | None = None
-    """The dataset.json with the captions.  [default: the file to which the cache refers]"""
+    """The dataset.json with the captions.  [default: the file that the cache names]"""
     repeat: PositiveInteger | None = None
-    """How often to write the row of each image: 1, or the number of captions per image.  [default: as in the imported files,
-    else 1]"""
+    """How many times to write the row of each image in a row: 1, or the number of captions of an image (as in VSE++).
+    [default: for a cache from vse-data import-precomp, as in the files that were imported; else 1]"""
     force: Force = False
 
 
@@ -201,7 +201,7 @@ class ArrayImportRequest(Options):
     ids: FileOrFolderPath | None = None
     """File with the ids of the rows, .txt or .npy; not needed for a .npz file."""
     kind: Literal["image", "text"] = "image"
-    """Kind of the rows: images or captions."""
+    """image: a row is a vector of an image. text: a row is a vector of a caption."""
     force: Force = False
 
 

@@ -60,12 +60,13 @@ class FeatureRequest(Options):
     out: FileOrFolderPath | None = None
     """The cache to write.  [default: features/DATASET_FEATURE.h5]"""
     shards: PositiveInteger | None = None
-    """Number of files (shards) of the cache.  [default: as in an existing cache or in the data set's preset, else at least
-    4]"""
+    """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the preset of the data
+    set, else at least 4]"""
     shard: int | None = None
-    """Extract only this shard, counted from 0, and do not merge the shards."""
+    """Extract only the shard of this number (from 0). The shards are then not merged; merge them with vse-extract merge."""
     like: FileOrFolderPath | None = None
-    """Cache whose settings and weights are used. A model that was trained on this cache can then read the cache OUT."""
+    """Another cache, e.g. of the training images. Its settings and weights are used instead of the preset's, so that a model
+    that was trained on the other cache can read the cache OUT."""
     sets: SettingChanges = ()
     """Change a setting of the preset. May be repeated."""
     options: ExtractOptions = ExtractOptions()
@@ -79,8 +80,8 @@ class MergeRequest(Options):
     out: FileOrFolderPath
     """The cache to write, next to the folder of its shards."""
     shards: PositiveInteger | None = None
-    """Number of files (shards) of the cache.  [default: as in an existing cache or in the data set's preset, else at least
-    4]"""
+    """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the preset of the data
+    set, else at least 4]"""
     force: Force = False
 
 
@@ -121,7 +122,7 @@ class ImportOptions(Options):
     """Encoding of a CSV table, such as utf-8, utf-16, cp1252 or mac_roman.  [default: detected]"""
     tokeniser: TokeniserOption = None
     skip_bad: Flag = False
-    """Skip invalid rows and list them in OUT/import.failures.jsonl."""
+    """Skip invalid rows and list them in OUT/import.failures.jsonl. Without this option, an invalid row is an error."""
     out_features: FileOrFolderPath = Path("features")
     """Folder for the feature caches, if SOURCES contain vectors (clip-retrieval)."""
     force: Force = False
@@ -138,10 +139,11 @@ class ImportRequest(Options):
     captions: FileOrFolderPath | None = None
     """The table of captions.  [default: a file captions.* or metadata.* next to the photos]"""
     images: FileOrFolderPath | None = None
-    """For clip-retrieval: the folder of the photos. For other formats: a further folder in which photos, or the targets of
-    symbolic links, may lie."""
+    """For clip-retrieval: the folder of the photos. For other formats: one more folder from which photos may be read. It is
+    needed if the table names photos outside SOURCES, or if photos in SOURCES are symbolic links to files elsewhere."""
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
-    """Name of the table's column for a field: file, caption, split, imgid, sentid or cocoid. May be repeated."""
+    """Column of the table that has a field, e.g. caption=text if the captions are in the column text. Fields are file,
+    caption, split, imgid, sentid and cocoid. May be repeated.  [default: detected]"""
     splits: SplitShares = SplitShares()
     yes: Flag = False
     """Import the rows of a table without asking for a confirmation."""

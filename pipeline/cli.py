@@ -59,7 +59,8 @@ class FetchRequest(Options):
     out: FileOrFolderPath | None = None
     """Folder to write.  [default: data/NAME]"""
     base_url: Annotated[Text | None, CliOption(envvar="VSE_BASE_URL", show_envvar=True)] = None
-    """Address of a mirror, http://host/folder/, which has all files under their published names."""
+    """Address of a mirror, http://host/folder/, which has all files under their published names.  [default: download from the
+    publishers]"""
     images: Flag = True
     """Download the images, too, if their license allows it."""
     force: Force = False
@@ -111,7 +112,8 @@ class PhrasesRequest(Options):
     """Folder to write, e.g. data/f8k_entities."""
     name: DatasetName = None
     similar: Annotated[float, number_between(0, 1, low_excluded=True)] = 0.7
-    """Smallest share of equal words for a match of two different captions; 1 matches equal captions only."""
+    """A caption of DATASET may differ from the caption in Flickr30K Entities. The two captions match if at least this share of
+    their words is equal. 1 matches only equal captions."""
     force: Force = False
 
 
@@ -165,7 +167,7 @@ class CaptionsRequest(Options):
     file: FileOrFolderPath
     """The captions: a JSON object from names of image files to captions, or a CSV, JSON lines or parquet table."""
     language: Text
-    """Language of the captions, e.g. de (BCP 47)."""
+    """Language of the captions in FILE as a BCP 47 code, e.g. de."""
     own_language: Text = "en"
     """Language of the captions of DATASET, if DATASET names no language."""
     out: FileOrFolderPath | None = None
@@ -192,7 +194,7 @@ class NoiseRequest(Options):
 
     dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     rate: Share | None = None
-    """Share of the captions, images or words to change, from 0 to 1."""
+    """Share of the captions, images or words (see --kind) to change, from 0 to 1."""
     kind: Literal["caption", "image", "word"] = "caption"
     """caption: pair single captions with another image. image: pair all captions of an image with another image. word: replace
     single words."""
@@ -331,18 +333,19 @@ class AuditRequest(Options):
 
     dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     against: FileOrFolderPath | None = None
-    """Another dataset.json, or the name of a data set in data/, to compare images and captions with."""
+    """Also compare DATASET with this other data set, and report equal captions and image files with the same bytes. A
+    dataset.json, or a name in data/, e.g. f30k."""
     look_alikes: Flag = True
-    """Read all photos to find photos that look the same."""
+    """Also find photos that look the same. This reads all photos."""
 
 
 @command("audit", group=data_group)
 def audit_command(request: AuditRequest) -> None:
     """Count leaks between splits: equal captions, photos that look the same, and images of known test sets.
 
-    The known test sets are the test splits of published data sets, such as f30k, with a file data/NAME/dataset.json. An image
-    belongs to a test set if its number on Flickr or in MS-COCO is in that set. With --against, images with the same bytes are
-    also reported.
+    The known test sets are the test splits of the published data sets (such as f30k) that you have prepared. A published data
+    set without a file data/NAME/dataset.json is not compared. An image of DATASET belongs to a test set if its number on
+    Flickr or in MS-COCO is in that set.
     """
     from vse.pipeline.dataset.duplicates import audit_dataset
 

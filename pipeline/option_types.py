@@ -158,14 +158,26 @@ SettingChanges = Annotated[tuple[Text, ...], CliOption(("--set",), metavar="KEY=
 ThreadCount = Annotated[
     PositiveInteger | None, Field(description="Number of processor cores to use.  [default: all available]")
 ]
-Device = Annotated[Text, CliOption(envvar="VSE_DEVICE"), Field(description="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[
+    Text,
+    CliOption(envvar="VSE_DEVICE"),
+    Field(description="auto (a GPU if there is one), cpu, cuda or cuda:N."),
+]
 SkipBad = Annotated[
-    Flag, CliOption(envvar="VSE_SKIP_BAD"), Field(description="Skip unreadable images and list them in OUT.failures.jsonl.")
+    Flag,
+    CliOption(envvar="VSE_SKIP_BAD"),
+    Field(
+        description="Skip unreadable images and list them in OUT.failures.jsonl. Without this option, an unreadable image is "
+        "an error."
+    ),
 ]
 WeightsDir = Annotated[
     FileOrFolderPath | None,
     CliOption(envvar="VSE_WEIGHTS_DIR"),
-    Field(description="Folder with downloaded weights: a file <model>.pth for a CNN, a folder <model> for a text model."),
+    Field(
+        description="Folder with downloaded weights: a file <model>.pth for a CNN, a folder <model> for a text model. Without "
+        "this option, weights are downloaded."
+    ),
 ]
 WordVectorsFile = Annotated[
     FileOrFolderPath | None,
@@ -178,12 +190,15 @@ WordVectorsFile = Annotated[
 Force = Annotated[
     Flag,
     Field(
-        description="Replace any file at an output path. Without this option, the command replaces only files that have the "
-        "format of its own outputs. Inputs are never replaced."
+        description="Replace an existing output file of any format. Without this option, a file of another format than the "
+        "output is an error. Inputs are never replaced."
     ),
 ]
 AllowCode = Annotated[
     Flag,
     CliOption(envvar="VSE_ALLOW_CODE"),
-    Field(description="Run the Python files that a preset or a trained run names. Check these files yourself first."),
+    Field(
+        description="Run the Python files that a preset or a trained run names. Check these files first. Without this option, "
+        "such a preset or run is an error."
+    ),
 ]

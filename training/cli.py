@@ -160,8 +160,7 @@ def model_group() -> None:
 def pack_command(request: PackRequest) -> None:
     """Write the model of RUN to the folder OUT, which vse.load, vse-search and vse-serve open without data set and caches.
 
-    The folder has the layout of Hugging Face: weights, settings, vocabulary, and a model card, README.md. The folder has the
-    networks that compute features only with --with-backbone. Otherwise it has their names and hashes.
+    The folder has the layout of Hugging Face: weights, settings, vocabulary, and a model card, README.md.
     """
     from vse.training.share.pack import pack
 

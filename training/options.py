@@ -32,14 +32,17 @@ class TrainInputs(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json of the data set.  [default: the file that the feature cache names]"""
     eval_features: FileOrFolderPath | None = None
-    """Feature cache of the validation images.  [default: the cache that the experiment names, in the folder of --features]"""
+    """Feature cache of the validation images, if it is not the cache of --features.  [default: the cache of the experiment's
+    eval_feature in the folder of --features; without an eval_feature, --features]"""
     caption_features: FileOrFolderPath | None = None
-    """Feature cache of captions, read instead of their words.  [default: the cache that the experiment names]"""
+    """Feature cache of captions, if the experiment reads such features instead of words.  [default: the cache of the
+    experiment's caption_feature in the folder of --features]"""
     truth_features: FileOrFolderPath | None = None
-    """Feature cache of the ground-truth boxes of phrases.  [default: the cache that the experiment names]"""
+    """Feature cache of the ground-truth boxes of phrases.  [default: the cache of the experiment's truth_feature in the folder
+    of --features]"""
     start_from: FileOrFolderPath | None = None
-    """Folder of a trained run, whose weights become the initial weights.  [default: if the preset sets start_from to an
-    experiment, the run of this experiment with the same seed]"""
+    """Folder of a trained run. Its weights become the initial weights of the new run.  [default: if the preset sets start_from
+    to an experiment, the run of this experiment with the same seed]"""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of CNN weights, for a training on photos instead of cached features."""
     words: FileOrFolderPath | None = None
@@ -52,18 +55,22 @@ class TrainOptions(Options):
     """Rarely used options of a training."""
 
     log_negatives: Annotated[NonNegativeInteger, CliOption(metavar="N")] = 0
-    """List the N hardest negatives of each epoch and direction in negatives.csv."""
+    """List the N hardest negatives of each epoch and direction of retrieval in RUN/negatives.csv. 0 lists none."""
     tensorboard: Flag = False
-    """Write TensorBoard events as well."""
+    """Also write TensorBoard events to the run folder."""
     resume: Flag = False
-    """Continue an unfinished run from its last checkpoint."""
+    """Continue the unfinished run in the run folder from its last checkpoint. Without this option, an unfinished run in the
+    folder is an error."""
     overwrite: Flag = False
-    """Replace any run in the run folder. Without this option, a finished run with the same settings is kept, and a run with
-    other settings is an error."""
+    """Train from the start, and replace the run in the run folder. Without this option, a finished run with the same settings
+    is kept, and a run with other settings is an error. With --resume and --overwrite, a run is replaced only if it cannot be
+    continued."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
-    force: Force = False
+    force: Flag = False
+    """Replace files in the run folder that no training wrote, e.g. a metrics.csv of another program. Without this option, such
+    files are an error. To replace a run, use --overwrite."""
 
 
 class TrainRequest(Options):
@@ -92,7 +99,8 @@ class RunFileOptions(Options):
     """Files that replace the input files that a trained run names."""
 
     features: FileOrFolderPath | None = None
-    """The feature cache of the run, if it was moved, or a cache of the same feature for other photos."""
+    """Feature cache to read: the cache of the run, if it was moved, or a cache of the same feature for other photos.
+    [default: the cache that the run names]"""
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the file that the feature cache names]"""
     caption_features: FileOrFolderPath | None = None
@@ -115,25 +123,28 @@ class EmbedRequest(Options):
     """The file to write.  [default: RUN/SPLIT.h5, or RUN/DATASET_SPLIT.h5 for another data set than the training data]"""
     files: RunFileOptions = RunFileOptions()
     allow_unfinished: Annotated[Flag, CliOption(("--allow-unfinished", "--unfinished"))] = False
-    """Allow a run whose training did not finish; OUT records this."""
+    """Allow a run whose training did not finish. The output file records this. Without this option, such a run is an error."""
     allow_leak: Flag = False
-    """Allow images that the run was trained on; OUT records their number."""
+    """Allow images that the run was trained on. The output file records their number. Without this option, such images are an
+    error."""
     last_epoch: Flag = False
     """Use the weights of the last epoch instead of the best epoch. The default of --out is then RUN/SPLIT_last.h5."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Also store a correction of hubs in the run's folder. Hubs are candidates that rank high for many queries, and later
-    searches lower their scores. METHOD is mean, csls, nnn or inverted-softmax, e.g. csls:k=10. Hubs are found with the
-    training split. Parameters that are not given are selected on the validation split. Both splits are embedded, too."""
+    """Also compute a correction of hubs, the candidates that rank high for many queries. It is stored in the run folder, and
+    vse-search and vse-serve then lower the scores of hubs. METHOD is mean, csls, nnn or inverted-softmax, e.g. csls:k=10. The
+    queries of the training split show which candidates are hubs. Parameters that you do not give are selected on the
+    validation split. The embeddings of both splits are written, too, to RUN/train.h5 and RUN/val.h5."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
     """For a model that compares regions with words: group similar regions of each image, and store the mean of each group. An
     image with R regions has R / FACTOR groups. The default of --out is then RUN/SPLIT_pooled_FACTOR.h5."""
     bank_images: Annotated[PositiveInteger | None, CliOption(metavar="N")] = None
-    """For a model that scores each pair, such as SCAN: draw N random training images. Also score these images with the
-    captions of the split, and the captions of these images with the images of the split. vse-eval --correct finds hubs by
-    these scores."""
+    """For a model that scores each pair, such as SCAN: draw N random training images with their captions as extra queries, for
+    vse-eval --correct. These images are scored with the captions of the split, and their captions with the images of the
+    split. Without this option, vse-eval --correct cannot find hubs by training queries."""
     shortlist: Flag = False
-    """For TOD-Net: score only pairs that are likely to reach the score of a right answer, in a fraction of the time. These
-    pairs are chosen by the scores without TOD-Net. The default of --out is then RUN/SPLIT_shortlist.h5."""
+    """For TOD-Net with a condition: compute TOD-Net only for the pairs that may rank at or above a right answer, in a fraction
+    of the time. The scores without TOD-Net choose these pairs, and rank all other pairs below them. The default of --out is
+    then RUN/SPLIT_shortlist.h5. Without this option, TOD-Net is computed for all pairs."""
     sentences: Flag = False
     """For a run that localises phrases: write scores of all captions with all images, for vse-eval --ensemble, instead of the
     scores of phrases with boxes."""
@@ -153,14 +164,16 @@ class SearchRequest(Options):
     corpus: FileOrFolderPath | None = None
     """Search this file of embeddings that vse-embed wrote for RUN, instead of a split."""
     index: FileOrFolderPath | None = None
-    """File of a FAISS index. The first search writes the file. Later searches read it instead of embedding the split."""
+    """File of a FAISS index. The first search writes the file. Later searches read it. Without this option, each search embeds
+    the split again."""
     index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
-    """Type of a new index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
+    """With --index: type of a new index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
-    """Search parameters of the index, such as nprobe=16 or efSearch=64."""
+    """With --index: search parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[PositiveInteger | None, CliOption(metavar="K")] = None
-    """For a model that scores each pair, such as SCAN or order embeddings: compare one vector per item first, and score only
-    the K best candidates.  [default: all candidates; 200 for order embeddings]"""
+    """For models that score each pair, such as SCAN, and for order embeddings: first find K candidates by one vector per item,
+    then score only these K candidates. A higher K is slower, but misses fewer results.  [default: score all candidates; for
+    order embeddings 200]"""
     html: FileOrFolderPath | None = None
     """Also write an HTML page with the photos that are found."""
 
@@ -211,32 +224,35 @@ class ServeRequest(Options):
     split: Text | None = None
     """The split to search, several splits such as train,val, or all.  [default: test; all, if there is no split named test]"""
     features: tuple[FileOrFolderPath, ...] = ()
-    """The feature cache, if it was moved, or a cache of the same feature for other photos. With several RUNs, give one cache
-    for each, in the same order."""
+    """Feature cache to read: the cache of the run, if it was moved, or a cache of the same feature for other photos. With
+    several RUNs, repeat the option for each, in the same order.  [default: the cache that the run names]"""
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the file that the feature caches name]"""
     caption_features: tuple[FileOrFolderPath, ...] = ()
-    """The cache of caption features, if it was moved. With several RUNs, give one cache for each, in the same order."""
+    """The cache of caption features, if it was moved. With several RUNs, repeat the option for each, in the same order.
+    [default: the cache that the run names]"""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of the weights of the CNN or text encoder that computes the features of new photos or captions."""
     images: FileOrFolderPath | None = None
     """Folder of photos to search. The features of the photos are computed, so no data set and no cache are needed."""
     index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
-    """The FAISS index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
+    """Type of the FAISS index that the server builds, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
     """Parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[PositiveInteger, CliOption(metavar="K")] = 200
-    """For a model without one vector per item, such as SCAN: compare mean vectors first, and score only the K best items."""
+    """For models that score each pair, such as SCAN, and for order embeddings: first find K candidates by one vector per item,
+    then score only these K candidates. A higher K is slower, but misses fewer results."""
     held_gb: Annotated[float, CliOption(click_type=click.FloatRange(0))] = 4.0
-    """For a model without one vector per item: memory for the encoded images or captions of each run, in GB."""
+    """For models that score each pair, such as SCAN: maximum memory in GB for the encoded images or captions of a run. If they
+    need more, each query encodes its candidates again."""
     host: Text = "127.0.0.1"
     """The address to listen on; with 0.0.0.0, other machines can also reach the page."""
     port: Annotated[int, CliOption(click_type=click.IntRange(0, 65535))] = 8000
     """The port; 0 chooses a free port."""
     upload_mb: Annotated[int, CliOption(click_type=click.IntRange(1, 1024))] = 20
-    """Largest size of a photo in MB."""
+    """Largest size in MB of a photo that a user uploads."""
     max_megapixels: Annotated[float, CliOption(click_type=click.FloatRange(0.01, 80))] = 25.0
-    """Largest size of a photo in megapixels."""
+    """Largest size in megapixels of a photo that a user uploads."""
     check: Flag = False
     """Load all runs, answer one query, print the best hit of each run, and end."""
     allow_code: AllowCode = False
@@ -248,15 +264,17 @@ class PackOptions(Options):
     """The options of a packed model."""
 
     with_backbone: Flag = False
-    """Add the networks that compute the features. Without this option, the folder has only their names and hashes."""
+    """Also pack the networks that compute the features, such as a CNN. Without this option, the folder has only the names and
+    hashes of these networks, and a search in new photos needs their weights."""
     results: Annotated[tuple[FileOrFolderPath, ...], CliOption(("--result",))] = ()
-    """Result file of the run for the model card.  [default: the metrics of RUN/test.h5]"""
+    """Result file of vse-eval --out, whose metrics the model card lists. May be repeated.  [default: RUN/test.h5
+    is evaluated, if it exists]"""
     licence: Text | None = None
     """Licence of the model, such as cc-by-4.0."""
     notes: FileOrFolderPath | None = None
     """Text file (Markdown) to add to the model card."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
-    """Folder of the weights of the networks that compute the features."""
+    """Folder with the weights of the networks that compute the features, for --with-backbone."""
 
 
 class PackRequest(Options):
@@ -265,7 +283,9 @@ class PackRequest(Options):
     run: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     out: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     options: PackOptions = PackOptions()
-    force: Force = False
+    force: Flag = False
+    """Replace the packed model in OUT. Without this option, a folder OUT that exists is an error. A folder that is not a
+    packed model is never replaced."""
 
 
 class PushRequest(Options):

@@ -206,7 +206,10 @@ class NetworkSettings(ImageSettings):
         "pretrained",
         description="pretrained, random, a name of weights in the model's library, or a .pth or .safetensors file",
     )
-    weights_sha256: str | None = Field(None, description="expected SHA-256 of a weights file")
+    weights_sha256: str | None = Field(
+        None,
+        description="expected SHA-256 of the file with the weights; another SHA-256 is an error; none: no check",
+    )
     seed: int = Field(0, ge=0, description="seed of random weights")
     normalize: bool = Field(True, description="L2-normalise each vector")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(

@@ -105,7 +105,9 @@ class TextSettings(FeatureSettings):
         description="captions: a row for each caption; phrases: a row for each distinct phrase in captions, in lower case",
     )
     stop_words: Literal["keep", "drop"] = Field(
-        "keep", description="drop: the encoder ignores articles, pronouns, prepositions and other stop words of phrases"
+        "keep",
+        description="for phrases only. drop: the encoder ignores articles, pronouns, prepositions and other stop words; keep: "
+        "it reads all words",
     )
 
     def list_cache_key_settings(self) -> dict[str, Any]:
@@ -186,7 +188,8 @@ class WordSettings(FittedCaptionSettings):
     )
     keep: PositiveInt = Field(
         100_000,
-        description="number of words to read from the start of the file, besides the words of the data set",
+        description="number of words to read from the start of the file of word vectors; the words of the data set are read in"
+        " addition, from the complete file",
     )
     trained_dim: PositiveInt = Field(300, description="length of word vectors that are trained on the captions")
     trained_epochs: PositiveInt = Field(

@@ -110,7 +110,9 @@ class RegionsConfig(NetworkSettings):
     normalize: bool = Field(False, description="L2-normalise each region's vector")
     shorter: PositiveInt = Field(800, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(
-        1333, description="maximum length in pixels of the scaled longer side; overrides the setting shorter"
+        1333,
+        description="maximum length in pixels of the longer side after the scaling; an image whose longer side would exceed it"
+        " is scaled to this length instead",
     )
     proposals: PositiveInt = Field(1000, description="number of boxes that the region-proposal network proposes")
     selection: Literal["detections", "bottom_up"] = Field(
@@ -162,12 +164,13 @@ class BoxesConfig(LayerSettings):
     )
     n_boxes: PositiveInt = Field(
         200,
-        description="maximum number of proposals of an image, in the order of their scores; boxes from a file or from phrases "
-        "are all used",
+        description="maximum number of proposals of an image, those with the highest scores; does not limit boxes from a file "
+        "or from phrases",
     )
     train_boxes: PositiveInt | None = Field(
         None,
-        description="number of first boxes to use in a training image; none: the same limit as for other images",
+        description="maximum number of boxes of a training image: the proposals with the highest scores, or the first boxes in"
+        " the file; none: no other limit than for validation and test images (n_boxes for proposals)",
     )
     edge_model: str | None = Field(
         None, description="structured-edge model (model.yml.gz) for edge_boxes; none: edges are image gradients"
@@ -183,7 +186,9 @@ class BoxesConfig(LayerSettings):
     )
     shorter: PositiveInt = Field(600, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(
-        1000, description="maximum length in pixels of the scaled longer side; overrides the setting shorter"
+        1000,
+        description="maximum length in pixels of the longer side after the scaling; an image whose longer side would exceed it"
+        " is scaled to this length instead",
     )
     map: str | None = Field(
         None,
