@@ -120,9 +120,9 @@ class AllEvaluateOptions(EvaluateOptions):
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds, there is one ensemble per seed."""
     experiment: Text | None = None
-    """With --ensemble: preset that lists the experiments of an ensemble (ensemble_of), e.g. scan_t2i_avg_i2t_lse. If one of
-    FILES comes from an experiment that is not in this list, that is an error. Without this option, FILES may come from any
-    experiments."""
+    """With --ensemble: preset that lists the experiments of an ensemble in the setting ensemble_of, e.g. scan_t2i_avg_i2t_lse.
+    If one of FILES comes from an experiment that is not in this list, that is an error. Without this option, FILES may come
+    from any experiments."""
     alpha: Share | None = None
     """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1. The
     scores of the image-sentence model have the weight 1 - ALPHA.  [default: the best on the validation split]"""
@@ -272,5 +272,5 @@ class TableRequest(Options):
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
     transductive: Flag = False
-    """Keep results of vse-eval --correct that found hubs with the test queries, e.g. by --bank test. By default they are left
-    out, because a correction by the other test queries is an advantage."""
+    """Keep results of vse-eval --correct that found hubs with the test queries, e.g. by --bank test. Without this option,
+    these results are left out, because a correction by the other test queries is an advantage."""

@@ -179,8 +179,8 @@ class PrecompExportRequest(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json with the captions.  [default: the file that the cache names]"""
     repeat: PositiveInteger | None = None
-    """How many times to write the row of each image in a row: 1, or the number of captions of an image (as in VSE++).
-    [default: for a cache from vse-data import-precomp, as in the files that were imported; else 1]"""
+    """Number of equal successive rows to write for each image: 1, or the number of captions of an image.  [default: for a
+    cache of vse-data import-precomp, as in the imported files; else 1]"""
     force: Force = False
 
 

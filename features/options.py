@@ -65,8 +65,8 @@ class FeatureRequest(Options):
     shard: int | None = None
     """Extract only the shard of this number (from 0). The shards are then not merged; merge them with vse-extract merge."""
     like: FileOrFolderPath | None = None
-    """Another cache, e.g. of the training images. Its settings and weights are used instead of the preset's, so that a model
-    that was trained on the other cache can read the cache OUT."""
+    """Extract with the settings and weights of this existing cache instead of a preset. A model that was trained on the
+    existing cache can then read the cache OUT."""
     sets: SettingChanges = ()
     """Change a setting of the preset. May be repeated."""
     options: ExtractOptions = ExtractOptions()

@@ -41,7 +41,7 @@ class _ExperimentListCommand(click.Command):
 
 @command("vse-train", cls=_ExperimentListCommand)
 def train_command(request: TrainRequest) -> None:
-    """Train an embedding on a feature cache.
+    """Train a model on a feature cache.
 
     With --features alone, VSE++ is trained with the paper's settings. Ctrl-C and SIGTERM save a checkpoint before the program
     ends, and --resume continues from this checkpoint. torchrun, srun and mpirun start several processes that train one model

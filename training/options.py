@@ -55,7 +55,8 @@ class TrainOptions(Options):
     """Rarely used options of a training."""
 
     log_negatives: Annotated[NonNegativeInteger, CliOption(metavar="N")] = 0
-    """List the N hardest negatives of each epoch and direction of retrieval in RUN/negatives.csv. 0 lists none."""
+    """List the N hardest negatives of each epoch and direction of retrieval in the file negatives.csv of the run folder. 0
+    lists none."""
     tensorboard: Flag = False
     """Also write TensorBoard events to the run folder."""
     resume: Flag = False
@@ -63,8 +64,8 @@ class TrainOptions(Options):
     folder is an error."""
     overwrite: Flag = False
     """Train from the start, and replace the run in the run folder. Without this option, a finished run with the same settings
-    is kept, and a run with other settings is an error. With --resume and --overwrite, a run is replaced only if it cannot be
-    continued."""
+    is kept, and a run with other settings is an error. With --resume and --overwrite together, a run is replaced only if it
+    cannot be continued."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
@@ -104,7 +105,7 @@ class RunFileOptions(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the file that the feature cache names]"""
     caption_features: FileOrFolderPath | None = None
-    """The cache of caption features, if it was moved."""
+    """The cache of caption features, if it was moved.  [default: the cache that the run names]"""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of the weights of the CNN or text encoder that computes the features of new photos or captions."""
     images: FileOrFolderPath | None = None
@@ -130,10 +131,11 @@ class EmbedRequest(Options):
     last_epoch: Flag = False
     """Use the weights of the last epoch instead of the best epoch. The default of --out is then RUN/SPLIT_last.h5."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Also compute a correction of hubs, the candidates that rank high for many queries. It is stored in the run folder, and
-    vse-search and vse-serve then lower the scores of hubs. METHOD is mean, csls, nnn or inverted-softmax, e.g. csls:k=10. The
-    queries of the training split show which candidates are hubs. Parameters that you do not give are selected on the
-    validation split. The embeddings of both splits are written, too, to RUN/train.h5 and RUN/val.h5."""
+    """Also compute a correction of hubs, the candidates that rank high for many queries. The correction is stored in the run
+    folder. Later, vse-search and vse-serve use the correction to lower the scores of hubs. METHOD is mean, csls, nnn or
+    inverted-softmax, e.g. csls:k=10. The queries of the training split show which candidates are hubs. Parameters that you do
+    not give are selected on the validation split. The embeddings of both splits are written, too, to RUN/train.h5 and
+    RUN/val.h5."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
     """For a model that compares regions with words: group similar regions of each image, and store the mean of each group. An
     image with R regions has R / FACTOR groups. The default of --out is then RUN/SPLIT_pooled_FACTOR.h5."""
@@ -160,7 +162,7 @@ class SearchRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
     split: Text | None = None
-    """The split to search, several splits such as train,val, or all.  [default: test; all, if there is no split named test]"""
+    """The split to search, or several splits, e.g. train,val, or all.  [default: test; all, if there is no split test]"""
     corpus: FileOrFolderPath | None = None
     """Search this file of embeddings that vse-embed wrote for RUN, instead of a split."""
     index: FileOrFolderPath | None = None
@@ -208,9 +210,9 @@ class ReportRequest(Options):
     """Number of queries to display in each direction.  [default: 12; with --gallery the 20 best and the 20 worst]"""
     gallery: Flag = False
     """Display the worst and the best queries, with filters by rank. For two RESULTs, display the queries whose ranks differ
-    most."""
+    most. Without this option, queries are chosen at random."""
     seed: Seed = 0
-    """Seed of the random choice of the displayed queries."""
+    """Seed of the random choice of queries."""
     allow_code: AllowCode = False
     force: Force = False
 
@@ -222,7 +224,7 @@ class ServeRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",), click_type=click.IntRange(1, 100))] = 10
     """Default number of results per query. A request can ask for more or fewer."""
     split: Text | None = None
-    """The split to search, several splits such as train,val, or all.  [default: test; all, if there is no split named test]"""
+    """The split to search, or several splits, e.g. train,val, or all.  [default: test; all, if there is no split test]"""
     features: tuple[FileOrFolderPath, ...] = ()
     """Feature cache to read: the cache of the run, if it was moved, or a cache of the same feature for other photos. With
     several RUNs, repeat the option for each, in the same order.  [default: the cache that the run names]"""

@@ -76,7 +76,8 @@ class TrainConfig(Settings):
     learning_rate: float = Field(2e-4, gt=0, description="learning rate before any decay")
     decay_after: PositiveInt = Field(15, description="number of epochs between decays of the learning rate")
     decay_at: list[PositiveInt] = Field(
-        default_factory=list, description="epochs after which the learning rate decays; none: after every decay_after epochs"
+        default_factory=list,
+        description="epochs after which the learning rate decays; if empty: after every decay_after epochs",
     )
     decay: float = Field(0.1, gt=0, le=1, description="factor by which the learning rate decays")
     schedule: Literal["step", "cosine"] = Field(
@@ -96,8 +97,8 @@ class TrainConfig(Settings):
     )
     frozen: dict[str, Annotated[int, Field(ge=0)] | Literal["always"]] = Field(
         default_factory=dict,
-        description="module -> number of first epochs in which the module is frozen and in evaluation mode, or always; "
-        "modules have the names of learning_rates",
+        description="modules that are not trained at first, and are in evaluation mode then: name of the module (as in "
+        "learning_rates), and number of first epochs, or always",
     )
     optimizer: Literal["adam", "adamw"] = Field(
         "adam",
@@ -184,7 +185,10 @@ class TrainConfig(Settings):
         10.0, gt=0, description="minutes between checkpoints within an epoch; the first is saved after a minute"
     )
     timeout_minutes: float = Field(
-        10.0, gt=0, le=10_000, description="longest time in minutes that a process waits for the others"
+        10.0,
+        gt=0,
+        le=10_000,
+        description="in a training with several processes: longest time in minutes that a process waits for the others",
     )
 
 

@@ -26,9 +26,9 @@ class CnnConfig(LayerSettings):
     resize: PositiveInt = Field(256, description="side of the resized image in pixels, before the crop")
     resize_mode: Literal["square", "shorter", "library"] = Field(
         "square",
-        description="square: resize x resize pixels, as in the paper; shorter: the shorter side has resize pixels; library: "
-        "as shorter, but the longer side is rounded down, not to the nearest pixel, as in torchvision, timm and "
-        "OpenCLIP",
+        description="square: resize x resize pixels, as in the VSE++ paper; shorter: the shorter side has resize pixels; "
+        "library: as shorter, but the longer side is rounded down, not to the nearest pixel, as in torchvision, "
+        "timm and OpenCLIP",
     )
     interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="interpolation of the resize")
     crop: PositiveInt = Field(224, description="side of a crop in pixels")
@@ -40,8 +40,8 @@ class CnnConfig(LayerSettings):
     n_random: PositiveInt = Field(10, description="number of random crops of each image, for rc_bank")
     random_crop: Literal["resized", "plain"] = Field(
         "resized",
-        description="kind of random crop. resized (the authors' code): 8 to 100% of the image's area, with an aspect ratio "
-        "of 3/4 to 4/3, scaled to crop x crop pixels. plain (the paper): crop x crop pixels of the resized "
+        description="kind of random crop. resized (the code of VSE++): 8 to 100% of the image's area, with an aspect ratio of "
+        "3/4 to 4/3, scaled to crop x crop pixels. plain (the VSE++ paper): crop x crop pixels of the resized "
         "image. Crops of both kinds are mirrored with probability 1/2",
     )
     crop_seed: int = Field(0, ge=0, description="seed of the random crops; the crops of an image also depend on its id")
@@ -170,7 +170,7 @@ class BoxesConfig(LayerSettings):
     train_boxes: PositiveInt | None = Field(
         None,
         description="maximum number of boxes of a training image: the proposals with the highest scores, or the first boxes in"
-        " the file; none: no other limit than for validation and test images (n_boxes for proposals)",
+        " the file; none: the same limit as for validation and test images (n_boxes for proposals)",
     )
     edge_model: str | None = Field(
         None, description="structured-edge model (model.yml.gz) for edge_boxes; none: edges are image gradients"

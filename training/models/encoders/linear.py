@@ -103,11 +103,11 @@ class DenseLayersSettings(Settings):
     widths: list[PositiveInt] = Field(default=[2048, 512], min_length=1, description="output lengths of the layers")
     batch_norm: Literal["after_last", "after_first"] = Field(
         "after_last",
-        description="place of batch normalisation: after_last, after the last layer (the paper's text); after_first, between "
-        "the first layer and its ReLU (the authors' code)",
+        description="place of batch normalisation: after_last, after the last layer (the text of the two-branch paper); "
+        "after_first, between the first layer and its ReLU (the paper's code)",
     )
     batch_norm_momentum: float = Field(
-        0.1, gt=0, le=1, description="weight of a batch in the running statistics; 0.9 in the authors' code"
+        0.1, gt=0, le=1, description="weight of a batch in the running statistics; 0.9 in the code of the two-branch paper"
     )
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout after each ReLU")
 

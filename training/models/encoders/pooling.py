@@ -183,7 +183,7 @@ class GpoSettings(EncoderSettings):
     residual: bool = Field(
         True,
         description="add the output of two layers to the linear map: the first has dim / 2 outputs, batch normalisation and "
-        "ReLU, as in the authors' code for cached features",
+        "ReLU, as in the code of VSE-infinity for cached features",
     )
     size_augmentation: float = Field(
         0.2, ge=0, lt=1, description="share of the vectors of a set that is removed at random in each training step"
