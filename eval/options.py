@@ -121,8 +121,7 @@ class AllEvaluateOptions(EvaluateOptions):
     """Treat FILES as members of an ensemble, and average their scores. With several seeds, there is one ensemble per seed."""
     experiment: Text | None = None
     """With --ensemble: preset that lists the experiments of an ensemble in the setting ensemble_of, e.g. scan_t2i_avg_i2t_lse.
-    If one of FILES comes from an experiment that is not in this list, that is an error. Without this option, FILES may come
-    from any experiments."""
+    A file of an experiment that is not in this list is an error. Without this option, FILES may come from any experiments."""
     alpha: Share | None = None
     """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1. The
     scores of the image-sentence model have the weight 1 - ALPHA.  [default: the best on the validation split]"""

@@ -175,8 +175,8 @@ WeightsDir = Annotated[
     FileOrFolderPath | None,
     CliOption(envvar="VSE_WEIGHTS_DIR"),
     Field(
-        description="Folder with downloaded weights: a file <model>.pth for a CNN, a folder <model> for a text model. Without "
-        "this option, weights are downloaded."
+        description="Folder with downloaded weights: a file <model>.pth for a CNN, a folder <model> for a text model.  "
+        "[default: weights are downloaded]"
     ),
 ]
 WordVectorsFile = Annotated[
@@ -198,7 +198,7 @@ AllowCode = Annotated[
     Flag,
     CliOption(envvar="VSE_ALLOW_CODE"),
     Field(
-        description="Run the Python files that a preset or a trained run names. Check these files first. Without this option, "
-        "such a preset or run is an error."
+        description="Run the Python files that a preset or a trained run names. Check the files first. Without this option, "
+        "they are an error."
     ),
 ]

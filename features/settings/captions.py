@@ -106,8 +106,8 @@ class TextSettings(FeatureSettings):
     )
     stop_words: Literal["keep", "drop"] = Field(
         "keep",
-        description="for phrases only. drop: the encoder ignores articles, pronouns, prepositions and other stop words; keep: "
-        "it reads all words",
+        description="for phrases: drop, articles, pronouns, prepositions and other stop words are ignored; keep, all words are"
+        " read",
     )
 
     def list_cache_key_settings(self) -> dict[str, Any]:
@@ -188,8 +188,8 @@ class WordSettings(FittedCaptionSettings):
     )
     keep: PositiveInt = Field(
         100_000,
-        description="number of words to read from the start of the file of word vectors; the words of the data set are read in"
-        " addition, from the complete file",
+        description="number of words to read from the start of the file of word vectors, in addition to the words of the data "
+        "set",
     )
     trained_dim: PositiveInt = Field(300, description="length of word vectors that are trained on the captions")
     trained_epochs: PositiveInt = Field(

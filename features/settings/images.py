@@ -111,8 +111,8 @@ class RegionsConfig(NetworkSettings):
     shorter: PositiveInt = Field(800, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(
         1333,
-        description="maximum length in pixels of the longer side after the scaling; an image whose longer side would exceed it"
-        " is scaled to this length instead",
+        description="maximum length in pixels of the longer side; an image whose longer side would exceed it is scaled to this"
+        " length instead",
     )
     proposals: PositiveInt = Field(1000, description="number of boxes that the region-proposal network proposes")
     selection: Literal["detections", "bottom_up"] = Field(
@@ -187,8 +187,8 @@ class BoxesConfig(LayerSettings):
     shorter: PositiveInt = Field(600, description="length in pixels to which an image's shorter side is scaled")
     longer: PositiveInt = Field(
         1000,
-        description="maximum length in pixels of the longer side after the scaling; an image whose longer side would exceed it"
-        " is scaled to this length instead",
+        description="maximum length in pixels of the longer side; an image whose longer side would exceed it is scaled to this"
+        " length instead",
     )
     map: str | None = Field(
         None,
