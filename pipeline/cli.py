@@ -333,8 +333,8 @@ class AuditRequest(Options):
 
     dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     against: FileOrFolderPath | None = None
-    """Also compare DATASET with this data set: equal captions, image files with the same bytes, and photos that look the same.
-    Give a dataset.json, or a name in data/, e.g. f30k."""
+    """Also compare DATASET with this data set: equal captions, images with the same published id or the same bytes, and photos
+    that look the same. Give a dataset.json, or a name in data/, e.g. f30k."""
     look_alikes: Flag = True
     """Also find photos that look the same. This reads all photos."""
 

@@ -209,10 +209,11 @@ class ReportRequest(Options):
     queries: NonNegativeInteger | None = None
     """Number of queries to display in each direction.  [default: 12; with --gallery the 20 best and the 20 worst]"""
     gallery: Flag = False
-    """Display the worst and the best queries, with filters by rank. For two RESULTs, display the queries whose ranks differ
-    most. Without this option, queries are chosen at random."""
+    """Display the worst and the best queries, with filters by rank. Without this option, a third of the queries are right at
+    rank 1, a third are near misses, and a third are failures. For two RESULTs, the queries whose ranks differ most are
+    displayed in either case."""
     seed: Seed = 0
-    """Seed of the random choice of queries."""
+    """Seed of the random sample of the displayed queries."""
     allow_code: AllowCode = False
     force: Force = False
 
