@@ -77,28 +77,28 @@ _LOADED_CODE: dict[tuple[str, str], UserCode] = {}  # code that this process has
 
 @contextmanager
 def allow_own_code(allowed: bool = True) -> Iterator[None]:
-    """Allow all code in the ``with`` block to run, as ``--allow-code`` does; change nothing if ``allowed`` is false."""
+    """Allow all users' own code during the ``with`` block, as ``--allow-code`` does. ``allowed=False`` changes nothing."""
     with _change_rules(allows_all_code=_CODE_RULES.get().allows_all_code or allowed):
         yield
 
 
 @contextmanager
 def forbid_own_code() -> Iterator[None]:
-    """Forbid all code in the ``with`` block, even if ``--allow-code`` allows it."""
+    """Refuse to run any user's own code during the ``with`` block, even if ``--allow-code`` is given."""
     with _change_rules(forbids_all_code=True):
         yield
 
 
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
-    """Allow code in the ``with`` block if ``values``, settings on the command line, name it, as in ``my_loss.py:MyLoss``."""
+    """Allow users' own code that ``values``, command-line settings such as ``my_loss.py:MyLoss``, name in the block."""
     with _change_rules(allowed_names=_CODE_RULES.get().allowed_names | frozenset(_find_code_names(values))):
         yield
 
 
 @contextmanager
 def use_code_of_run(copies_folder: Path) -> Iterator[None]:
-    """Load users' code in the ``with`` block from ``copies_folder``, where a training run keeps copies of code files."""
+    """Load users' own code from ``copies_folder``, the copies of a training run, during the ``with`` block."""
     with _change_rules(copies_folder=copies_folder):
         yield
 

@@ -107,9 +107,9 @@ class Registry(Generic[_Part]):
         return self[name].model_validate(settings)
 
     def as_settings(self, value: Any) -> dict[str, Any] | None:
-        """Return a dictionary of settings. A name or an object becomes settings with the name of its class.
+        """Return ``value``, the name or an object of a class, as settings that include the name of the class.
 
-        Settings are returned as they are, and None for any other value.
+        Settings are returned unchanged. Returns None for any other value.
         """
         if isinstance(value, BaseModel):
             return {**value.model_dump(exclude_unset=True), self.key: getattr(value, self.key)}
@@ -145,7 +145,7 @@ class Registry(Generic[_Part]):
 
 
 def part_field(registry: Registry[Any]) -> BeforeValidator:
-    """Return the annotation of a pydantic field whose value is an object of a class in ``registry``, such as a loss.
+    """Return the annotation of a pydantic field that holds an object of one of the classes in ``registry``.
 
     An example is ``loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = Max()``. ``SerializeAsAny[Loss] | None`` makes
     the loss optional.

@@ -50,7 +50,7 @@ def list_preset_names(kind: str) -> list[str]:
 def list_preset_descriptions(kind: str, without_key: str = "") -> list[tuple[str, str]]:
     """Return the name and description (``about``) of every preset of a ``kind``, in the order of the files.
 
-    Presets with a setting ``without_key`` are left out. ``kind`` is a folder, such as ``experiments``.
+    Presets that have the setting named ``without_key`` are left out. ``kind`` is a folder, such as ``experiments``.
     """
     descriptions: dict[str, str] = {}
     for folder in _preset_folders(kind):

@@ -43,8 +43,8 @@ def load_experiment_outline(name: str, dataset: str | None = None, overrides: Se
     """Load the experiment ``name``, and check only the settings that the workflow needs.
 
     The preset of the data set ``dataset`` and ``overrides`` (``key=value``) may change settings. Raises UserError if a setting
-    is not valid, or if a member of an ensemble is unknown or is an ensemble. An ensemble has no weights, so naming one in
-    ``start_from`` or ``backbone`` (other experiments whose trained model is used) is an error, too.
+    is not valid, or if a member of an ensemble is unknown or is an ensemble. Also raises UserError if ``start_from`` or
+    ``backbone``, the experiments whose trained weights are reused, are ensembles, which have no weights.
     """
     outline = validate_settings(
         ExperimentOutline, "experiment", name, read_experiment_settings(name, dataset, overrides, ExperimentOutline)
@@ -75,7 +75,7 @@ def load_ladder(name: str) -> LadderConfig:
 
 
 def is_experiment(name: str) -> bool:
-    """Return whether ``name`` is the name of an experiment: a preset, or a composed name such as ``vsepp+tfidf+effnet``."""
+    """Return whether ``name`` is the preset of an experiment, or a preset with features such as ``vsepp+tfidf+effnet``."""
     composed = parse_composed_name(name)
     if composed is None or composed.experiment not in list_preset_names("experiments"):
         return composed is None and name in list_preset_names("experiments")
@@ -133,9 +133,9 @@ def read_experiment_settings(
 
 
 def _compose_settings(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
-    """Return ``base``, the settings of an experiment, changed to read the features in a composed name.
+    """Return ``base``, the settings of an experiment, changed to read the features in ``vsepp@f8k+tfidf+effnet``.
 
-    If the name contains a ladder (a comparison of experiments), its settings for this experiment are applied, too. Raises
+    The settings that a ladder (a comparison, here ``f8k``) has for the experiment are applied, too. Raises
     UserError if the experiment cannot read other features, or if the ladder lacks the experiment.
     """
     for key in _KEYS_BINDING_FEATURES:
@@ -161,10 +161,10 @@ def merge_settings(
     """Return the settings ``base`` with the changes ``over``. Nested groups of settings are merged by key.
 
     With a schema, a value may stand for an object such as a loss (:mod:`vse.pipeline.presets.parts`): the name of the class,
-    or settings. Settings without a name in ``over`` change the object in ``base``. If ``over`` names another class than
+    or settings. If settings in ``over`` name no class, they change the object in ``base``. If they name another class than
     ``base``, settings of ``base`` that the new class lacks are dropped.
 
-    lenient : whether a setting in ``over`` without the name of a class is ignored if the class in ``base`` lacks the setting
+    lenient : if ``over`` names no class, ignore those of its settings that the class in ``base`` lacks
     replace : whether a plain dictionary, such as ``train.frozen``, replaces the dictionary in ``base``; otherwise the two are
         merged by key. An empty dictionary always replaces the other one
     """
@@ -243,10 +243,10 @@ def list_setting_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix:
 
 
 def _merge_part(registry: Registry[Any], base: Any, over: Any, lenient: bool, replace: bool) -> Any:
-    """Merge the settings ``over`` of one loss, encoder etc. into its settings ``base``.
+    """Return the settings ``base`` of a loss, encoder or other class with the changes ``over``.
 
-    ``registry`` holds the classes by name. ``base`` and ``over`` are names, settings or objects. With ``lenient``, settings
-    that the class lacks are ignored. With ``replace``, a dictionary replaces the earlier one instead of being merged by key.
+    ``registry`` holds the classes by name. ``base`` and ``over`` are names, settings or objects. With ``lenient``, if ``over``
+    names no class, settings that the class lacks are ignored. With ``replace``, dictionaries are replaced, not merged by key.
     """
     new = registry.as_settings(over)
     if new is None:

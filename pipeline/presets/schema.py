@@ -285,16 +285,16 @@ class LadderConfig(Settings):
         return experiments
 
     def find_experiment(self, experiment: str) -> LadderExperiment:
-        """Return the title, settings and features of an experiment in this comparison; defaults if the preset has none."""
+        """Return the title, settings and features that this comparison's preset gives an experiment, or else defaults."""
         return self.experiments[experiment] or LadderExperiment()
 
     def experiment_overrides(self, experiment: str) -> dict[str, Any]:
-        """Return the settings of an experiment that differ in this comparison, including the title and the seeds."""
+        """Return the settings that this comparison changes in an experiment, including the title and the seeds."""
         entry = self.find_experiment(experiment)
         return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}
 
     def combinations(self) -> list[ComposedName]:
-        """Return all combinations of an experiment and its features, even if the experiment cannot read these features."""
+        """Return all combinations of an experiment, image feature and caption feature, even if they do not fit together."""
         return [
             ComposedName(name, None if captions == WORDS_NAME else captions, feature, self.name)
             for name in self.experiments
