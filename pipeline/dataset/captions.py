@@ -38,8 +38,8 @@ def ascii_words(text: str) -> list[str]:
 def unicode_words(text: str) -> list[str]:
     """Return the lower-case runs of letters, digits and accents of any script.
 
-    Characters are composed (NFC). Soft hyphens do not split a word. Each Chinese character and each hiragana is a token,
-    because these scripts have no blanks between words. For ASCII text the result is that of :func:`ascii_words`.
+    A letter and its accent become one character (NFC). Soft hyphens do not split a word. Each Chinese character and each
+    hiragana is a token, because these scripts have no blanks between words.
     """
     if text.isascii():
         return ascii_words(text)
@@ -113,7 +113,7 @@ class Vocabulary:
 
     @classmethod
     def from_counts(cls, counts: Mapping[str, int], min_count: int) -> Vocabulary:
-        """Build the vocabulary from the number of occurrences of each word, as :meth:`build` does."""
+        """Build the vocabulary of the words that ``counts`` maps to ``min_count`` or more, ordered by (-count, word)."""
         frequent = [word for word, count in counts.items() if count >= min_count and word not in SPECIAL_TOKENS]
         return cls(SPECIAL_TOKENS + tuple(sorted(frequent, key=lambda word: (-counts[word], word))))
 
@@ -139,7 +139,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, path: Path, words: object) -> Vocabulary:
-        """Return the vocabulary with ``words``, read from ``path``. Raises UserError if ``words`` is not a list of texts."""
+        """Return the vocabulary with the ``words`` of the file ``path``. Raises UserError if they are not a list of texts."""
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise UserError(f"{path}: a vocabulary must be a JSON list of words")
         return cls(tuple(words))
@@ -149,7 +149,7 @@ _Words = Sequence[str]
 
 
 def join_letters_and_digits(words: _Words) -> str:
-    """Return the letters and digits of a caption in lower case, without blanks."""
+    """Return the ASCII letters and digits of a caption in lower case, without blanks."""
     return "".join(ascii_words(" ".join(words)))
 
 

@@ -133,7 +133,7 @@ class ImageColumns(Sequence[Image]):
                 yield group, self._row_indices[rows] - (ends[group - 1] if group else 0)
 
     def _iterate_caption_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield, for each run of consecutive images in a row group, the index of the row group and of each caption."""
+        """Yield the index of a row group and the indices of captions in it, for each run of consecutive images."""
         for group, rows in self._iterate_groups():
             yield group, _list_caption_rows(self._find_caption_ends(group), rows)
 

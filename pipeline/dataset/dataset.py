@@ -109,7 +109,7 @@ class Dataset:
 
     @property
     def content_paths(self) -> list[Path]:
-        """The files and folders, besides ``path``, that determine the content. A data set in a file has none."""
+        """The files and folders, besides ``path``, that determine the content; an empty list for a data set in a file."""
         return []
 
     @cached_property
@@ -141,7 +141,7 @@ class Dataset:
     def find_caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return two arrays (n,) for n caption ids: the index of the image, and the index of the caption in this image.
 
-        The index of the image is -1 for an unknown id.
+        Both are -1 for an unknown id.
         """
         rows = self._caption_index.find_rows(sentids)
         images = np.searchsorted(self._caption_ends, rows, side="right")
@@ -240,8 +240,8 @@ def _open_columns(file: InputFile) -> ParquetColumns:
 def remember_checks(dataset: Dataset) -> None:
     """Remember that a loaded data set is valid, so that the next command need not check its file again.
 
-    :func:`load_dataset_file` does the same, except for a file that was written a moment ago: a second write to this file could
-    go unnoticed.
+    Call this function for a file that this program has just written. :func:`load_dataset_file` does not remember a new file,
+    because another program might still write to it.
     """
     if isinstance(dataset.images, ImageColumns):
         remember_sha256(dataset.images.input_file, _CHECK_VERSION)
@@ -385,5 +385,5 @@ def list_mentions(dataset: Dataset) -> list[Mention]:
 
 
 def list_phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of phrases in order of appearance. A feature cache uses the index in this list as the id."""
+    """Return the distinct texts of phrases in order of appearance. In feature caches, the id of a text is its index here."""
     return list(dict.fromkeys(mention.text for mention in list_mentions(dataset)))

@@ -265,7 +265,7 @@ def request_url(url: str, headers: Mapping[str, str], timeout: float) -> request
 
 
 def read_chunks(response: requests.Response, timeout: float, n_bytes: int | None = None) -> Iterator[bytes]:
-    """Yield the body of a response in chunks as they arrive; stop once ``n_bytes`` have arrived.
+    """Yield the body of a response in chunks as they arrive; stop after ``n_bytes``, or at the end if this is None.
 
     Raises requests.RequestException if the connection breaks, or if fewer bytes than ``MIN_BYTES_PER_SECOND`` arrive per
     second during ``timeout`` seconds.
@@ -294,7 +294,7 @@ def parse_length(text: str) -> int | None:
 def _request_once(url: str, headers: Mapping[str, str], timeout: float, deadline: float) -> requests.Response:
     """Send one request without following redirects; a redirect is returned as the response.
 
-    Raises requests.Timeout if the header is not complete at ``deadline``: a server can send a header byte by byte without end.
+    Raises requests.Timeout if the header is incomplete at ``deadline``, a time of ``time.monotonic``.
     """
     results: list[requests.Response | Exception] = []
     abandoned = threading.Event()

@@ -140,10 +140,10 @@ def find_same_images(
     checksums: Mapping[int, bytes] | None = None,
     other_checksums: Mapping[int, bytes] | None = None,
 ) -> list[tuple[Image, Image]]:
-    """Return pairs of an image and the first of ``others`` that has the same published id or the same bytes.
+    """Return pairs of an image and the first of ``others`` with the same id on Flickr or in MS-COCO, or the same bytes.
 
     ``checksums`` and ``other_checksums`` map an ``imgid`` to the SHA-256 of the file. Images without a SHA-256 are compared by
-    their published ids only.
+    their ids on Flickr or in MS-COCO only.
     """
     known = defaultdict[str | bytes, list[Image]](list)
     for other in others:
@@ -164,8 +164,8 @@ def _list_identity_keys(image: Image, checksums: Mapping[int, bytes]) -> list[st
 def report_shared_images(dataset: Dataset, other: Dataset) -> str:
     """Report how many images two data sets share, with a line for each pair of splits.
 
-    A remark marks images that are for training in one of the two data sets only. Images are compared by their published ids;
-    files of the same size are also compared by their bytes.
+    A remark marks images that are for training in one of the two data sets only. Images are compared by their ids on Flickr
+    or in MS-COCO; files of the same size are also compared by their bytes.
     """
     pairs = find_same_images(dataset.images, other.images, *_hash_files_of_common_sizes(dataset, other))
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
@@ -241,7 +241,7 @@ _DATASETS_BY_ID_SOURCE = {"coco": ("coco",), "flickr": ("f30k", "f8k")}  # publi
 
 
 def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = True) -> str:
-    """Report equal captions and similar photos across the splits of a data set, and images that are in known test sets.
+    """Report equal captions and similar photos across the splits of a data set, and images of published test sets.
 
     ``against`` is a ``dataset.json`` to compare with, or the name of a data set in ``data/`` or next to this data set. The
     photos of a data set given by name may be missing. With ``look_alikes=False`` no photos are compared by their look. Raises
@@ -298,10 +298,10 @@ def _count_captions_by_text(dataset: Dataset) -> dict[str, Counter[str]]:
 
 
 def report_known_test_images(dataset: Dataset) -> list[str]:
-    """Report how many images of a data set are test images of published data sets. Images are compared by their published ids.
+    """Report how many images of a data set are test images of published data sets, by their ids on Flickr or in MS-COCO.
 
-    The file of a published data set must lie in ``data/NAME``, or in a folder next to this data set. The report also names
-    published data sets without such a file if their images may be shared.
+    The file of a published data set must lie in ``data/NAME``, or in a folder next to this data set. If it is missing, and the
+    ids are from the same source (Flickr or MS-COCO), the report states that the published data set was not compared.
     """
     lines: list[str] = []
     missing = set(_list_published_names()) - {dataset.name}

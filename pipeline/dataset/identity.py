@@ -57,8 +57,8 @@ class DataChecksums(BaseModel):
 class DataIdentity:
     """The ids and hashes of images and captions. None stands for unknown hashes.
 
-    ``photo_hashes`` (n_images, 32) holds the SHA-256 of the image files, and ``caption_hashes`` (n_captions, 8) the hashes of
-    :func:`hash_caption`.
+    ``photo_hashes`` (n_images, 32) holds the SHA-256 of the image files, and ``caption_hashes`` (n_captions, 8) the first 8
+    bytes of the SHA-256 of the image id and the text of each caption.
     """
 
     image_ids: Ids

@@ -89,9 +89,9 @@ def _read_integer(entry: dict[str, Any], key: str, where: str) -> int:
 
 
 def _read_chain(entry: dict[str, Any], where: str) -> str:
-    """Return the id of the coreference chain: the field ``chain`` of a phrase, or else the joined ids in ``objects``.
+    """Return the id of the coreference chain: the field ``chain`` of a phrase, or else its joined ``objects`` (ids).
 
-    All phrases of an image with the same id name the same thing.
+    All phrases of an image with the same id name the same thing. The id is an empty text if the phrase has neither field.
     """
     objects = entry.get("objects", [])
     if not isinstance(objects, list):
@@ -213,7 +213,7 @@ def pause_garbage_collection() -> Iterator[None]:
 
 
 def intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON object whose list ``tokens``, if it has one, shares the memory of equal tokens.
+    """Return a JSON object after a change to its list ``tokens``, if it has one: equal tokens share memory.
 
     COCO has 6.5 million tokens but only 30,000 distinct words.
     """

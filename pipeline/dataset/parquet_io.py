@@ -112,7 +112,7 @@ class ParquetColumns:
 
     @cached_property
     def splits(self) -> NDArray[np.int8]:
-        """The index of the split of each image in :data:`SPLITS`, (n_images,)."""
+        """The split of each image as an index in :data:`SPLITS`, (n_images,)."""
         arrow, compute = import_module("pyarrow"), import_module("pyarrow.compute")
         return _to_numpy(compute.index_in(self._read("split"), value_set=arrow.array(SPLITS))).astype(np.int8)
 

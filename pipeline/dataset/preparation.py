@@ -147,9 +147,9 @@ def add_phrases(
     """Write a copy of a data set, with phrases marked in its captions, to ``out/dataset.json``, and link ``out/images``.
 
     The phrases come from the folder ``entities`` of Flickr30K Entities
-    (:func:`vse.pipeline.dataset.published_datasets.mark_entities_phrases`), or from the spaCy pipeline ``chunker``
-    (:func:`mark_noun_phrases`). The copy is called ``name``, or like the folder ``out``. It uses the caches of image features
-    of the original data set. Returns the path of ``dataset.json``.
+    (:func:`~vse.pipeline.dataset.published_datasets.mark_entities_phrases`), or from the spaCy pipeline ``chunker``. Captions
+    match if the share of equal words is at least ``min_similarity``. The copy is called ``name``, or like the folder ``out``.
+    It uses the caches of image features of the original data set. Returns the path of ``dataset.json``.
     """
     dataset = load_and_check_dataset(dataset_file)
     name = name or out.resolve().name

@@ -1,7 +1,7 @@
 """Build data sets from published annotations: Flickr30K Entities, XM3600, Multi30k and XTD.
 
-The phrases and boxes of Entities can also be added to another data set of the same photos. Each function of :data:`LAYOUTS`
-yields the images of a data set with captions in several languages.
+The phrases and boxes of Entities can also be added to another data set of the same photos. Each function in :data:`LAYOUTS`
+reads one of the published data sets with captions in several languages.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ def _add_phrases_to_sentences(
     min_similarity: float,
     tokenise: Callable[[str], list[str]],
 ) -> None:
-    """Add phrases to ``sentences``, the captions of an image in ``dataset.json`` that match an annotated caption of ``photo``.
+    """Add the phrases of the annotated captions of ``photo`` to the captions of the same text in ``sentences``.
 
-    Each caption is matched once at most. ``tokenise`` splits captions without tokens. Captions match if the share of equal
-    tokens is at least ``min_similarity``. ``reader`` converts the phrases, and counts the matched captions.
+    ``sentences`` are the captions of an image in ``dataset.json``; ``tokenise`` splits those without tokens. Captions match if
+    the share of equal tokens is at least ``min_similarity``. ``reader`` converts the phrases, and counts the matched captions.
     """
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
     captions = [caption.words for caption in photo.captions]
@@ -195,7 +195,7 @@ class _EntitiesReader:
         return _AnnotatedPhoto(tuple(captions), self._scale_boxes(annotation, file), annotation.chains_without_box)
 
     def _scale_boxes(self, annotation: ImageBoxAnnotations, file: str) -> Mapping[str, Sequence[Box]]:
-        """Return the boxes, scaled from the size of the annotated photo to the size of ``file``."""
+        """Return the boxes of each coreference chain, scaled from the size of the annotated photo to the size of ``file``."""
         size = annotation.width, annotation.height
         actual_size = size if self.images_folder is None else read_image_size(self.images_folder / file)
         if actual_size == size:

@@ -43,8 +43,8 @@ class Noise(BaseModel):
     ``kind`` : ``caption`` if single captions have a wrong image; ``image`` if all captions of an image have the same wrong
     image; ``word`` if captions have wrong words.
     ``rate`` : the share of changed captions, images or words.
-    ``seed`` : the seed of the changes, or None for an imported index.
-    ``index_sha256`` : SHA-256 of the imported index, or None.
+    ``seed`` : the random seed of the changes; None if they were read from a published index file.
+    ``index_sha256`` : SHA-256 of the published index file; None if the changes are random.
     ``n_captions`` : the number of captions of ``splits``.
     ``sentids`` : the ids of the changed captions.
     ``imgids`` : the id of the wrong image of each changed caption; empty for wrong words.
@@ -113,7 +113,7 @@ def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "c
 def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     """Convert published noise, an index file of the methods NCR or DECL, to a noise file, and return its path.
 
-    The index is an array of image positions in a ``.npy`` file. In an index of NCR, number k is the position of the image
+    The index is an array of image positions in a ``.npy`` file. In an index of NCR, element k is the position of the image
     that is paired with training caption k. In an index of DECL, this image is paired with all captions of training image k.
     Captions and images are counted from 0, in the order of the training splits. Raises UserError if the array has another
     length or refers to images that do not exist.
