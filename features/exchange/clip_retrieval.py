@@ -29,14 +29,14 @@ from vse.pipeline.files.writing import lock_for_writing, sha256_json
 from vse.pipeline.imports.resumable_import import (
     CaptionOrigins,
     CaptionRow,
-    PartFile,
+    ImportedPart,
     RowFault,
     RowsByImage,
-    find_part_file,
+    find_imported_part,
     is_import_finished,
     release_unused_memory,
     write_import_record,
-    write_part_file,
+    write_imported_part,
 )
 from vse.pipeline.imports.rows import (
     BadRow,
@@ -107,8 +107,8 @@ def import_clip_folder(
         return caches
     try:
         with lock_for_writing(settings.out, folder=True), pause_garbage_collection():
-            part_files = _read_unfinished_parts(parts, parts_folder, settings, images)
-            file, origins = _join_parts(parts, part_files, settings, images)
+            imported_parts = _read_unfinished_parts(parts, parts_folder, settings, images)
+            file, origins = _join_parts(parts, imported_parts, settings, images)
             _write_caches(parts, file, origins, caches)
             shards = [(shards_folder(one), entry) for one in caches for entry in read_manifest(one)["shards"]]
             hashed = {folder / entry["file"]: entry["sha256"] for folder, entry in shards}
@@ -122,24 +122,24 @@ def import_clip_folder(
 
 def _read_unfinished_parts(
     parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None
-) -> list[PartFile]:
+) -> list[ImportedPart]:
     """Read the metadata of each part of a folder, and return the files in ``parts_folder`` that store the parts' rows.
 
     Parts that an interrupted import has already stored are not read again. ``images`` is the folder of photos; None: no
     photos.
     """
-    part_files = []
+    imported_parts = []
     with progress_bar(total=sum(len(part.image_vectors) for part in parts), desc="read", unit="row") as bar:
         for index, part in enumerate(parts):
             path, key = parts_folder / f"part-{index:05d}.parquet", _hash_part(part, settings, images)
-            stored_file = find_part_file(path, key)
+            stored_file = find_imported_part(path, key)
             if stored_file is not None:
                 bar.update(len(part.image_vectors))
             bad_rows: list[RowFault] = []
-            part_files.append(
-                stored_file or write_part_file(path, key, _read_rows(part, settings, images, bad_rows, bar), bad_rows)
+            imported_parts.append(
+                stored_file or write_imported_part(path, key, _read_rows(part, settings, images, bad_rows, bar), bad_rows)
             )
-    return part_files
+    return imported_parts
 
 
 def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None) -> str:
@@ -151,18 +151,20 @@ def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None)
 
 
 def _join_parts(
-    parts: list[_FolderPart], part_files: list[PartFile], settings: ImportSettings, images: Path | None
+    parts: list[_FolderPart], imported_parts: list[ImportedPart], settings: ImportSettings, images: Path | None
 ) -> tuple[Path, CaptionOrigins]:
     """Join the parts of a folder and write the data set; return the path of its file, and the origins of its captions.
 
-    ``part_files`` hold the rows of ``parts``. The origins are the part and the row that each image and caption comes from.
+    ``imported_parts`` hold the rows of ``parts``. The origins are the part and the row that each image and caption comes from.
     """
     bad_rows = BadRowList(settings.skip_bad)
     joined = RowsByImage(
-        part_files, bad_rows, lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}"
+        imported_parts,
+        bad_rows,
+        lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}",
     )
     n_rows = sum(len(part.image_vectors) for part in parts)
-    bad_rows.raise_or_list(settings.out / "import.failures.jsonl", n_rows)
+    bad_rows.raise_or_write(settings.out / "import.failures.jsonl", n_rows)
     if not joined.files:
         raise UserError(f"all {n_rows} rows lack an image with a caption")
     sampled = sample_missing_splits(settings, joined.files, joined.has_splits, images)

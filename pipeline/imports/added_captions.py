@@ -38,9 +38,9 @@ def add_captions(
 ) -> Path:
     """Write a copy of a data set with further captions in ``language``, and return the path of its ``dataset.json``.
 
-    ``captions_file`` is a JSON object from the names of image files to captions, or a table (CSV, JSON lines, parquet) with a
-    row for each image or caption. Captions of the data set without a language get ``own_language``. The copy has the same
-    images, ids and splits, and reads the same caches of image features.
+    ``captions_file`` is a JSON object from the names of image files to captions, or a table (CSV, JSON lines, parquet, xlsx)
+    with a row for each image or caption. Captions of the data set without a language get ``own_language``. The copy has
+    the same images, ids and splits, and reads the same caches of image features.
 
     The copy is written to ``out``; None stands for ``data/f8k_de`` for German captions of ``data/f8k``. ``name`` is the name
     of the copy; None stands for the name of the folder. If the data set has the default tokeniser, new captions are split by

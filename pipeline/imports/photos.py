@@ -61,7 +61,7 @@ class Archive:
 
     @property
     def index_entry(self) -> PhotoArchive:
-        """The description of the archive in the index that later finds the photos (``archives.sqlite``)."""
+        """The entry that describes this archive in ``archives.sqlite``, the index by which photos are found later."""
         if isinstance(self.file, RemoteFile):
             return PhotoArchive(self.file.url, self.file.size, self.file.version)
         return PhotoArchive(str(self.file.absolute()), self.size, "")
@@ -146,9 +146,9 @@ class PhotoNames:
 
     @cached_property
     def _files_by_key(self) -> dict[str, set[str]]:
-        """The files by each form in which they are looked up: the path and the base name, with and without suffix.
+        """The files that have each name. A file has up to four normalised names: path and base name, with and without suffix.
 
-        Several files may share a form, such as the base name.
+        Several files may share a name, such as a base name.
         """
         files_by_key: dict[str, set[str]] = {}
         for file in self._files:
@@ -264,7 +264,7 @@ class PhotoWriter:
 
 
 class PhotoIndexer:
-    """A writer of the index of photos that stay in their archives, instead of files as :class:`PhotoWriter` writes."""
+    """A writer of an index of photos that stay in tar archives; :class:`PhotoWriter` copies photos to files instead."""
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
         self.images_folder = check_photo_output(out)

@@ -52,7 +52,7 @@ class CaptionRow(NamedTuple):
 RowFault = tuple[int, str, str]  # the index of an invalid row, its file and line, and its fault
 
 
-class PartFile(NamedTuple):
+class ImportedPart(NamedTuple):
     """The parquet file with the valid rows of a part, and the invalid rows. ``n_rows`` counts the valid rows.
 
     A part is one file of the imported source. ``bad_rows`` has the index, the place and the fault of each invalid row.
@@ -67,7 +67,7 @@ class PartFile(NamedTuple):
         return import_module("pyarrow.parquet").read_table(self.path, columns=list(names), use_threads=False)
 
 
-def write_part_file(path: Path, key: str, blocks: Iterable[list[CaptionRow]], bad_rows: list[RowFault]) -> PartFile:
+def write_imported_part(path: Path, key: str, blocks: Iterable[list[CaptionRow]], bad_rows: list[RowFault]) -> ImportedPart:
     """Write the valid rows of a part (one file of the source) to ``path``. ``key`` is a hash of all inputs and settings.
 
     ``blocks`` yields lists of valid rows. This iterator may append invalid rows to ``bad_rows`` until it ends.
@@ -84,10 +84,10 @@ def write_part_file(path: Path, key: str, blocks: Iterable[list[CaptionRow]], ba
             writer.write_table(arrow.table([arrow.array(values, kind) for values, kind in columns], names=list(types)))
             n_rows += len(rows)
         writer.add_key_value_metadata({PART_KEY: json.dumps({"key": key, "bad_rows": bad_rows})})
-    return PartFile(path, n_rows, bad_rows)
+    return ImportedPart(path, n_rows, bad_rows)
 
 
-def find_part_file(path: Path, key: str) -> PartFile | None:
+def find_imported_part(path: Path, key: str) -> ImportedPart | None:
     """Return the file of a part (one file of the source) if an earlier import wrote it with the same ``key``, or else None.
 
     ``key`` is a hash of all inputs and settings of the rows. A file whose metadata cannot be read is ignored.
@@ -98,7 +98,7 @@ def find_part_file(path: Path, key: str) -> PartFile | None:
         content = json.loads(metadata.metadata[PART_KEY])
         if content["key"] != key:
             return None
-        return PartFile(path, metadata.num_rows, [(row, place, fault) for row, place, fault in content["bad_rows"]])
+        return ImportedPart(path, metadata.num_rows, [(row, place, fault) for row, place, fault in content["bad_rows"]])
     except Exception:  # a file of another kind: pyarrow raises many kinds of errors
         return None
 
@@ -152,12 +152,14 @@ class RowsByImage:
 
     A row that contradicts an earlier row, for example with another split of the same image, is added to ``bad_rows``.
 
-    describe_digest : a function that returns the end of the error message for a row with another digest than the first row of
-        its image. The arguments are the part and the ``row_index`` of this first row.
+    describe_digest : a function that returns the end of the error message for a row whose digest (the hash of an image's data)
+        differs from that of the image's first row. The arguments are the part and the ``row_index`` of the first row.
     origins : the ids of images and captions, and the row of each caption
     """
 
-    def __init__(self, parts: Sequence[PartFile], bad_rows: BadRowList, describe_digest: Callable[[int, int], str]) -> None:
+    def __init__(
+        self, parts: Sequence[ImportedPart], bad_rows: BadRowList, describe_digest: Callable[[int, int], str]
+    ) -> None:
         self._parts, self._describe_digest = parts, describe_digest
         self._first_rows: dict[str, _FirstRow] = {}
         self._index_by_file: dict[str, int] = {}
@@ -181,7 +183,7 @@ class RowsByImage:
         return any(row.split is not None for row in self._first_rows.values())
 
     def count_splits(self, sampled: dict[str, str]) -> dict[str, int]:
-        """Return the number of images of each split. ``sampled`` maps each file to a split, for a source without splits."""
+        """Return the number of images of each split. ``sampled`` maps files to splits if the source has no splits."""
         return dict(Counter(row.split or sampled[file] for file, row in self._first_rows.items()))
 
     def build_tables(self, sampled: dict[str, str]) -> Iterator[Any]:

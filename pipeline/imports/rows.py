@@ -52,7 +52,7 @@ class ImportSettings:
     seed : the seed of the sample
     tokeniser : the name of the tokeniser for the captions
     skip_bad : whether bad rows are left out and listed; otherwise a bad row is an error
-    columns : the columns of a field such as ``caption``, as the user chose them; other fields are read from their usual
+    columns : the columns that the user chose for a field, such as ``caption``; other fields are read from their usual
     columns
     quoting : how the cells of CSV files are quoted, "minimal" or "none"; None stands for "minimal"
     encoding : the encoding of CSV files; None if it must be detected
@@ -105,7 +105,7 @@ class BadRowList:
         if len(self.places_and_faults) <= _MAX_LOGGED_ROWS:
             log.warning("%s: %s", *self.places_and_faults[-1])
 
-    def raise_or_list(self, file: Path, n_rows: int) -> None:
+    def raise_or_write(self, file: Path, n_rows: int) -> None:
         """Raise UserError if there are bad rows; with ``skip_bad``, write the list of bad rows to ``file`` instead.
 
         Without bad rows, an earlier ``file`` is removed. ``n_rows`` is the number of all rows, for the message.
@@ -243,7 +243,7 @@ class RowCollector:
         n_taken = sum(len(image.row_locations) for image in self._image_by_file.values())
         n_refused = len(self.bad_rows.places_and_faults)
         assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
-        self.bad_rows.raise_or_list(self._settings.out / "import.failures.jsonl", self.n_rows)
+        self.bad_rows.raise_or_write(self._settings.out / "import.failures.jsonl", self.n_rows)
         log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
         if not self._image_by_file:
             raise UserError(f"all {self.n_rows} rows lack an image with a caption")
@@ -257,7 +257,7 @@ class RowCollector:
         return {**build_import_head(self._settings, has_splits, n_refused, source_facts), "images": entries}
 
     def _drop_incomplete_images(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
-        """Remove an image that lacks a field, such as the split, if other images have it. Its rows become bad rows.
+        """Remove images that lack a field, such as the split, if other images have it. Rows of removed images become bad rows.
 
         ``get`` returns the value of the field for an image; None for a missing value. ``field_name`` is for the message.
         """

@@ -273,7 +273,7 @@ class _MergedRowChecker:
         self._file_suffixes, self._has_bare_names = set(PHOTO_SUFFIXES), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if ``line``, the first line of an unreadable row with a quotation mark, contains no file name."""
+        """Raise UserError if the first ``line`` of an unreadable row has no file name, so that the row's end is unclear."""
         if not self._has_file_name(line):
             raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
 

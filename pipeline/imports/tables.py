@@ -1,4 +1,4 @@
-"""Import a folder of images and a table of their captions in CSV, JSON lines or parquet."""
+"""Import a folder of images and a table of their captions: CSV, JSON lines, parquet or a spreadsheet (``.xlsx``)."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings
 def read_table_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRow) -> Iterator[tuple[str, dict[str, list[Any]]]]:
     """Yield, for each row, its file and line, and a dictionary from fields to values.
 
-    A field is ``file``, ``caption``, ``split`` or an id. Its list of values has one value for each of its columns, because
-    captions may be in several columns. Calls ``on_bad_row`` with the file and line, and the reason, of an unreadable row.
+    A field is ``file``, ``caption``, ``split`` or an id. The dictionary has a list of values for each field, because captions
+    may be in several columns. Calls ``on_bad_row`` with the file and line, and the reason, of an unreadable row.
     Raises UserError if ``path`` is not a table.
     """
     check_input(path)
