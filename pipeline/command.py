@@ -156,7 +156,7 @@ def current_provenance() -> dict[str, Any]:
     """Return the origin of a file that is written now: ``date`` (UTC), ``command``, and ``code``, the version of this program.
 
     ``command`` is the text that :func:`record_command` has recorded; None without such a text. The result differs from run to
-    run, so the hash of settings and inputs that identifies a cache must not include this result.
+    run, so it must not be part of the hash of settings and inputs that identifies a cache.
     """
     return {
         "date": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -167,7 +167,7 @@ def current_provenance() -> dict[str, Any]:
 
 @cache
 def find_code_version(root: Path | None = None) -> dict[str, Any]:
-    """Return the ``version`` of this package and, in a git checkout, the ``commit`` and whether files have ``changed`` since.
+    """Return the ``version`` of this package and, in a git checkout, ``commit`` and ``changed``: whether files differ from it.
 
     ``root`` is the folder that contains the code; None stands for the running code.
     """

@@ -173,7 +173,7 @@ class _CaptionWriter:
         )
 
     def describe_other_object(self) -> DemoCaption:
-        """Describe the background and one object; if there are several, another object than :meth:`describe_one_object`."""
+        """Describe the background and one object: if possible, not the one that :meth:`describe_one_object` describes."""
         which = ("size", "colour", "shape") if self.has_one_object else ("texture", "colour", "shape")
         facts = [("background",), *self.list_object_facts(self.second_index, *which, "place")]
         place = self.build_place_text(self.scene.objects[self.second_index])

@@ -43,13 +43,13 @@ class Options(BaseModel):
     def with_environment(self, *names: str) -> Self:
         """Return a copy of these options in which environment variables replace the defaults of options that were not given.
 
-        ``names`` are the options that may change; all options without ``names``. Boolean options never change.
+        ``names`` are the options that may change; without ``names``, all may change. Boolean options never change.
         """
         given = {name: getattr(self, name) for name in self.model_fields_set}
         for name in names or type(self).model_fields:
             field = type(self).model_fields[name]
             cli = next((mark for mark in field.metadata if isinstance(mark, CliOption)), CliOption())
-            if cli.envvar and _type_and_is_tuple(field.annotation)[0] is not bool and os.environ.get(cli.envvar):
+            if cli.envvar and _unwrap_annotation(field.annotation)[0] is not bool and os.environ.get(cli.envvar):
                 given.setdefault(name, os.environ[cli.envvar])
         return type(self)(**given)
 
@@ -125,7 +125,7 @@ def _build_click_parameter(name: str, hints: list[Any], default: Any, descriptio
     marks = [mark for hint in hints for mark in _find_option_marks(hint)]
     cli = next((mark for mark in marks if isinstance(mark, CliOption)), CliOption())
     click_type = cli.click_type or next((mark.click_type for mark in marks if isinstance(mark, AllowedValues)), None)
-    kind, is_list = _type_and_is_tuple(hints[0])
+    kind, is_list = _unwrap_annotation(hints[0])
     required = default is PydanticUndefined
     if get_origin(kind) is Literal:
         click_type = NearestChoice(get_args(kind))
@@ -160,14 +160,14 @@ def _find_option_marks(hint: Any) -> Iterator[Any]:
         yield from _find_option_marks(part)
 
 
-def _type_and_is_tuple(hint: Any) -> tuple[Any, bool]:
+def _unwrap_annotation(hint: Any) -> tuple[Any, bool]:
     """Return the type in an annotation, without None, and whether the annotation is a tuple of values of this type."""
     if get_origin(hint) is Annotated:
-        return _type_and_is_tuple(get_args(hint)[0])
+        return _unwrap_annotation(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
-        return _type_and_is_tuple(next(part for part in get_args(hint) if part is not NoneType))
+        return _unwrap_annotation(next(part for part in get_args(hint) if part is not NoneType))
     if get_origin(hint) is tuple:
-        return _type_and_is_tuple(get_args(hint)[0])[0], True
+        return _unwrap_annotation(get_args(hint)[0])[0], True
     return hint, False
 
 

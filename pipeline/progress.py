@@ -44,7 +44,7 @@ def progress_bar(
 ) -> Any:
     """Return a tqdm bar over ``items``; without ``items``, the caller calls ``update``. A ``hidden`` bar prints nothing.
 
-    Without a terminal or a notebook, progress, rate and remaining time are logged every ``LOG_INTERVAL_SECONDS`` seconds.
+    The other parameters are those of tqdm. Without a terminal or a notebook, log lines replace the bar.
     """
     notebook = is_notebook()
     options: dict[str, Any] = {"desc": desc, "total": total, "initial": initial, "unit_scale": unit_scale}

@@ -246,7 +246,7 @@ def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
 def open_tar(stream: BufferedReader, in_place: bool = False) -> Iterator[Iterator[ArchiveMember]]:
     """Read an uncompressed tar archive from a stream, and yield an iterator over its members.
 
-    With ``in_place``, the members have a ``position``; the stream must then be seekable.
+    With ``in_place``, the members have the ``position`` of their content in the stream, which must be seekable.
     """
     with tarfile.open(fileobj=stream, mode="r:") as tar:
         yield (_build_tar_member(tar, info, _find_position(stream, info) if in_place else None) for info in tar)
@@ -273,7 +273,7 @@ def _build_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Archiv
 def _select_members(
     archive: Path, members: Iterator[ArchiveMember], wanted: PurePosixPath, max_bytes: int
 ) -> dict[PurePosixPath, ArchiveMember]:
-    """Check all members. Return the files at or below the path ``wanted``, by their paths relative to ``wanted``."""
+    """Return the files at or below the path ``wanted``, by their paths relative to ``wanted``. Check all members first."""
     seen: set[PurePosixPath] = set()
     files: dict[PurePosixPath, ArchiveMember] = {}
     total = 0

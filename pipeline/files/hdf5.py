@@ -168,7 +168,7 @@ class FileMetadata(Protocol):
     """Metadata of a file of embeddings or phrase scores: the data set, the split and the model.
 
     ``experiment`` and ``seed`` are None if the file does not state them. ``trained_on`` is the data set of the training; None
-    stands for ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the file or
+    if this is ``dataset``. ``provenance`` is a JSON text with features, settings and versions. ``source`` is the file or
     folder from which the object was read; None if it was not read.
     """
 

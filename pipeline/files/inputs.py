@@ -267,7 +267,7 @@ class InputFolder:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of a text with a line ``<sha256>  <name>`` for each file, sorted by name, as ``sha256sum`` prints them."""
+        """SHA-256 of a list of the files, sorted by name, with a line ``<sha256>  <name>`` for each, as from ``sha256sum``."""
         lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._file_by_name.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -104,7 +104,7 @@ def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
 
 
 def bytes_kind(name: str, start: bytes, complete: bool) -> OutputKind:
-    """Return the kind of files that begin with the bytes ``start`` or, if ``complete``, equal ``start``."""
+    """Return the kind of files that begin with the bytes ``start``. If ``complete``, no further bytes may follow."""
     return OutputKind(name, lambda path: read_first_bytes(path, len(start) + complete) == start)
 
 

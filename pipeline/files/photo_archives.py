@@ -98,7 +98,7 @@ def _find_path(location: str) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedPhoto:
-    """A photograph in an archive: ``size`` bytes from ``offset``, after the header of the member."""
+    """A photograph in a tar archive: ``size`` bytes from ``offset``, directly after the tar header of ``member``."""
 
     archive: PhotoArchive
     member: str

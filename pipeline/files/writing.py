@@ -132,7 +132,7 @@ def _create_folders(path: Path, folder: Path) -> list[Path]:
 
 
 def _acquire_lock(path: Path, lock_file: Path) -> int | None:
-    """Open and lock the lock file; return None if the file system has no locks or is read-only."""
+    """Return the file descriptor of the locked ``lock_file``; None if the file system has no locks or is read-only."""
     while True:
         try:
             handle = os.open(lock_file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -322,7 +322,7 @@ def sha256_json(content: object) -> str:
 
 
 def sha256_json_list(items: Sequence[object]) -> str:
-    """Return the same hash as :func:`sha256_json`, for a long list whose JSON might not fit into memory."""
+    """Return the SHA-256 of a long list as canonical JSON (:func:`sha256_json`), without the complete JSON in memory."""
     digest = hashlib.sha256(b"[")
     for start in range(0, len(items), _ITEMS_PER_HASH_UPDATE):
         some = json.dumps(items[start : start + _ITEMS_PER_HASH_UPDATE], sort_keys=True, separators=(",", ":"))
