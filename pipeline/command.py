@@ -167,7 +167,7 @@ def current_provenance() -> dict[str, Any]:
 
 @cache
 def find_code_version(root: Path | None = None) -> dict[str, Any]:
-    """Return the ``version`` of this package and, in a git checkout, ``commit`` and ``changed``: whether files differ from it.
+    """Return the package's ``version`` and, in a git checkout, the ``commit`` and ``changed``: whether files differ from it.
 
     ``root`` is the folder that contains the code; None stands for the running code.
     """

@@ -50,7 +50,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def import_extra(module: str, what: str, extra: str) -> Any:
     """Import ``module`` from a package that only the optional group of dependencies ``extra`` installs.
 
-    Raises UserError if the package is missing, which ``what``, such as ``--chunker``, needs. The message has the remedy.
+    Raises UserError if the package is missing. The message states what needs it (``what``) and how to install it.
     """
     try:
         return import_module(module)

@@ -133,7 +133,7 @@ def fit_text_model(dataset: Dataset) -> BigramModel:
 
 
 def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test", seed: int = 0) -> Path:
-    """Write choices between a caption and its copy with two phrases exchanged; return the path of ``choices.json``.
+    """Write choices between captions and their copies with two phrases exchanged; return the path of ``choices.json``.
 
     *A man on a horse* becomes *a horse on a man*. The two phrases name different things, and the text between them does not
     consist of words such as *and* or *with* alone. A caption has up to two choices: one of the kind ``same_type``, whose
@@ -251,7 +251,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
     ``files`` are published files of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``).
     ``images`` is the folder of their images. The captions of ARO describe boxes in photographs: the boxes are cut out and
     written to ``out/images``. :class:`BigramModel` learns from the training captions of the ``dataset.json`` in ``corpus``;
-    without ``corpus`` the choices get no ``text_scores``. Raises UserError if a file has another form or an image is missing.
+    without ``corpus``, this model scores no captions. Raises UserError if a file has another form or an image is missing.
     """
     name = out.resolve().name
     check_dataset_name(name)

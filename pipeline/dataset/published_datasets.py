@@ -180,7 +180,7 @@ class _EntitiesReader:
     def read_photo(self, number: str, file: str) -> _AnnotatedPhoto:
         """Read the captions and boxes of the photo ``number``; ``file`` is its path in the folder of images.
 
-        Captions in ``UNRELATED_CAPTIONS`` lose their phrases.
+        Captions that do not describe their photo (``UNRELATED_CAPTIONS``) lose their phrases.
         """
         captions = list(read_marked_captions(self.sentences_file(number)))
         annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")

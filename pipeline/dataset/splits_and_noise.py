@@ -327,7 +327,7 @@ def write_folds(
 
 
 def assign_parts(imgids: list[int], count: int, seed: int) -> dict[int, int]:
-    """Return the part of each image, from 0 to ``count`` - 1.
+    """Return the part of a cross-validation, from 0 to ``count`` - 1, for each image id.
 
     Images are sorted by the SHA-256 of the seed and their id; image k in this order gets the part k modulo ``count``. So the
     parts depend neither on the order of the images nor on the version of a random number generator.
@@ -347,7 +347,7 @@ def _is_fold_of(name: str) -> Any:
 def sample_splits(files: Sequence[str], val: float, test: float, seed: int, images_folder: Path | None) -> dict[str, str]:
     """Return a random split for each file: ``train``, ``val`` or ``test``. The order of the files makes no difference.
 
-    Photos that look similar get the same split, unless a split would then lack over half of its images.
+    Photos that look similar get the same split, unless this leaves a split with less than half of its images.
 
     Parameters
     ----------

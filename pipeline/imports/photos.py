@@ -146,7 +146,7 @@ class PhotoNames:
 
     @cached_property
     def _files_by_key(self) -> dict[str, set[str]]:
-        """The files that have each name. A file has up to four normalised names: path and base name, with and without suffix.
+        """The files by name. A file has up to four normalised names: path and base name, with and without suffix.
 
         Several files may share a name, such as a base name.
         """
@@ -228,7 +228,7 @@ class ImageFolders:
 
 
 def check_photo_output(out: Path) -> Path:
-    """Return the folder ``images`` of the new data set in ``out``. Raises UserError if it is a link to other images."""
+    """Return the folder ``images`` of the new data set in ``out``. Raises UserError if this is a link to other images."""
     folder = out / "images"
     if folder.is_symlink():
         raise UserError(f"{folder} is a link to another folder of images; give another --out")
@@ -274,7 +274,7 @@ class PhotoIndexer:
     def add(self, row: ImportedRow, content: bytes, archive: Archive, member: ArchiveMember) -> None:
         """Add a row, and record the position of its photo in the archive. ``content`` holds the bytes of the photo.
 
-        Raises BadRow for a sparse member, and UserError if the folder ``images`` already has unpacked photos of this archive.
+        Raises BadRow if the bytes of ``member`` are scattered (a sparse file), UserError if the archive was unpacked before.
         """
         if member.position is None:
             raise BadRow(f"member {member.name!r} is sparse, so that its bytes do not lie in one place")

@@ -124,7 +124,7 @@ class _FirstRow(NamedTuple):
 class CaptionOrigins(NamedTuple):
     """The ids of all images and captions, and the row from which each caption comes.
 
-    Captions are in the order of their images.
+    Captions are in the order of their images. A part is one file of the source.
 
     imgids : (n_images,)
     caption_ends : (n_images,) the number of captions up to and including each image.
@@ -148,19 +148,19 @@ def release_unused_memory() -> None:
 
 
 class RowsByImage:
-    """The rows of all parts, grouped by image. Images are in the order of their first rows.
+    """The rows of all parts (files of the source), grouped by image. Images are in the order of their first rows.
 
     A row that contradicts an earlier row, for example with another split of the same image, is added to ``bad_rows``.
 
-    describe_digest : a function that returns the end of the error message for a row whose digest (the hash of an image's data)
+    describe_conflict : a function that returns the end of the error message for a row whose digest (a hash of image data)
         differs from that of the image's first row. The arguments are the part and the ``row_index`` of the first row.
     origins : the ids of images and captions, and the row of each caption
     """
 
     def __init__(
-        self, parts: Sequence[ImportedPart], bad_rows: BadRowList, describe_digest: Callable[[int, int], str]
+        self, parts: Sequence[ImportedPart], bad_rows: BadRowList, describe_conflict: Callable[[int, int], str]
     ) -> None:
-        self._parts, self._describe_digest = parts, describe_digest
+        self._parts, self._describe_conflict = parts, describe_conflict
         self._first_rows: dict[str, _FirstRow] = {}
         self._index_by_file: dict[str, int] = {}
         self._file_by_imgid: dict[int, str] = {}
@@ -254,7 +254,7 @@ class RowsByImage:
         fault = ""
         if known is not None:
             if digest != known.digest:
-                fault = f"{file} {self._describe_digest(known.part, known.row_index)}"
+                fault = f"{file} {self._describe_conflict(known.part, known.row_index)}"
             for name, value, earlier in (("split", split, known.split), ("imgid", imgid, known.imgid)):
                 if value != earlier and not fault:
                     place = self._read_place(known.part, known.valid_index)

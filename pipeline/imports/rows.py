@@ -137,7 +137,7 @@ class _CollectedImage:
 class RowCollector:
     """A collector that groups rows by image.
 
-    The function ``check`` raises :class:`BadRow` if the file of an image cannot be used.
+    ``check`` is a function that raises :class:`BadRow` if the file of an image cannot be used.
     """
 
     def __init__(self, settings: ImportSettings, check: Callable[[str], None] = lambda file: None) -> None:

@@ -91,7 +91,7 @@ def forbid_own_code() -> Iterator[None]:
 
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
-    """Allow users' own code that ``values``, command-line settings such as ``my_loss.py:MyLoss``, name in the block."""
+    """Allow the users' code that ``values`` (settings from the command line) name, during the ``with`` block."""
     with _change_rules(allowed_names=_CODE_RULES.get().allowed_names | frozenset(_find_code_names(values))):
         yield
 

@@ -63,8 +63,8 @@ def list_preset_descriptions(kind: str, without_key: str = "") -> list[tuple[str
 def read_preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
     """Return the settings of a preset as layers: first the layers of the preset that it ``extends``, then its own settings.
 
-    ``extended_by`` are the presets through which this call was reached: each extends the next one, and the last extends this
-    preset. Raises UserError if the preset is unknown, or extends itself.
+    ``extended_by`` is the chain of presets that led to this call: each extends the next one, and the last one this preset.
+    Raises UserError if the preset is unknown, or extends itself.
     """
     preset = _load_preset(kind, name)
     if len(extended_by) > _MAX_LAYERS:
@@ -189,7 +189,7 @@ def _read_preset_folder(folder: Path) -> Mapping[str, Preset]:
 def _read_preset_folder_cached(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mapping[str, Preset]:
     """Return the presets in a folder by name.
 
-    ``states`` has the name, mtime and size of each file, so that a result from before a change is not reused.
+    ``states`` (the name, mtime and size of each file) is part of the cache key, so that changed files are read again.
     """
     presets: dict[str, Preset] = {}
     for path, *state in ((folder / name, *state) for name, *state in states):
@@ -202,7 +202,7 @@ def _read_preset_folder_cached(folder: Path, states: tuple[tuple[str, int, int],
 
 @lru_cache(maxsize=1000)
 def _read_preset_file(path: Path, mtime_ns: int, size: int) -> Mapping[str, Preset]:
-    """Return the presets of a file by name. With ``mtime_ns`` and ``size``, a result from before a change is not reused."""
+    """Return the presets of a file by name. Because ``mtime_ns`` and ``size`` are cache keys, a changed file is read again."""
     content = read_yaml(path) or {}
     if not isinstance(content, dict):
         raise UserError(f"{path}: a preset is a YAML mapping")

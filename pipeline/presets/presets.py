@@ -75,7 +75,7 @@ def load_ladder(name: str) -> LadderConfig:
 
 
 def is_experiment(name: str) -> bool:
-    """Return whether ``name`` is the preset of an experiment, or a preset with features such as ``vsepp+tfidf+effnet``."""
+    """Return whether ``name`` is an experiment: the name of a preset, also with features as in ``vsepp+tfidf+effnet``."""
     composed = parse_composed_name(name)
     if composed is None or composed.experiment not in list_preset_names("experiments"):
         return composed is None and name in list_preset_names("experiments")
@@ -115,7 +115,7 @@ def read_experiment_settings(
 
     The layers are the presets of the experiment, two groups of changes in the preset of the data set ``dataset`` (for all
     experiments, then for this experiment), and ``overrides`` (``key=value``). A change for all experiments is ignored if a
-    class, such as the loss, lacks the changed setting. In an ensemble, only settings in :data:`ENSEMBLE_KEYS` are changed.
+    class, such as the loss, lacks the setting, or if the experiment is an ensemble without it (:data:`ENSEMBLE_KEYS`).
     """
     content = read_preset_settings("experiments", name, schema)
     if dataset in list_preset_names("datasets"):
@@ -133,10 +133,10 @@ def read_experiment_settings(
 
 
 def _compose_settings(composed: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
-    """Return ``base``, the settings of an experiment, changed to read the features in ``vsepp@f8k+tfidf+effnet``.
+    """Return ``base``, the settings of an experiment, changed to read the features in a name like ``vsepp@f8k+tfidf+effnet``.
 
-    The settings that a ladder (a comparison, here ``f8k``) has for the experiment are applied, too. Raises
-    UserError if the experiment cannot read other features, or if the ladder lacks the experiment.
+    The settings that a ladder (a comparison, here ``f8k``) has for the experiment are applied, too. Raises UserError if the
+    experiment cannot read other features, or if the ladder lacks the experiment.
     """
     for key in _KEYS_BINDING_FEATURES:
         if base.get(key):

@@ -120,7 +120,7 @@ class SourceFile(Settings):
 
 
 class DatasetConfig(Settings):
-    """A data set: the source of the files, and changes to other presets."""
+    """The preset of a data set: the source of the files, and changes to other presets."""
 
     name: str
     annotations: str | None = Field(
