@@ -210,7 +210,7 @@ def _convert_span(span: tuple[int, int], words: _Words, tokens: _Words) -> tuple
 
 
 def _count_letters_before_ends(words: _Words) -> list[int]:
-    """Return 0, followed by the number of letters and digits up to the end of each word."""
+    """Return 0, followed by the number of letters and digits from the first word to the end of each word."""
     return list(accumulate((len(join_letters_and_digits([word])) for word in words), initial=0))
 
 

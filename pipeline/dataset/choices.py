@@ -291,8 +291,8 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
 def _cut_out_boxes(images: Path, out: Path, imgids: Mapping[tuple[str, _Box | None], int]) -> Path:
     """Cut boxes out of images, write them to ``out/images`` as ``<imgid>.png``, and return that folder.
 
-    ``imgids`` maps a file in ``images`` and a box (left, top, right, bottom) to the id of the new image. Raises UserError if
-    an image cannot be read, or if ``out/images`` is a link or the same folder as ``images``.
+    ``imgids`` maps a file in ``images`` and a box (left, top, right, bottom; None: the complete image) to the id of the new
+    image. Raises UserError if an image cannot be read, or if ``out/images`` is a link or the same folder as ``images``.
     """
     folder = out / "images"
     if folder.is_symlink() or folder.resolve() == images.resolve():

@@ -198,9 +198,9 @@ def _build_captions(imgid: int, sentids: Sequence[int], first: int, texts: Capti
 
 
 def _list_caption_rows(ends: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the indices of all captions of the images ``rows``.
+    """Return the indices of all captions of some images.
 
-    ``rows`` are indices of images. ``ends`` has, for every image, the number of captions up to and including this image.
+    ``rows`` are the indices of these images. ``ends`` has, for every image, the number of captions up to and including it.
     """
     counts = np.diff(ends, prepend=0)[rows]
     before = np.cumsum(counts) - counts

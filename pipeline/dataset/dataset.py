@@ -168,7 +168,7 @@ class Dataset:
         return self.splits[name]
 
     def parse_splits(self, names: str) -> list[str]:
-        """Return the splits in a text: one (``test``), several (``train,val``), or ``all``, the splits that have images.
+        """Return the splits in a text: one (``test``), several (``train,val``), or ``all`` for every split that has images.
 
         Raises UserError if a named split has no images.
         """

@@ -154,7 +154,7 @@ def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path
 
 
 def _has_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
-    """Return whether a parquet file has exactly this content; False if the file is missing or damaged.
+    """Return whether a parquet file has exactly this head and these tables; False if it is missing or damaged.
 
     ``head`` holds all keys of ``dataset.json`` besides ``images``; they are in the metadata of the file. ``tables`` yields the
     images of each row group as a table (pyarrow).

@@ -182,7 +182,7 @@ Tokeniser = Callable[[str], list[str]]
 
 
 def parse_images(path: Path, entries: list[Any], tokenise: Tokeniser) -> tuple[Image, ...]:
-    """Convert ``entries``, the list ``images`` of the ``dataset.json`` at ``path``, to images. Empty this list to save memory.
+    """Convert ``entries``, the list ``images`` of the ``dataset.json`` at ``path``, to images. Empty the list meanwhile.
 
     ``tokenise`` splits captions without tokens. Raises UserError, which names the image or caption, for an invalid entry, for
     duplicate ids or files, and for an empty list.

@@ -39,7 +39,7 @@ def is_remote(text: str) -> bool:
 
 
 def to_path_or_url(text: str) -> Path | str:
-    """Return a URL unchanged, and the path of a local file as a path; ``file:///a.tar`` is the path ``/a.tar``.
+    """Return a URL unchanged, and any other text as a path. ``file:///a.tar`` becomes the path ``/a.tar``.
 
     Raises UserError if this program does not read URLs of this kind.
     """
@@ -91,7 +91,7 @@ class RemoteFile:
 
 
 def open_remote_file(url: str) -> RemoteFile:
-    """Return the file at a URL. A process requests its size and version once. Raises UserError if the file is missing."""
+    """Return the file at a URL. Each process requests size and version only once. Raises UserError if the file is missing."""
     return _open_remote_file(url, os.getpid())  # the connections of fsspec do not survive a fork
 
 

@@ -362,7 +362,7 @@ def check_gzip_xz_bz2(path: Path) -> None:
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the members of a zip file have over 100 times its size together (limit: :func:`max_decoded_bytes`).
+    """Raise UserError if a zip file expands to over 100 times its size (limit: :func:`max_decoded_bytes`).
 
     The sizes in the list of members are summed. Python never decodes a member beyond its listed size, so nothing is decoded
     here.

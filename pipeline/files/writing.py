@@ -52,7 +52,7 @@ _lock_count_by_file: dict[Path, int] = {}  # the number of nested locks that thi
 
 
 def _machine_id() -> str:
-    """Return a name of this machine, boot and container. Process ids are unique among processes with the same name."""
+    """Return a name of this machine, boot and container. Processes for which it is the same have different process ids."""
     facts = [socket.gethostname()]
     with suppress(OSError):
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())

@@ -138,8 +138,8 @@ def _add_split(
 def _read_photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
     """Return the file name and the bytes of an image. Raises BadRow if the image is missing or lies outside of ``folders``.
 
-    ``stored`` is the cell of the image, with ``bytes`` or a ``path``. An image without a path is named after ``index``, its
-    row.
+    ``stored`` is the cell of the image, with ``bytes`` or a ``path``. An image without a path is named after ``index``,
+    the index of the row.
     """
     if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):
         raise BadRow("no image")

@@ -282,7 +282,7 @@ class RowsByImage:
         return place
 
     def _drop_incomplete_images(self, image_of_row: Indices) -> None:
-        """Remove an image that lacks a split or an id if other images have one. The rows of the image become bad rows.
+        """Remove images that lack a split or an id if other images have one. Rows of removed images become bad rows.
 
         ``image_of_row`` has the index of the image of each row. It becomes -1 for the rows of a removed image.
         """
@@ -333,7 +333,7 @@ RECORD_NAME = ".import.json"
 
 
 def is_import_finished(folder: Path, key: str) -> bool:
-    """Return whether the last import to ``folder`` had the same ``key`` (a hash of inputs and settings) and left its files."""
+    """Return whether the last import to ``folder`` had this ``key`` (a hash of all inputs) and its files are unchanged."""
     record = folder / RECORD_NAME
     if not record.is_file():
         return False

@@ -241,7 +241,7 @@ def _read_xlsx_rows(path: Path) -> Iterator[tuple[str, _RowValues]]:
 
 
 def read_xlsx(path: Path, n_rows: int | None = None) -> pd.DataFrame:
-    """Return the first ``n_rows`` rows of the first sheet of a spreadsheet, or all rows, as texts. Blank rows are dropped."""
+    """Return the first ``n_rows`` rows (None: all rows) of a spreadsheet's first sheet as texts, without blank rows."""
     import_extra("openpyxl", path.name, "xlsx")
     with wrap_read_errors(path, "a spreadsheet (.xlsx)"):
         with zipfile.ZipFile(path) as archive:

@@ -242,7 +242,7 @@ def _import_module(name: str, module: str) -> ModuleType:
 def _execute_source(file: Path, source: bytes, sha256: str, location: str) -> ModuleType:
     """Execute source code as a new module, registered in ``sys.modules`` to resolve annotations, and return the module.
 
-    ``location`` is the path of the original file, or the name of a module, whose relative imports load the installed package.
+    ``location`` is the path of the original file or the name of a module. Relative imports in a module load its package.
     """
     module = ModuleType(f"vse_own_code_{sha256[:_N_SHOWN_DIGITS]}")
     module.__file__ = str(file)

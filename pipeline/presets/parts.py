@@ -118,7 +118,7 @@ class Registry(Generic[_Part]):
         return dict(value) if isinstance(value, Mapping) else None
 
     def find_class(self, value: Any) -> type[_Part] | None:
-        """Return the class that ``value`` names: a name, settings or an object. Return None for an unknown class."""
+        """Return the class of ``value`` (a name, settings or an object). Return None for an unknown class."""
         name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
