@@ -71,10 +71,10 @@ class TableCommand(Options):
 def table_command(command: TableCommand) -> None:
     """Build a table of result files.
 
-    The table summary has a row per result and protocol. The table ladder has a row per result with its costs, and marks the
-    best trade-offs of cost and rsum. The table significance has a row per metric of the files that vse-eval --compare wrote.
-    The table compression has a row per codec of the results of vse-eval --compress. The table cards has the data, seeds,
-    features and training of each result. The table compare has a row per pair of results, with the difference and its p-value.
+    TABLE is the name of a published table or one of these. summary: a row per result and protocol. ladder: a row per result
+    with its costs; the best trade-offs of cost and rsum are marked. significance: a row per metric of the files that vse-eval
+    --compare wrote. compression: a row per codec of the results of vse-eval --compress. cards: the data, seeds, features and
+    training of each result. compare: a row per pair of results, with the difference and its p-value.
 
     A name such as vsepp_3 (Table 3 of the VSE++ paper) stands for a published table. The built table has the printed metrics
     and, in rows for which you pass a result, your metrics next to the printed metrics.

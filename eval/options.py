@@ -148,8 +148,9 @@ class AllEvaluateOptions(EvaluateOptions):
     the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
     """With --correct: the queries that show which candidates are hubs, called the bank. Give a file of embeddings, or a split
-    whose embeddings are in the folder of FILES, such as train for train.h5. For a model that scores each pair, such as SCAN,
-    the bank is the evaluated split, or train if vse-embed --bank-images wrote FILES.  [default: train]"""
+    whose embeddings are in the folder of FILES, such as train for train.h5. A model that
+    scores each pair, such as SCAN, has only two possible banks: the evaluated split, or train if vse-embed --bank-images wrote
+    FILES.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
     quantiser of 32 bytes). May be repeated."""
@@ -265,9 +266,9 @@ class TableRequest(Options):
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
     """For the table ladder: the cost, in seconds or MB, that is compared with rsum.  [default: total_s]"""
     family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
-    """Correction of p-values for the number of comparisons. With this option, the tables summary and ladder and the published
-    tables compare all pairs of results, and print letters: results that share a letter do not differ significantly in rsum.
-    The table compare always compares all pairs.  [default: none; holm for the table compare]"""
+    """Correction of p-values for the number of comparisons. With this option, TABLE summary, TABLE ladder and published tables
+    also compare all pairs of results, and print letters: results that share a letter do not differ significantly in rsum.
+    TABLE compare always compares all pairs.  [default: none; holm for TABLE compare]"""
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
     transductive: Flag = False

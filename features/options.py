@@ -60,8 +60,8 @@ class FeatureRequest(Options):
     out: FileOrFolderPath | None = None
     """The cache to write.  [default: features/DATASET_FEATURE.h5]"""
     shards: PositiveInteger | None = None
-    """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the preset of the data
-    set, else at least 4]"""
+    """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the file of the data
+    set in config/datasets, else at least 4]"""
     shard: int | None = None
     """Extract only the shard of this number (from 0). The shards are then not merged; merge them with vse-extract merge."""
     like: FileOrFolderPath | None = None
@@ -80,8 +80,8 @@ class MergeRequest(Options):
     out: FileOrFolderPath
     """The cache to write, next to the folder of its shards."""
     shards: PositiveInteger | None = None
-    """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the preset of the data
-    set, else at least 4]"""
+    """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the file of the data
+    set in config/datasets, else at least 4]"""
     force: Force = False
 
 

@@ -190,15 +190,15 @@ WordVectorsFile = Annotated[
 Force = Annotated[
     Flag,
     Field(
-        description="Replace an existing output file of any format. Without this option, a file of another format than the "
-        "output is an error. Inputs are never replaced."
+        description="Replace any existing file at an output path. Without this option, an existing file is replaced only if it "
+        "has the format of the output; any other file is an error. Inputs are never replaced."
     ),
 ]
 AllowCode = Annotated[
     Flag,
     CliOption(envvar="VSE_ALLOW_CODE"),
     Field(
-        description="Run the Python files that a preset or a trained run names. Check the files first. Without this option, "
-        "they are an error."
+        description="Run the Python files that a preset or a trained run names. Read these files yourself before. Without "
+        "this option, they are an error."
     ),
 ]

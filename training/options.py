@@ -32,8 +32,8 @@ class TrainInputs(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json of the data set.  [default: the file that the feature cache names]"""
     eval_features: FileOrFolderPath | None = None
-    """Feature cache of the validation images, if it is not the cache of --features.  [default: the cache of the experiment's
-    eval_feature in the folder of --features; without an eval_feature, --features]"""
+    """Feature cache of the validation images, if it is not the cache of --features.  [default: if the
+    experiment sets eval_feature, the cache of that feature next to the cache of --features; else the latter cache]"""
     caption_features: FileOrFolderPath | None = None
     """Feature cache of captions, if the experiment reads such features instead of words.  [default: the cache of the
     experiment's caption_feature in the folder of --features]"""
@@ -144,9 +144,9 @@ class EmbedRequest(Options):
     vse-eval --correct. These images are scored with the captions of the split, and their captions with the images of the
     split. Without this option, vse-eval --correct cannot find hubs by training queries."""
     shortlist: Flag = False
-    """For TOD-Net with a condition: compute TOD-Net only for the pairs that may rank at or above a right answer, in a fraction
-    of the time. The scores without TOD-Net choose these pairs, and rank all other pairs below them. The default of --out is
-    then RUN/SPLIT_shortlist.h5. Without this option, TOD-Net is computed for all pairs."""
+    """For TOD-Net with a condition: save time and compute TOD-Net only for a shortlist: the pairs that may rank at or above a
+    right answer, by their scores without TOD-Net. All other pairs rank below, in the order of their scores without TOD-Net.
+    The default of --out is then RUN/SPLIT_shortlist.h5."""
     sentences: Flag = False
     """For a run that localises phrases: write scores of all captions with all images, for vse-eval --ensemble, instead of the
     scores of phrases with boxes."""

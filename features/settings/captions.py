@@ -106,8 +106,8 @@ class TextSettings(FeatureSettings):
     )
     stop_words: Literal["keep", "drop"] = Field(
         "keep",
-        description="for phrases: drop, articles, pronouns, prepositions and other stop words are ignored; keep, all words are"
-        " read",
+        description="words of a phrase that are read. keep: all words; drop: all but articles, pronouns, prepositions and "
+        "other stop words",
     )
 
     def list_cache_key_settings(self) -> dict[str, Any]:

@@ -27,8 +27,8 @@ class CnnConfig(LayerSettings):
     resize_mode: Literal["square", "shorter", "library"] = Field(
         "square",
         description="square: resize x resize pixels, as in the VSE++ paper; shorter: the shorter side has resize pixels; "
-        "library: as shorter, but the longer side is rounded down, not to the nearest pixel, as in torchvision, "
-        "timm and OpenCLIP",
+        "library: as shorter, but the longer side is rounded down, as torchvision, timm and OpenCLIP do, and not to the "
+        "nearest pixel",
     )
     interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="interpolation of the resize")
     crop: PositiveInt = Field(224, description="side of a crop in pixels")
