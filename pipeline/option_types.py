@@ -190,8 +190,8 @@ WordVectorsFile = Annotated[
 Force = Annotated[
     Flag,
     Field(
-        description="Replace any existing file at an output path. Without this option, an existing file is replaced only if it "
-        "has the format of the output; any other file is an error. Inputs are never replaced."
+        description="Replace any existing file at an output path. Without this option, an existing file is replaced only if "
+        "it has the format of the output; any other file is an error. Inputs are never replaced."
     ),
 ]
 AllowCode = Annotated[
