@@ -146,6 +146,9 @@ compare() { # NAME NAME
 names="vse0 vsepp order0 orderpp vsepp_grid_12_1 scan_grid_12_2 vsepp_minilm ace_own_10_minilm todnet_minilm"
 for name in $names vse0_12 vsepp_12; do evaluate f8k_folds "$name"; done
 [ $# -lt 2 ] || { evaluate f8k vsepp_boxes && names="$names vsepp_boxes"; }
+for name in vsepp_centre_36 vsepp_crops_36; do evaluate f8k $name && names="$names $name"; done
+vse-eval --compare runs/f8k_vsepp_crops_36/seed-*/test.h5 runs/f8k_vsepp_centre_36/seed-*/test.h5 \
+  --out "$results/vsepp_crops_36_vs_vsepp_centre_36.json"
 compare vsepp vse0
 compare vsepp_12 vse0_12
 compare orderpp order0
