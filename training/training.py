@@ -40,7 +40,7 @@ from vse.training.prepare import prepare_task
 from vse.training.processes.group import ProcessGroup
 from vse.training.processes.interruption import TrainingFailed
 from vse.training.processes.launchers import find_launch, join_processes
-from vse.training.run.folder import RunFolder, choose_action
+from vse.training.run.folder import RunFolder, decide_start_or_resume
 from vse.training.run.inputs import RunInputs, open_inputs
 from vse.training.solvers.base import Progress, Solver
 
@@ -133,7 +133,7 @@ def train(
             folder.check_output_folder(
                 [path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None]
             )
-            return choose_action(folder, experiment, identity, options, precision)
+            return decide_start_or_resume(folder, experiment, identity, options, precision)
 
         action = _agree_on_action(processes, choose_folder_action)
         if action == "nothing":

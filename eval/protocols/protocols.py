@@ -171,9 +171,9 @@ def group_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]
 def join_test_folds(parts: Sequence[Embeddings]) -> Embeddings:
     """Return embeddings with the ids and hashes of a complete test set.
 
-    ``parts`` has the embeddings of one seed for every fold of a cross-validation. A single part is returned unchanged. The
-    rows of several folds are joined without vectors and scores. Their split is called e.g. ``test of 5 folds``, so that nobody
-    takes its metrics for the metrics of the split ``test``.
+    ``parts`` has the embeddings of one seed for every fold of a cross-validation. A single part is returned unchanged. For
+    several folds, the object has the joined ids and hashes, but neither vectors nor scores. Its split is called e.g. ``test of
+    5 folds``, so that nobody takes its metrics for the metrics of the split ``test``.
     """
     first = parts[0]
     if len(parts) == 1:

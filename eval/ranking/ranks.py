@@ -191,10 +191,10 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
         for columns in split_into_slices(n_captions, i2t.columns_per_block or n_captions):
             inside = own[(own >= columns.start) & (own < columns.stop)]
             pairs = (image_of_caption[inside] - rows.start, inside - columns.start)
-            scores = _score_finite_block(i2t, rows, columns)
+            scores = _score_and_check_block(i2t, rows, columns)
             image_queries.add_wrong_counts(scores, pairs)
             if t2i is not None:
-                scores = _score_finite_block(t2i, rows, columns)
+                scores = _score_and_check_block(t2i, rows, columns)
             ranks_t2i[columns] += count_true_per_column(scores >= own_scores_t2i[columns])
             # The count above includes the right image.
             ranks_t2i[inside] -= (scores[pairs] >= own_scores_t2i[inside]).long()
@@ -367,7 +367,7 @@ def _score_own_captions(
     return both[0], both[-1]
 
 
-def _score_finite_block(blocks: ScoreBlocks, rows: slice, columns: slice) -> Float[Tensor, "n_rows n_columns"]:
+def _score_and_check_block(blocks: ScoreBlocks, rows: slice, columns: slice) -> Float[Tensor, "n_rows n_columns"]:
     """Return the scores of some images with some captions. Raises UserError if a score is not finite."""
     n_captions = len(blocks.image_of_caption)
     scores = blocks.score(rows, None if columns == slice(0, n_captions) else columns)

@@ -75,7 +75,7 @@ class MetricRow(NamedTuple):
 class ProtocolSection:
     """The section of a protocol in a report.
 
-    ``overall_metrics`` has the metrics over both directions, such as rsum: the index of the result, the name and the value.
+    ``overall_metrics`` : (index of the result, name, value) of each metric over both directions, such as rsum.
     ``chart`` displays the recalls; None without recalls. ``notes`` explains the whiskers and the numbers in small print.
     ``chance_note`` explains the dotted lines.
     """
@@ -345,7 +345,7 @@ class AcceptedAnswer:
 
 
 def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, missing: list[str]) -> list[AcceptedAnswer]:
-    """Return images whose first caption belongs to another image but is accepted by people, the highest grades first.
+    """Return images for which the model ranks a caption of another image first that people accept; highest grades first.
 
     If embeddings, or a file of human judgements that the result names, are missing or changed, a sentence is added to
     ``missing``.

@@ -92,9 +92,9 @@ class _Candidates:
         self._k, self._margin, self._floor = k, margin, -np.inf
 
     def add(self, scores: Scores, start: int) -> None:
-        """Add candidates among the rows from ``start`` on, and drop candidates whose products are now too low.
+        """Add those of the next n rows as candidates that score high enough, and drop candidates that now score too low.
 
-        ``scores`` (n,) are the products of these rows with the query.
+        ``scores`` (n,) are the inner products of these rows with the query. ``start`` is the index of the first of them.
         """
         near = np.flatnonzero(scores >= self._floor)
         if not len(near):

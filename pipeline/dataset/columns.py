@@ -133,7 +133,10 @@ class ImageColumns(Sequence[Image]):
                 yield group, self._row_indices[rows] - (ends[group - 1] if group else 0)
 
     def _iterate_caption_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the index of a row group and the indices of captions in it, for each run of consecutive images."""
+        """Yield the index of each row group that holds captions of these images, and the indices of the captions within it.
+
+        A row group occurs several times if the images are not in the order of the file.
+        """
         for group, rows in self._iterate_groups():
             yield group, _list_caption_rows(self._find_caption_ends(group), rows)
 

@@ -141,7 +141,7 @@ class _JpegFrame:
 
 
 def _insert_noise(content: bytes) -> bytes | None:
-    """Return the bytes of a JPEG file with noise after each scan; None if restart markers or the end are missing.
+    """Return the bytes of a JPEG file with noise after each scan; None if the file is incomplete.
 
     A decoder ignores noise after a complete scan. It reads noise after an incomplete scan as the missing data, so that the
     decoded image changes. A file without Huffman coding is returned unchanged.

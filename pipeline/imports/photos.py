@@ -247,8 +247,9 @@ class PhotoWriter:
         self._collector = collector
 
     def add(self, row: ImportedRow, content: bytes) -> None:
-        """Add a row, and write ``content``, the bytes of its photo. After an error that ends the import, no photo is written.
+        """Add a row, and write ``content``, the bytes of its photo.
 
+        Once a row has a fault that makes the import fail at its end, later calls only check rows and write no photos.
         Raises UserError if the folder has another photo at this path.
         """
         file = self._collector.add_photo(row, content)

@@ -62,7 +62,7 @@ class ImportedPart(NamedTuple):
     n_rows: int
     bad_rows: list[RowFault]
 
-    def read(self, *names: str) -> Any:
+    def read_columns(self, *names: str) -> Any:
         """Return the columns ``names`` as a table (pyarrow)."""
         return import_module("pyarrow.parquet").read_table(self.path, columns=list(names), use_threads=False)
 
@@ -167,8 +167,8 @@ class RowsByImage:
         self._sentids: set[int] = set()
         self._bad_rows = bad_rows
         self._part_ends: Indices = np.cumsum([part.n_rows for part in parts], dtype=np.int64)
-        self._read_places = lru_cache(_CACHED_PARTS)(lambda part: parts[part].read("place").column(0))
-        self._read_texts = lru_cache(_CACHED_PARTS)(lambda part: parts[part].read("raw", "tokens").combine_chunks())
+        self._read_places = lru_cache(_CACHED_PARTS)(lambda part: parts[part].read_columns("place").column(0))
+        self._read_texts = lru_cache(_CACHED_PARTS)(lambda part: parts[part].read_columns("raw", "tokens").combine_chunks())
         image_of_row = np.concatenate([np.empty(0, np.int64), *(self._add_part(index) for index in range(len(parts)))])
         self._drop_incomplete_images(image_of_row)
         self.origins = self._order_captions(image_of_row)
@@ -231,11 +231,11 @@ class RowsByImage:
         """
         part = self._parts[index]
         faults: dict[int, str] = {}
-        columns = part.read(*_FIRST_ROW_NAMES)
+        columns = part.read_columns(*_FIRST_ROW_NAMES)
         rows = zip(*(columns.column(name).to_pylist() for name in _FIRST_ROW_NAMES), strict=True)
         images = [self._add_row(valid_index, faults, index, *row) for valid_index, row in enumerate(rows)]
         if faults or part.bad_rows:
-            places, numbers = (columns_list.to_pylist() for columns_list in part.read("place", "number").columns)
+            places, numbers = (columns_list.to_pylist() for columns_list in part.read_columns("place", "number").columns)
             more = [(numbers[valid_index], places[valid_index], fault) for valid_index, fault in faults.items()]
             for _, place, fault in sorted([*part.bad_rows, *more]):
                 self._bad_rows.add(place, fault)
@@ -325,7 +325,7 @@ class RowsByImage:
 
     def _read_column(self, name: str) -> Indices:
         """Return an integer column of all parts, with -1 for null."""
-        columns = [part.read(name).column(0).fill_null(-1).to_numpy() for part in self._parts]
+        columns = [part.read_columns(name).column(0).fill_null(-1).to_numpy() for part in self._parts]
         return np.concatenate([np.empty(0, np.int64), *columns])
 
 

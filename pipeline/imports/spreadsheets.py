@@ -291,7 +291,7 @@ class _MergedRowChecker:
             return
         for column, cell in enumerate(cells):
             pieces = re.split(r"\r\n|\r|\n", cell)
-            if len(pieces) > 1 and (column == self._file_column or self._has_other_row(pieces, column)):
+            if len(pieces) > 1 and (column == self._file_column or self._contains_swallowed_row(pieces, column)):
                 raise UserError(
                     f"{self._path}: line {line_number}: a quotation mark in the column {self._column_names[column]} is open "
                     f"until a later line, up to line {line_number + len(taken) - 1}, and hides other rows. Remove it, or "
@@ -302,7 +302,7 @@ class _MergedRowChecker:
         cells = (cell.strip(' "\r\n') for cell in line.split(self._delimiter))
         return any(PurePosixPath(cell).suffix.lower() in self._file_suffixes for cell in cells)
 
-    def _has_other_row(self, pieces: Sequence[str], column: int) -> bool:
+    def _contains_swallowed_row(self, pieces: Sequence[str], column: int) -> bool:
         for index, piece in enumerate(pieces):
             parts = [part.strip(' "') for part in piece.split(self._delimiter)]
             if self._has_file_name(piece):

@@ -145,7 +145,7 @@ class SampleReader:
         return to_printable_line(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
     def _finish_sample(self, sample: Sample) -> Iterator[Sample]:
-        """Yield the sample, unless it has no photo, caption or faulty member. Count photos after the first as unread."""
+        """Yield the sample if it has a photo, a caption or a faulty member. Count photos after the first as unread."""
         photos = [extension for extension in sample.bytes_by_extension if extension in PHOTO_EXTENSIONS]
         self._n_unread_by_extension.update(f"*.{extension}" for extension in photos[1:])
         if sample.bytes_by_extension or sample.unread_paths or sample.fault:

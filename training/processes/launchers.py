@@ -95,9 +95,10 @@ class _LauncherVariables:
         return int(text)
 
     def read_port(self, *names: str, advice: str = "") -> int:
-        """Return ``MASTER_PORT``. If it is not set, compute a port from the variables ``names``, the same in all processes.
+        """Return ``MASTER_PORT``. If it is not set, compute a port from the variables ``names``.
 
-        ``advice`` : end of the error message if one of ``names`` is not set; empty for the default advice.
+        All processes of a job compute the same port. ``advice`` ends the error message if one of ``names`` is not set; empty:
+        the default advice.
         """
         if names and "MASTER_PORT" not in self.values:
             job = ".".join(self.read_text(name, advice) for name in names)

@@ -315,7 +315,7 @@ def relative_path(target: Path, folder: Path) -> str:
     return Path(os.path.relpath(target, folder)).as_posix()
 
 
-def choose_action(
+def decide_start_or_resume(
     folder: RunFolder,
     experiment: ExperimentOutline,
     identity: Mapping[str, Any],

@@ -81,8 +81,8 @@ class HardNegatives:
 
         ``epoch`` : number of the epoch, from 1.
         ``pairs`` : index of each pair of the batch among all training pairs.
-        ``query_scores`` : scores with images and with captions as queries. Columns of candidates that an adversary added after
-            the pairs of the batch are ignored.
+        ``query_scores`` : scores with images and with captions as queries. An adversary may have
+            added columns for its own candidates behind those of the pairs; they are ignored.
         ``margin`` : margin of the hinge costs.
         """
         for query, (scores, positives, negatives) in zip(("image", "caption"), query_scores, strict=True):

@@ -155,9 +155,9 @@ class GradientSolver(Solver):
         return done % self.settings.accumulate == 0 or done == len(self._batch_sizes)
 
     def scale_cost(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Return the cost of the current batch, times its weight in the sum over the batches of the update.
+        """Return the cost of the current batch, weighted for gradients that are accumulated over several batches.
 
-        If the loss is a mean, the weight is the share of the batch in the pairs of the update. Otherwise the weight is 1.
+        If the loss is a mean over pairs, the weight is the batch's share of the pairs of all these batches. Otherwise it is 1.
         """
         if self.settings.accumulate == 1 or not loss.is_mean_over_queries:
             return cost

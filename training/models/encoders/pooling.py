@@ -284,9 +284,9 @@ class WordAugmentation(nn.Module):
     def forward(
         self, words: Int[Tensor, "n n_words"], mask: Bool[Tensor, "n n_words"]
     ) -> tuple[Int[Tensor, "n n_left"], Bool[Tensor, "n n_left"]]:
-        """Return the remaining words without gaps, and the mask of these words. No caption becomes empty.
+        """Drop random words in a training; return the words that are left, moved together without gaps, and their mask.
 
-        In evaluation mode, the words and the mask are returned unchanged.
+        Each caption keeps at least one word. In evaluation mode, the words and the mask are returned unchanged.
         """
         if not self.training or not self.share:
             return words, mask
