@@ -59,7 +59,7 @@ class BundledCache(BaseModel):
 
 
 class BundleList(BaseModel):
-    """The list of a bundle, the content of ``bundle.json``. ``sha256`` is the hash of all other fields."""
+    """The content of ``bundle.json``, which lists the files of a bundle of caches. ``sha256`` hashes all other fields."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     format: Literal["vse-bundle"]

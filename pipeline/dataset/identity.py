@@ -105,7 +105,7 @@ def describe_data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[
 
     An example is ``12 of 300 compared captions differ, the first is id 5``. Only common ids are compared, so a split does not
     differ from the complete data set. If only the captions differ, a second message states whether the photographs
-    are equal or were not compared, and the other way round.
+    are equal or were not compared. If only the photographs differ, it states this for the captions.
     """
     parts = {
         "photographs": _find_differing_ids(ours.image_ids, ours.photo_hashes, theirs.image_ids, theirs.photo_hashes),

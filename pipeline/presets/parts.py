@@ -35,7 +35,7 @@ class Registry(Generic[_Part]):
 
     kind : the kind of the parts in messages, such as ``similarity``
     key : the field of a part that holds its name, such as ``name``
-    parts : the classes of parts; the default of the field ``key`` is the name of the part
+    parts : the classes of parts; the field that ``key`` names has the part's name as its default
     lazy : further parts, by name, as texts ``module:Class``; they are imported on first use
     base : the base class of users' own parts; None if users cannot add parts
     from_function : a function that converts a user's own function to a class; None if only classes are accepted

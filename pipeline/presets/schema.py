@@ -1,4 +1,4 @@
-"""The schemas of the presets of data sets and ladders, of the workflow's settings, and of the outline of an experiment.
+"""The schemas of YAML files: presets of data sets and of ladders, settings of the workflow, and main settings of experiments.
 
 An experiment can be composed by its name: ``vsepp+tfidf+effnet`` is the experiment ``vsepp`` with the caption feature
 ``tfidf`` and the image feature ``effnet``. ``vsepp+words+effnet`` reads the words of captions and no caption feature.

@@ -215,9 +215,9 @@ def _split_directions(scores: Scores) -> tuple[Tensor, Tensor]:
 def _list_neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, BatchVectors, Tensor, Tensor]]:
     """Return the neighbourhood constraints of a loss: among images, among captions, both, or none.
 
-    Images with the same text are neighbours, and captions of the same image. A constraint has a weight and the embeddings of
-    images (or captions). It also has, for each pair of the batch, the index of its image (or caption) and the index of its
-    text (or image), as tensors on the CPU.
+    Images with the same text are neighbours, and so are captions of the same image. A constraint of images has a weight, the
+    image embeddings, and the indices of the image and the text of each pair of the batch (tensors on the CPU). A constraint of
+    captions has a weight, the caption embeddings, and the indices of the text and the image of each pair.
     """
     image_indices, text_indices = torch.from_numpy(batch.image_indices), torch.from_numpy(batch.text_indices)
     sides = [

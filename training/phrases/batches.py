@@ -158,8 +158,8 @@ class TripletBatch:
 class TripletSampler(CandidateSampler):
     """A sampler of triplets for the embedding network (two-branch paper, Algorithm 1, steps 2 and 3).
 
-    A text is not a negative for the region of a pair if a phrase with this text shares the ground-truth box or the coreference
-    chain of the pair's phrase. A chain holds the phrases of an image that mention one object.
+    Texts that may describe a pair's region as well are no negatives: the texts of phrases with the same ground-truth box as
+    the pair's phrase, or in the same coreference chain. A chain holds the phrases of an image that mention one object.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ def embed_split(
     ``last_epoch`` : use the weights of the last epoch.
     ``pool_regions`` : mean number of similar regions of an image that are averaged to one vector
         (:func:`vse.training.solvers.encode.pool_sets`); None: write all regions.
-    ``bank_images`` : also write the scores of all items with this number of training images and their captions; None: do not.
+    ``bank_images`` : number of random training images; the scores of all items with them and their captions are also written.
     ``shortlist`` : for a TOD-Net similarity: score only the pairs that are likely to change a rank
         (:func:`vse.training.models.similarities.todnet.score_shortlist`).
 
