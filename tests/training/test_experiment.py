@@ -129,10 +129,10 @@ def test_the_ladder_of_flickr8k_leaves_out_words_where_vectors_are_read() -> Non
     ("name", "why"),
     [
         ("vsepp+words+fc7", None),
-        ("vsepp+minilm_tokens+fc7", "the similarity 'cosine' compares vectors of captions"),
-        ("vsepp+words+effnet_grid", "the similarity 'cosine' compares vectors of images"),
+        ("vsepp+minilm_tokens+fc7", "the similarity 'cosine' requires one vector per caption"),
+        ("vsepp+words+effnet_grid", "the similarity 'cosine' requires one vector per image"),
         ("scan_t2i_avg+words+effnet_grid", None),
-        ("scan_t2i_avg+words+fc7", "the similarity 'scan' compares sets of images"),
+        ("scan_t2i_avg+words+fc7", "the similarity 'scan' requires several vectors per image"),
         ("cca+words+fc7", "the solver 'cca' reads captions as vectors, not as words"),
         ("cca+hglmm+fc7", None),
         ("twobranch+words+fc7", "the caption encoder 'branch' reads vectors, not the words of the captions"),

@@ -51,7 +51,8 @@ def test_sets_for_a_model_of_vectors_are_named(
 ) -> None:
     arguments = ["--features", request.getfixturevalue(kind), "--out", tmp_path / "run"]
     line = fails(train_main, *arguments)
-    assert f"'cosine' compares vectors of images, and the image encoder 'linear' makes sets of the feature '{kind}'" in line
+    assert "'cosine' requires one vector per image, but the image encoder 'linear' computes several vectors from" in line
+    assert f"the feature '{kind}'" in line
     line = fails(train_main, *arguments, "--set", "model.image_encoder=branch")
     assert f"the image encoder 'branch' reads vectors, not the sets of the feature '{kind}'" in line
     assert not (tmp_path / "run").exists()

@@ -184,7 +184,7 @@ def test_misfits_are_one_line(frozen: Path, cache: Path, positions: Path, tfidf:
     assert "ends in" in line(cache, "--caption-features", tfidf)
     assert "not the words of the captions" in line(cache)
     sets_line = line(positions, "--caption-features", tfidf)
-    assert "the similarity 'todnet' compares vectors of images, and the image encoder 'identity' makes sets" in sets_line
+    assert "'todnet' requires one vector per image, but the image encoder 'identity' computes several vectors" in sets_line
     other_captions.unlink()
     assert "demo_other_captions.h5: no such feature cache" in line(other)
 

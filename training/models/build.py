@@ -186,6 +186,9 @@ def check_compatibility(config: ModelConfig, image_input: InputSpec, caption_inp
     _check_encoder("caption", captions, caption_input, similarity, similarity.caption_kind)
 
 
+_EMBEDDING_TERMS = {InputKind.VECTORS: "one vector", InputKind.SETS: "several vectors"}
+
+
 def _check_encoder(
     side: str, settings: EncoderSettings, encoder_input: InputSpec, similarity: SimilaritySettings, compared_kind: InputKind
 ) -> None:
@@ -194,10 +197,11 @@ def _check_encoder(
         raise UserError(
             f"the {side} encoder {settings.name!r} reads {' or '.join(settings.input_kinds)}, not the {kind} of {name}"
         )
-    if settings.embedding_kind(kind) != compared_kind:
+    embedding_kind = settings.embedding_kind(kind)
+    if embedding_kind != compared_kind:
         raise UserError(
-            f"the similarity {similarity.name!r} compares {compared_kind} of {side}s, and the {side} encoder "
-            f"{settings.name!r} makes {settings.embedding_kind(kind)} of {name}"
+            f"the similarity {similarity.name!r} requires {_EMBEDDING_TERMS[compared_kind]} per {side}, but the {side} "
+            f"encoder {settings.name!r} computes {_EMBEDDING_TERMS.get(embedding_kind, embedding_kind)} from {name}"
         )
 
 
