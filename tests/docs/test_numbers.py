@@ -254,7 +254,7 @@ def test_the_tables_on_noise_are_the_committed_files() -> None:
 def test_the_control_of_the_page_on_noise_is_the_committed_file() -> None:
     page, results = (ROOT / "docs/noise.md").read_text(encoding="utf-8"), ROOT / "docs/results/noise"
     best = pd.read_csv(results / "control.csv").groupby("noise")["rsum_val"].max()
-    assert f"it reaches {best['0.4-0']:.1f} at 40% and {best['0.6-0']:.1f} at 60%" in page
+    assert f"reaches {best['0.4-0']:.1f} at 40% and {best['0.6-0']:.1f} at 60%" in page
     chosen = (
         pd.read_csv(results / "validation.csv").query("head == 'gce' and selected == 'yes'").set_index("noise")["rsum_val"]
     )
