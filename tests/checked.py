@@ -108,10 +108,13 @@ def _resolve_inherited(part: type[Any]) -> None:
 
 
 def _names_shapes(part: Any) -> bool:
-    """Whether an annotation of a function, or of a field of a class, is a type of jaxtyping, such as ``Float``."""
-    names = _shape_names(part.__module__)
-    found = getattr(part, "__annotations__", {}).values()
-    return any(names.intersection(re.findall(r"\w+", text if isinstance(text, str) else repr(text))) for text in found)
+    """Whether an annotation of a function, or of a field of a class or its bases, is a type of jaxtyping, as ``Float`` is."""
+    for owner in part.__mro__ if isinstance(part, type) else (part,):
+        names = _shape_names(owner.__module__)
+        for annotation in getattr(owner, "__annotations__", {}).values():
+            if _is_shape(annotation) or (isinstance(annotation, str) and names.intersection(re.findall(r"\w+", annotation))):
+                return True
+    return False
 
 
 def _shape_names(module: str) -> set[str]:
