@@ -265,7 +265,7 @@ class FittedRun:
         photos: Sequence[str] | None,
         device: str,
     ) -> FittedRun:
-        """Read a run from ``folder``, which is not needed afterwards. ``data`` has the arrays on which the run was trained.
+        """Read a run that was trained on the arrays ``data`` from ``folder``. The folder is not needed afterwards.
 
         ``photos`` are the paths of the images' photos; None if they are unknown.
         """

@@ -146,7 +146,7 @@ def pack(run: Path, out: Path, options: PackOptions = PackOptions()) -> Path:
     The folder is written under a temporary name first. Raises UserError if the model cannot be used without the data set, or
     if ``out`` exists. With ``--force``, an earlier packed model is replaced.
     """
-    from vse.training.share.card import collect_results, render_card  # imports pandas, which a search does not need
+    from vse.training.share.card import collect_results, render_card  # imports pandas; a search needs only the rest
 
     folder = RunFolder(run)
     if is_packed(run):
