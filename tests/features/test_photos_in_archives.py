@@ -37,7 +37,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, UnreadableArchive, decode_image, read_image_bytes, read_image_size
 from vse.pipeline.files.photo_archives import INDEX_NAME
 from vse.training.data.images import PhotoCrops
-from vse.training.serve.page_request import read_photo
+from vse.training.serve.page import read_photo
 
 IN_PLACE = ("--format", "webdataset-in-place")
 N_ARCHIVES, N_EACH = 3, 4

@@ -23,7 +23,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, count_pixels, read_image_bytes
 from vse.training.options import RunFileOptions
 from vse.training.run.inputs import find_training_dataset_file
-from vse.training.serve.page_request import SMALL_PHOTO_SIDE, ItemKind, RunAnswer, SplitImage, read_photo
+from vse.training.serve.page import SMALL_PHOTO_SIDE, ItemKind, RunAnswer, SplitImage, read_photo
 from vse.training.use.corpus import describe_searched_images, find_default_split
 from vse.training.use.model import EncodedQuery, Query, TrainedRun
 from vse.training.use.searcher import SearchAnswer, Searcher, SearchOptions, SearchQuery, load_run_for_search

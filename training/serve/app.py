@@ -16,7 +16,7 @@ from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge
 from vse.eval.report.pages import render_page
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.training.serve.answers import ServedRuns, UnknownId
-from vse.training.serve.page_request import (
+from vse.training.serve.page import (
     MAX_RESULTS,
     MAX_TEXT_LENGTH,
     PHOTO_SLOTS,

@@ -19,7 +19,7 @@ from tests.training.use.attending import compare
 from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.serve.answers import ServedRuns
-from vse.training.serve.page_request import MAX_RESULTS, MAX_TEXT_LENGTH
+from vse.training.serve.page import MAX_RESULTS, MAX_TEXT_LENGTH
 from vse.training.use.search import SearchRequest, search_run
 
 TEXT = "a red square above a blue circle"

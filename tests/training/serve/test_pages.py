@@ -21,7 +21,7 @@ from tests.training.serve.test_app import TEXT, upload
 from vse.features.cli import data_main, extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.options import RunFileOptions
-from vse.training.serve import page_request
+from vse.training.serve import page as search_page
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import create_app
 from vse.training.use.model import load_run
@@ -97,15 +97,15 @@ def test_the_results_of_a_photograph_have_an_address(client: FlaskClient, photo:
 
 
 def test_the_memory_of_photographs_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_request, "_MAX_KEPT_BYTES", 10)
-    kept = page_request.UploadedPhotos()
+    monkeypatch.setattr(search_page, "_MAX_KEPT_BYTES", 10)
+    kept = search_page.UploadedPhotos()
     keys = [kept.keep(bytes([number]) * 4) for number in range(3)]
     assert [kept.find(key)[0] for key in keys[1:]] == [1, 2]
-    with pytest.raises(page_request.UserError, match="no longer in the memory"):
+    with pytest.raises(search_page.UserError, match="no longer in the memory"):
         kept.find(keys[0])
     large = kept.keep(bytes(50))
     assert kept.find(large) == bytes(50)
-    assert page_request.UploadedPhotos().keep(bytes(50)) != large, "the key cannot be computed from the photograph"
+    assert search_page.UploadedPhotos().keep(bytes(50)) != large, "the key cannot be computed from the photograph"
 
 
 @pytest.mark.parametrize("kind", ["GIF", "BMP", "PNG", "WEBP"])

@@ -16,7 +16,7 @@ from tests.training.serve.test_app import png_bomb, upload
 from vse.pipeline.files.images import BadImage, decode_image
 from vse.training.options import RunFileOptions
 from vse.training.serve.answers import ServedRuns, UnknownId
-from vse.training.serve.page_request import LARGE_PHOTO_LOCK, LARGE_PHOTO_PIXELS, read_upload
+from vse.training.serve.page import LARGE_PHOTO_LOCK, LARGE_PHOTO_PIXELS, read_upload
 from vse.training.training import train
 
 
