@@ -23,6 +23,7 @@ from random import Random  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
+from filelock import FileLock  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests import hostile  # noqa: E402
@@ -132,12 +133,23 @@ def disks_are_not_waited_for() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def commands() -> Iterator[Path]:
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of our commands and of snakemake; all of them start at once, as forks of one process."""
-    scripts = Scripts(console_scripts() | SNAKEMAKE, os.environ)
-    scripts.start()
-    yield scripts.bin
-    scripts.close()
+    targets = console_scripts() | SNAKEMAKE
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        scripts = Scripts(targets, os.environ)
+        scripts.start()
+        yield scripts.bin
+        scripts.close()
+        return
+    shared = tmp_path_factory.getbasetemp().parent / "commands"  # of all workers; the first that needs the process starts it
+    with FileLock(shared.with_suffix(".lock")):
+        if not shared.exists():
+            scripts = Scripts(targets, os.environ, lifetime=os.getppid())
+            scripts.start()
+            scripts.close()
+            shared.write_text(str(scripts.bin))
+    yield Path(shared.read_text())
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 A script that is killed takes the fork with it.
 
-As a program: ``forked.py SOCKET vse-train=vse.training.cli:train_main ...`` serves until it is ended.
+As a program: ``forked.py SOCKET PID vse-train=vse.training.cli:train_main ...`` serves until it is ended, or the process PID is.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 SNAKEMAKE = {"snakemake": "snakemake.cli:main"}
 PYTEST = {"pytest": "__main__:pytest_main"}
@@ -33,6 +32,7 @@ TORCHRUN = {"torchrun": "torch.distributed.run:main"}
 # What commands import only for some models, in seconds.
 LIBRARIES = ("sentence_transformers", "transformers.models.bert.modeling_bert", "open_clip")
 _first: set[str] = set()  # modules of the package before pages of the documentation add parts to it
+CLIP_TINY = Path(__file__).with_name("clip_tiny.json")  # a network of open_clip that takes no time
 # The C modules alone, whose import takes half the time.
 CLIENT = """#!{python} -IS
 import _socket, marshal, os, sys
@@ -48,12 +48,17 @@ sys.exit(int(server.recv(16)))
 
 
 class Scripts:
-    """Stand-ins for the console scripts ``targets`` (name -> module:function), in the folder ``bin``."""
+    """Stand-ins for the console scripts ``targets`` (name -> module:function), in the folder ``bin``.
 
-    def __init__(self, targets: Mapping[str, str], environment: Mapping[str, str]) -> None:
+    They work as long as the process ``lifetime`` lives, which is this one unless another one is named.
+    """
+
+    def __init__(self, targets: Mapping[str, str], environment: Mapping[str, str], lifetime: int | None = None) -> None:
+        self._lifetime = lifetime or os.getpid()
         self._folder = Path(tempfile.mkdtemp(prefix="vse-"))  # short, as the path of a socket must be
         self._targets, self._environment = targets, environment
-        self._server: subprocess.Popen[str] | None = None
+        self._server: int | None = None  # the id of its process
+        self._lines: IO[str] | None = None  # what it prints
         self.bin = self._folder / "bin"
         self.bin.mkdir()
         for name in targets:
@@ -64,27 +69,31 @@ class Scripts:
     def start(self) -> None:
         """Import the commands; if they were imported before, import what is ours again."""
         if self._server is not None:
-            self._server.send_signal(signal.SIGHUP)
-            self._ready()
-            return
-        path, items = self._folder / "socket", [f"{name}={target}" for name, target in self._targets.items()]
-        command = [sys.executable, __file__, str(path), *items]
-        self._server = subprocess.Popen(command, env=dict(self._environment), stdout=subprocess.PIPE, text=True)
-        self._ready()
+            os.kill(self._server, signal.SIGHUP)
+        else:
+            path, items = self._folder / "socket", [f"{name}={target}" for name, target in self._targets.items()]
+            command = [sys.executable, __file__, str(path), str(self._lifetime), *items]
+            read, write = os.pipe()
+            streams = [(os.POSIX_SPAWN_DUP2, write, 1)]
+            self._server = os.posix_spawn(sys.executable, command, dict(self._environment), file_actions=streams)
+            os.close(write)
+            self._lines = os.fdopen(read)
+        assert self._lines.readline() == "ready\n"
 
     def close(self) -> None:
-        """End the server and remove the scripts."""
+        """End the server and remove the scripts, unless the server is to outlive this process."""
+        if self._lines is not None:
+            self._lines.close()
+        if self._lifetime != os.getpid():
+            return
         if self._server is not None:
-            self._server.terminate()
-            self._server.communicate()
+            os.kill(self._server, signal.SIGTERM)
+            os.waitpid(self._server, 0)
         shutil.rmtree(self._folder)
 
-    def _ready(self) -> None:
-        assert self._server.stdout.readline() == "ready\n"
 
-
-def serve(path: str, targets: list[str]) -> None:
-    """Answer calls of the scripts, each in a fork, as long as the tests are there."""
+def serve(path: str, lifetime: int, targets: list[str]) -> None:
+    """Answer calls of the scripts, each in a fork, as long as the process ``lifetime`` lives."""
     mains: dict[str, Callable[[], Any]] = {}
 
     def load(*_: object) -> None:
@@ -92,9 +101,7 @@ def serve(path: str, targets: list[str]) -> None:
         _forget("vse")
         _import_all("vse")  # the commands import what they run when they run
         for kind in ("datasets", "features", "experiments", "ladders"):
-            importlib.import_module("vse.pipeline.presets.preset_files").list_preset_names(
-                kind
-            )  # which keeps the files' contents
+            importlib.import_module("vse.pipeline.presets.preset_files").list_preset_names(kind)  # which keeps the contents
         if not _first:
             _first.update(_modules_of("vse"))
         for item in targets:
@@ -112,6 +119,8 @@ def serve(path: str, targets: list[str]) -> None:
         for library in LIBRARIES:
             with suppress(ImportError):
                 importlib.import_module(library)
+        with suppress(ImportError):
+            importlib.import_module("open_clip").add_model_config(CLIP_TINY)
         importlib.import_module("snakemake.cli").get_argument_parser()  # which finds Snakemake's plugins
         load()
         signal.signal(signal.SIGHUP, load)
@@ -121,8 +130,7 @@ def serve(path: str, targets: list[str]) -> None:
         waiting.register(server, select.POLLIN)
         waiting.register(ended, select.POLLIN)
         workers: dict[int, socket.socket] = {}  # by process id
-        tests = os.getppid()
-        while os.getppid() == tests:  # else they were killed
+        while _is_alive(lifetime):
             for descriptor, _ in waiting.poll(5000):
                 if descriptor == server.fileno():
                     connection, _ = server.accept()
@@ -136,6 +144,14 @@ def serve(path: str, targets: list[str]) -> None:
                     (pid,) = (pid for pid, script in workers.items() if script.fileno() == descriptor)
                     os.kill(pid, signal.SIGKILL)
             _send_codes(workers, waiting)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def pytest_main() -> None:
@@ -231,4 +247,5 @@ def _send_codes(workers: dict[int, socket.socket], waiting: select.poll) -> None
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], sys.argv[2:])
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)

@@ -25,7 +25,7 @@ COPIED = (*ROOMS, "_vse", "config", "profiles", "tests", "Snakefile", "setup.cfg
 MADE = ("__pycache__", "*.h5", "*.shards", "*.failures.jsonl", "*.encoder.safetensors", ".*")
 FC7 = "model: squeezenet1_1\nlayer: features.2\nweights: random\ngrid: 2\nresize: 32\ncrop: 32\n"
 GRID = f"{FC7}positions: true\n"
-CLIP = [("laion2b_s34b_b79k", "random"), ("ViT-B-32", "ViT-S-32-alt")]
+CLIP = [("laion2b_s34b_b79k", "random"), ("ViT-B-32", "clip_tiny")]
 # In files that pages write, what takes seconds, and what takes its place.
 LARGE = {
     "model: vgg11\nlayer: features.6": "model: squeezenet1_1\nlayer: features.4",
@@ -161,7 +161,7 @@ class World:
         with (self.folder / "birds/captions.csv").open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["file", "caption"])
-            rows.writerows([image["filename"], s["raw"]] for image in images for s in image["sentences"])
+            rows.writerows([image["filename"], s["raw"]] for image in images for s in image["sentences"][:2])
         german = {image["filename"]: [f"Ein Bild, Nummer {image['imgid']}"] for image in images}
         (self.folder / "captions_de.json").write_text(json.dumps(german))
         n_train_images = sum(image["split"] == "train" for image in images)
