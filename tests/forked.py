@@ -2,7 +2,7 @@
 
 A script that is killed takes the fork with it.
 
-As a program: ``forked.py SOCKET PID vse-train=vse.training.cli:train_main ...`` serves until it is ended, or the process PID is.
+As a program: ``forked.py SOCKET PID vse-train=vse.training.cli:train_main ...`` serves until it, or the process PID, is ended.
 """
 
 from __future__ import annotations
