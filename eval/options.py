@@ -143,9 +143,9 @@ class AllEvaluateOptions(EvaluateOptions):
     """Evaluate only the choices in this file. In a choice, the model selects one of a few captions for an image. The commands
     vse-data swap-phrases and import-choices write such files."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Lower the scores of hubs, the candidates that rank high for many queries (see --bank). METHOD is mean, csls, nnn,
-    inverted-softmax or qb-norm. NAME=VALUE sets a parameter, e.g. csls:k=10. Parameters that you do not give are selected on
-    the validation split."""
+    """Lower the scores of hubs, the candidates that rank high for many queries (see --bank). METHOD is mean (the mean score of
+    a candidate is subtracted), csls, nnn (nearest neighbour normalisation), inverted-softmax or qb-norm. NAME=VALUE sets a
+    parameter, e.g. csls:k=10. Parameters that you do not give are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
     """With --correct: the queries that show which candidates are hubs, called the bank. Give a file of embeddings, or a split
     whose embeddings are in the folder of FILES, such as train for train.h5. A model that

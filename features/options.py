@@ -61,7 +61,7 @@ class FeatureRequest(Options):
     """The cache to write.  [default: features/DATASET_FEATURE.h5]"""
     shards: PositiveInteger | None = None
     """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the file of the data
-    set in config/datasets, else at least 4]"""
+    set in config/datasets, else one for each 50,000 captions, but at least 4]"""
     shard: int | None = None
     """Extract only the shard of this number (from 0). The shards are then not merged; merge them with vse-extract merge."""
     like: FileOrFolderPath | None = None
@@ -81,7 +81,7 @@ class MergeRequest(Options):
     """The cache to write, next to the folder of its shards."""
     shards: PositiveInteger | None = None
     """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the file of the data
-    set in config/datasets, else at least 4]"""
+    set in config/datasets, else one for each 50,000 captions, but at least 4]"""
     force: Force = False
 
 
@@ -142,8 +142,8 @@ class ImportRequest(Options):
     """For clip-retrieval: the folder of the photos. For other formats: one more folder from which photos may be read. It is
     needed if the table names photos outside SOURCES, or if photos in SOURCES are symbolic links to files elsewhere."""
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
-    """Column of the table that has a field, e.g. caption=text if the captions are in the column text. Fields are file,
-    caption, split, imgid, sentid and cocoid. May be repeated.  [default: detected]"""
+    """Name of the column that holds a field: caption=text if the captions are in the column text. Fields are file, caption,
+    split, imgid, sentid and cocoid. May be repeated.  [default: detected]"""
     splits: SplitShares = SplitShares()
     yes: Flag = False
     """Import the rows of a table without asking for a confirmation."""

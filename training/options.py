@@ -32,8 +32,8 @@ class TrainInputs(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json of the data set.  [default: the file that the feature cache names]"""
     eval_features: FileOrFolderPath | None = None
-    """Feature cache of the validation images, if it is not the cache of --features.  [default: if the
-    experiment sets eval_feature, the cache of that feature next to the cache of --features; else the latter cache]"""
+    """Feature cache of the validation images.  [default: the cache of --features; if the experiment sets eval_feature, the
+    cache of that feature in the same folder]"""
     caption_features: FileOrFolderPath | None = None
     """Feature cache of captions, if the experiment reads such features instead of words.  [default: the cache of the
     experiment's caption_feature in the folder of --features]"""
@@ -132,10 +132,10 @@ class EmbedRequest(Options):
     """Use the weights of the last epoch instead of the best epoch. The default of --out is then RUN/SPLIT_last.h5."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
     """Also compute a correction of hubs, the candidates that rank high for many queries. The correction is stored in the run
-    folder. Later, vse-search and vse-serve use the correction to lower the scores of hubs. METHOD is mean, csls, nnn or
-    inverted-softmax, e.g. csls:k=10. The queries of the training split show which candidates are hubs. Parameters that you do
-    not give are selected on the validation split. The embeddings of both splits are written, too, to RUN/train.h5 and
-    RUN/val.h5."""
+    folder. Later, vse-search and vse-serve use the correction to lower the scores of hubs. METHOD is mean (the mean score of a
+    candidate is subtracted), csls, nnn (nearest neighbour normalisation) or inverted-softmax, e.g. csls:k=10. The queries of
+    the training split show which candidates are hubs. Parameters that you do not give are selected on the validation split.
+    The embeddings of both splits are written, too, to RUN/train.h5 and RUN/val.h5."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
     """For a model that compares regions with words: group similar regions of each image, and store the mean of each group. An
     image with R regions has R / FACTOR groups. The default of --out is then RUN/SPLIT_pooled_FACTOR.h5."""
@@ -144,9 +144,9 @@ class EmbedRequest(Options):
     vse-eval --correct. These images are scored with the captions of the split, and their captions with the images of the
     split. Without this option, vse-eval --correct cannot find hubs by training queries."""
     shortlist: Flag = False
-    """For TOD-Net with a condition: save time and compute TOD-Net only for a shortlist: the pairs that may rank at or above a
-    right answer, by their scores without TOD-Net. All other pairs rank below, in the order of their scores without TOD-Net.
-    The default of --out is then RUN/SPLIT_shortlist.h5."""
+    """For TOD-Net with a condition: save time. TOD-Net scores only a shortlist: the pairs whose scores without TOD-Net are so
+    high that they may rank at or above a right answer. All other pairs rank below, in the order of their scores without
+    TOD-Net. The default of --out is then RUN/SPLIT_shortlist.h5."""
     sentences: Flag = False
     """For a run that localises phrases: write scores of all captions with all images, for vse-eval --ensemble, instead of the
     scores of phrases with boxes."""

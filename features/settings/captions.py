@@ -106,8 +106,8 @@ class TextSettings(FeatureSettings):
     )
     stop_words: Literal["keep", "drop"] = Field(
         "keep",
-        description="words of a phrase that are read. keep: all words; drop: all but articles, pronouns, prepositions and "
-        "other stop words",
+        description="words of a phrase that are read. keep: all words; drop: articles, pronouns, prepositions and other "
+        "stop words are left out",
     )
 
     def list_cache_key_settings(self) -> dict[str, Any]:
@@ -201,7 +201,9 @@ class WordSettings(FittedCaptionSettings):
         "captions",
     )
     seed: int = Field(
-        0, ge=0, description="seed of the training of word vectors, and of the samples that the encoder is fitted to"
+        0,
+        ge=0,
+        description="seed of the training of word vectors and, for hglmm, of the samples to which PCA and mixture are fitted",
     )
 
     @classmethod

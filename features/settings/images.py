@@ -27,8 +27,8 @@ class CnnConfig(LayerSettings):
     resize_mode: Literal["square", "shorter", "library"] = Field(
         "square",
         description="square: resize x resize pixels, as in the VSE++ paper; shorter: the shorter side has resize pixels; "
-        "library: as shorter, but the longer side is rounded down, as torchvision, timm and OpenCLIP do, and not to the "
-        "nearest pixel",
+        "library: like shorter, except that the length of the longer side is rounded down (as in torchvision, timm and "
+        "OpenCLIP) instead of to the nearest pixel",
     )
     interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="interpolation of the resize")
     crop: PositiveInt = Field(224, description="side of a crop in pixels")
@@ -170,7 +170,7 @@ class BoxesConfig(LayerSettings):
     train_boxes: PositiveInt | None = Field(
         None,
         description="maximum number of boxes of a training image: the proposals with the highest scores, or the first boxes in"
-        " the file; none: the same limit as for validation and test images (n_boxes for proposals)",
+        " the file; none: as for validation and test images, that is n_boxes proposals, or all boxes of a file",
     )
     edge_model: str | None = Field(
         None, description="structured-edge model (model.yml.gz) for edge_boxes; none: edges are image gradients"
