@@ -53,6 +53,7 @@ class Work:
 _HELP, _ERROR = ({"start": f"{what}, the slowest"} for what in ("--help", "a usage error"))
 _SCORED, _MAPPED = {"images": 5000}, {"reader": "plain array, mapped"}
 _FREE, _BUSY = {"neighbour": "none"}, {"neighbour": "one busy core"}
+_TODNET = "f8k_folds_todnet_minilm/seed-0"
 _TORCH = ("import torch", cell("startup", "cpu_s", start="import torch"))
 
 
@@ -72,6 +73,29 @@ def _training(precision: str, threads: int, factor: float) -> Work:
         limit=("matrix products alone", rate(loop=f"limit, {precision}")),
         to_reach=(factor, "limit"),
     )
+
+
+def _step(name: str, factor: float) -> Work:
+    step = partial(cell, "steps", step=name)
+    return Work(
+        f"training step, {name}",
+        "s",
+        step("step_cpu_s"),
+        limit=("matrix products alone", step("products_cpu_s")),
+        to_reach=(factor, "limit"),
+    )
+
+
+def _scan_scores(attention: str) -> Work:
+    scores = partial(cell, "scan", work="scores of 1000 x 5000", attention=attention, precision="fp32")
+    return Work(
+        f"scores of SCAN {attention}, a million pairs", "s", scores("ours_s"), peer=("published code", scores("published_s"))
+    )
+
+
+def _texts(encoder: str, peer: str) -> Work:
+    rate = partial(cell, "text", encoder=encoder, precision="fp32", device="cpu")
+    return Work(f"captions by `{encoder}`, fp32", "captions/s", rate("ours_per_s"), peer=(peer, rate("library_per_s")))
 
 
 def _extraction(precision: str, **further: Any) -> Work:
@@ -193,6 +217,33 @@ WORKS = (
         limit=("scikit-learn, sparse", cell("tfidf", "cpu_s", what="scikit-learn, sparse (limit)")),
         to_reach=(0.2, ""),
     ),
+    Work(
+        "Fisher vectors of 1,000 words",
+        "s",
+        cell("hglmm_speed", "ours_s", what="Fisher vectors, single precision, as the encoder"),
+        peer=("a loop over words", cell("hglmm_speed", "loop_s", what="Fisher vectors, single precision, as the encoder")),
+    ),
+    _texts("minilm", "sentence-transformers"),
+    _texts("clip_text", "OpenCLIP"),
+    _step("InfoNCE, batch 1024", 1.4),
+    *(_step(f"SCAN {attention}, batch 64", 1.3) for attention in ("t2i", "i2t")),
+    *map(_scan_scores, ("t2i", "i2t")),
+    Work(
+        "scores of TOD-Net, 1,000 x 5,000, by shortlist",
+        "s",
+        cell("shortlist_f8k", "shortlist_cpu_s", run=_TODNET),
+        peer=("all pairs", cell("shortlist_f8k", "complete_cpu_s", run=_TODNET)),
+        to_reach=(600, ""),
+    ),
+    Work("import of 1,000,000 pairs", "s", cell("large_data", "cpu_s", step="import", pairs=1_000_000), to_reach=(40, "")),
+    Work("planning by Snakemake, 123,287 photographs", "s", cell("planning", "cpu_s", photos=123_287, state="extracted")),
+    Work(
+        "a query to `vse-serve`, 32 clients, 100,000 images x 512",
+        "ms",
+        cell("clients", "cpu_ms", what="server", when="now", clients=32),
+        peer=("one client", cell("clients", "cpu_ms", what="server", when="now", clients=1)),
+        limit=("one read", cell("clients", "cpu_ms", what="one read", when="now", clients=0)),
+    ),
 )
 
 
@@ -277,7 +328,7 @@ def _facts_of(name: str, avx2: bool) -> dict[str, Any]:
     table = table_of(name, avx2)
     if "running_threads" not in table.columns:
         return {"running_threads": np.nan, "peers": ""}
-    return {"running_threads": float(table["running_threads"].max()), "peers": str(table["peers"].fillna("").iloc[0])}
+    return {"running_threads": float(table["running_threads"].max()), "peers": str(table["peers"].astype("string").fillna("").iloc[0])}
 
 
 def ratio(unit: str, one: float, other: float) -> float:
