@@ -68,7 +68,7 @@ class PackedEmbeddings:
         return self.lengths.cumsum(0) - self.lengths
 
     def unpack(self, rows: Tensor, longest: int | None = None) -> BatchVectors:
-        """Return the embeddings at ``rows``. Sets are padded with zeros to ``longest`` vectors; None: to the largest set."""
+        """Return the embeddings at ``rows``. Sets are padded with zeros to ``longest`` vectors, by default the largest."""
         if self.lengths is None:
             return (self.vectors[rows],)
         lengths = self.lengths[rows]

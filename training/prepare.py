@@ -122,7 +122,7 @@ def prepare_task(
 def _encode_wrong_captions(
     cached: CaptionInputs, pairs: Pairs, cache: FeatureCache, inputs: RunInputs, device: torch.device
 ) -> CaptionInputs:
-    """Return the captions of ``pairs`` with the wrong words that a noise file gives to some of them, as inputs of the model.
+    """Return the captions of ``pairs`` as inputs of the model. Some captions have wrong words, as the noise file demands.
 
     ``cached`` : vectors of the same captions with the correct words, from ``cache``. Only captions with wrong words are
         encoded again.

@@ -144,13 +144,13 @@ def train(
             task, vocabulary = prepare_task(experiment, opened, seed, processes, options.log_negatives)
             return experiment.solver.build(task), vocabulary
 
-        solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build_solver, action, options.overwrite, processes)
+        solver, vocabulary, action, best_sha256 = _prepare_solver(folder, build_solver, action, options.overwrite, processes)
         record = {**identity, **opened.build_record(folder.path), **_build_run_record(experiment, solver, vocabulary, options)}
         extra_state: dict[str, Any] = {"identity": identity, "log_negatives": options.log_negatives}
         processes.broadcast(0)  # a barrier: no process writes to the folder before all processes have read from it
         if processes.is_first:
             if action == "start":
-                folder.write_initial_files(experiment, record)
+                folder.clear_and_write_initial_files(experiment, record)
             record["files"] = extra_state["files"] = folder.save_vocabulary_and_transformer(vocabulary, opened.transformer)
             write_json(folder.record_file, record)
             if action == "resume":
@@ -166,7 +166,7 @@ def train(
     return folder.path
 
 
-def _build_or_resume(
+def _prepare_solver(
     folder: RunFolder,
     build_solver: Callable[[], tuple[Solver, Vocabulary]],
     action: str,
@@ -176,8 +176,7 @@ def _build_or_resume(
     """Build the solver and, for a resume, restore the checkpoint.
 
     Returns the solver, the vocabulary, the action (``start`` or ``resume``), and the SHA-256 of the best weights so far (None
-    for a start). If the checkpoint is not usable, the training starts from the beginning with ``overwrite``. Without it,
-    UserError is raised.
+    for a start). If the checkpoint is not usable, raises UserError or, with ``overwrite``, starts from the beginning.
     """
     solver, vocabulary = build_solver()
     if action != "resume":

@@ -39,7 +39,7 @@ _IMAGES_PER_BLOCK = 32  # images whose pairs are in memory at once
 
 
 class PhraseGradientSettings(PhraseSettings, SamplingSettings):
-    """Regions and phrases matched by gradient descent (two-branch paper, section 4).
+    """The settings of a solver that matches regions with phrases by gradient descent (two-branch paper, section 4).
 
     A ranking loss, such as ``top``, trains on triplets, like the paper's embedding network. The loss ``logistic`` trains on
     pairs, like the paper's similarity network.
@@ -106,7 +106,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
 
 
 class PhraseCcaSettings(PhraseSettings, CommonCcaSettings):
-    """Canonical correlation analysis (CCA) of positive region-phrase pairs, the linear baseline of the two-branch paper."""
+    """The settings of canonical correlation analysis (CCA) of region-phrase pairs, the two-branch paper's linear baseline."""
 
     name: Literal["phrases_cca"] = "phrases_cca"
     uses_loss: ClassVar = False

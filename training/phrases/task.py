@@ -26,15 +26,15 @@ from vse.training.data.pairs import describe_cache_input, select_images_with_fea
 from vse.training.kinds import InputKind
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.phrases.arrays import (
-    BoxFeatures,
     CoordinateUse,
     PhraseArrays,
+    RegionFeatures,
     RegionInputs,
     build_phrase_arrays,
     check_phrase_cache,
+    compute_region_input_dim,
     find_truth_regions,
     flatten_ranges,
-    region_input_dim,
 )
 from vse.training.phrases.batches import PositiveRegionSettings
 from vse.training.run.inputs import RunInputs
@@ -278,10 +278,10 @@ def build_training_split(
     assert inputs.truth_cache is not None
     splits = ["train", "restval"] if train.restval else ["train"]
     images = _select_images_with_regions(inputs.dataset, splits, inputs.image_cache, inputs.truth_cache)
-    phrases = build_phrase_arrays(inputs.dataset, images, located=True)
+    phrases = build_phrase_arrays(inputs.dataset, images, only_with_box=True)
     memory_gb = train.memory_gb if train.features_in_memory and phrase_settings.coordinates != "alone" else 0.0
-    truths = BoxFeatures(inputs.truth_cache, phrases.image_ids, device, memory_gb)
-    candidates = BoxFeatures(inputs.image_cache, phrases.image_ids, device, memory_gb, truths.size_in_memory_gb)
+    truths = RegionFeatures(inputs.truth_cache, phrases.image_ids, device, memory_gb)
+    candidates = RegionFeatures(inputs.image_cache, phrases.image_ids, device, memory_gb, truths.size_in_memory_gb)
     regions = RegionInputs(candidates, truths, phrase_settings.coordinates, device)
     truth_indices = len(candidates) + find_truth_regions(phrases, truths, str(inputs.truth_cache.path))
     used_gb = truths.size_in_memory_gb + candidates.size_in_memory_gb
@@ -299,7 +299,7 @@ def build_evaluation_split(
 ) -> PhraseSplit:
     """Return all phrases of some images, with the candidate boxes in ``cache``."""
     phrases = build_phrase_arrays(dataset, images)
-    candidates = BoxFeatures(cache, phrases.image_ids, device)
+    candidates = RegionFeatures(cache, phrases.image_ids, device)
     return PhraseSplit(phrases, RegionInputs(candidates, None, phrase_settings.coordinates, device), texts)
 
 
@@ -355,6 +355,6 @@ def build_phrase_model(
 ) -> Model:
     """Return the model that scores regions with phrases."""
     assert phrases is not None, "words are refused before"
-    dim = region_input_dim(candidates.dim, phrase_settings.coordinates)
+    dim = compute_region_input_dim(candidates.dim, phrase_settings.coordinates)
     regions = InputSpec(InputKind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
     return build_model(config, regions, describe_cache_input(phrases))

@@ -155,7 +155,7 @@ class RunFolder:
         """Return a cache object without rows, which describes a feature of the run. The cache file need not exist.
 
         ``record`` is the value that ``run.json`` has for the feature, for example under the key ``features``. If an earlier
-        version wrote the value, it has no description of the feature, and the cache file must exist.
+        version of vse wrote this value, it has no description of the feature, and the cache file must exist.
         """
         path = self.path / str(record["path"])
         if "description" not in record:
@@ -177,7 +177,7 @@ class RunFolder:
         for file in self.output_files:
             check_output(file, kind, inputs)
 
-    def write_initial_files(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
+    def clear_and_write_initial_files(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
         """Delete the files of an earlier run. Write the settings, copies of the user code that they name, and ``run.json``."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
@@ -327,7 +327,7 @@ def decide_start_or_resume(
     Raises UserError if the folder has a run with other settings or inputs, or an unfinished run, and no option allows to
     replace or continue it.
 
-    ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.build_identity`.
+    ``identity`` : seed, cache keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.build_identity`.
     ``precision`` : requested precision; ``auto`` accepts a finished run of any precision.
     """
 

@@ -135,7 +135,7 @@ class OpenedRun:
     training_checksums: DataChecksums | None
 
     @property
-    def training_data_name(self) -> str | None:
+    def other_training_data_name(self) -> str | None:
         """The name of the training data, or None if it is the data set that the run reads now, :attr:`dataset`.
 
         The name includes a checksum if the two data sets differ but have the same name.
@@ -296,7 +296,7 @@ def open_run(
     inputs = dataset, cache, caption_cache, pick_device(device)
     opened = OpenedRun(folder, experiment, record, *inputs, other_checksums, of_training)
     tokeniser = record.get("tokeniser", DEFAULT_TOKENISER)
-    if opened.training_data_name is not None and dataset.tokeniser != tokeniser and caption_counts(dataset.images).any():
+    if opened.other_training_data_name is not None and dataset.tokeniser != tokeniser and caption_counts(dataset.images).any():
         log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, tokeniser)
     return opened
 
