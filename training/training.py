@@ -205,7 +205,7 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> Ex
 
     Raises UserError if the solver cannot read these features.
     """
-    feature_names = _find_input_settings(experiment, inputs)
+    feature_names = _find_feature_names(experiment, inputs)
     for key, name in feature_names.items():
         if (preset := getattr(experiment, key)) != name:
             log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, preset or "words", name)
@@ -220,10 +220,10 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> Ex
     )
 
 
-def _find_input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
-    """Return the settings that name features: a dict such as ``{"feature": "fc7", "caption_feature": None}``.
+def _find_feature_names(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
+    """Return the names of the features that the run reads, such as ``{"feature": "fc7", "caption_feature": None}``.
 
-    The names are those of the caches that the run reads. None stands for captions as words or tokens.
+    The keys are settings of an experiment. None stands for captions as words or tokens.
     """
     backbone = read_backbone(inputs.image_cache)
     if experiment.backbone is not None and backbone is not None:
@@ -303,7 +303,7 @@ def _run_epochs(
     first, patience = solver.processes.is_first, solver.patience
     events = _open_tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
 
-    def save() -> None:
+    def save_checkpoint() -> None:
         if first:
             folder.save_checkpoint({**solver.state(), **extra_state, "best_sha256": best_sha256})
 
@@ -313,12 +313,12 @@ def _run_epochs(
     solver.processes.share_signals(solver.interruption)
     with solver.interruption.catch_signals():
         while not is_done():
-            solver.run_epoch(save)
+            solver.run_epoch(save_checkpoint)
             if first:
                 is_best = _is_best_epoch(solver)
                 if is_best:
                     best_sha256 = folder.save_new_best_weights(solver.validation_weights())
-                _save_epoch(folder, solver, save)
+                _save_and_log_epoch(folder, solver, save_checkpoint)
                 if is_best:
                     folder.replace_best_weights()
             if events is not None:
@@ -335,11 +335,11 @@ def _is_best_epoch(solver: Solver) -> bool:
     return "rsum" in row and solver.progress.best_row is row
 
 
-def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> None:
+def _save_and_log_epoch(folder: RunFolder, solver: Solver, save_checkpoint: Callable[[], None]) -> None:
     progress = solver.progress
     row = progress.rows[-1]
     _write_csv_files(folder, solver)
-    save()
+    save_checkpoint()
     validated = "not validated"
     if "rsum" in row:
         first = ", ".join(f"{name.removesuffix('_r1')} R@1 {row[name]:.1f}" for name in row if name.endswith("_r1"))

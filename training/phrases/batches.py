@@ -29,7 +29,7 @@ from vse.training.phrases.arrays import (
 
 
 class PositiveRegionSettings(Settings):
-    """The settings that define positive regions of a phrase (two-branch paper, section 4.1)."""
+    """The settings that decide which regions are positive for a phrase (two-branch paper, section 4.1)."""
 
     positives: Literal["truth", "augmented"] = Field(
         "augmented",
@@ -39,7 +39,7 @@ class PositiveRegionSettings(Settings):
 
 
 class SamplingSettings(PositiveRegionSettings):
-    """The settings that define and sample negatives (two-branch paper, Algorithm 1)."""
+    """The settings that decide which candidate regions are used as negatives (two-branch paper, Algorithm 1)."""
 
     negative_iou: float = Field(
         0.3, gt=0, le=1, description="IoU with the ground-truth region below which candidates are negatives"

@@ -117,7 +117,7 @@ class PhraseCcaSettings(PhraseSettings, CommonCcaSettings):
 
 
 class PhraseCcaSolver(CcaSolver, PhraseSolver):
-    """CCA of each phrase with its ground-truth region and, with ``positives: augmented``, with candidates that overlap it."""
+    """A solver by canonical correlation analysis (CCA) of phrases with their positive regions (setting ``positives``)."""
 
     task: PhraseTask
 

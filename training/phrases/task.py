@@ -112,9 +112,9 @@ class PhraseSplit:
         return float(sum(100 * (1 - (1 - share) ** k).mean() for k in DEFAULT_KS))
 
 
-def compute_recalls(outcome: PhraseRanks) -> dict[str, float]:
+def compute_recalls(phrase_ranks: PhraseRanks) -> dict[str, float]:
     """Return R@1, R@5 and R@10 of phrases, in percent, and their sum ``rsum``."""
-    found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in DEFAULT_KS}
+    found = {f"phrase_r{k}": float(100 * (phrase_ranks.ranks < k).mean()) for k in DEFAULT_KS}
     return {**found, "rsum": sum(found.values())}
 
 

@@ -310,7 +310,7 @@ def _check_hash(content: bytes) -> None:
         raise ValueError(f"its bytes changed since they were written: the checksum of {damaged} differs")
 
 
-def relative_path(target: Path, folder: Path) -> str:
+def build_relative_path(target: Path, folder: Path) -> str:
     """Return the path of ``target`` relative to ``folder``. The path stays valid if both are moved together."""
     return Path(os.path.relpath(target, folder)).as_posix()
 

@@ -32,7 +32,7 @@ from vse.training.models.build import Model
 from vse.training.models.encoders.base import EncoderSettings
 from vse.training.models.encoders.recurrent import WordReader
 from vse.training.options import TrainInputs
-from vse.training.run.folder import RunFolder, relative_path
+from vse.training.run.folder import RunFolder, build_relative_path
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class RunInputs:
         """Return the entries of ``run.json`` that describe the inputs. Paths are relative to the run folder ``folder``."""
 
         def describe(cache: FeatureCache) -> dict[str, Any]:
-            path = relative_path(cache.path, folder)
+            path = build_relative_path(cache.path, folder)
             return {
                 **{"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor_identity)},
                 "description": describe_feature(cache).model_dump(mode="json"),
@@ -144,15 +144,15 @@ class RunInputs:
         }
         optional = {
             **{name: None if cache is None else describe(cache) for name, cache in caches.items()},
-            "start_from": None if self.start_run is None else relative_path(self.start_run.path, folder),
+            "start_from": None if self.start_run is None else build_relative_path(self.start_run.path, folder),
             "transformer_commit": None if self.transformer is None else self.transformer.commit,
-            "words": None if self.word_vector_file is None else relative_path(self.word_vector_file, folder),
+            "words": None if self.word_vector_file is None else build_relative_path(self.word_vector_file, folder),
             "noise": None if self.noise is None else self.noise.label,
-            "noise_file": None if self.noise_file is None else relative_path(self.noise_file, folder),
+            "noise_file": None if self.noise_file is None else build_relative_path(self.noise_file, folder),
         }
         return {
             "features": describe(self.image_cache),
-            "captions": relative_path(self.dataset.path, folder),
+            "captions": build_relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
             **{name: value for name in ("fold", "parent") if (value := getattr(self.dataset, name))},
             "data": compute_data_checksums(self.eval_image_cache, self.dataset).model_dump(),

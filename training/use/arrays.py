@@ -28,7 +28,7 @@ class ArrayFeatures:
     """Vectors in memory as inputs of a model.
 
     ``vectors`` : (n, dim), or sets of vectors (n, n_vectors, dim).
-    ``rows`` : row of ``vectors`` for each image or caption, in the order of their indices.
+    ``rows`` : row of ``vectors`` for each index of an image or caption.
     """
 
     def __init__(self, vectors: Vectors, rows: NDArray[np.int64], device: torch.device) -> None:

@@ -102,7 +102,7 @@ def read_recorded_identity(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's own image cache is unchanged, and has the same photo as ``cache`` for each common image id."""
+    """Return whether the run's own image cache is unchanged and shares images with ``cache``, all with the same photos."""
     with suppress(UserError):
         own = open_cache(folder.image_cache_file())
         shared = np.isin(cache.ids, own.ids).any()
@@ -150,7 +150,7 @@ class OpenedRun:
 
     @property
     def dataset_label(self) -> str:
-        """The name of :attr:`dataset` for file names, and a checksum if different training data has the same name."""
+        """The name of :attr:`dataset` for file names, followed by a checksum if other training data has the same name."""
         checksums = self.other_data_checksums
         return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short_hash}"
 

@@ -42,22 +42,22 @@ class StoredCorrection:
     """A correction of hubs (candidates that rank high for many queries), with its bank, the embeddings of the training split.
 
     ``method``, ``parameters`` : method, such as ``csls``, and its parameters, such as ``{"k": 10}``.
-    ``images``, ``captions`` : image and caption embeddings of the bank, (n_images, dim) and (n_captions, dim).
-    ``sha256`` : SHA-256 of the file.
+    ``image_bank``, ``caption_bank`` : the bank: image and caption embeddings, (n_images, dim) and (n_captions, dim).
+    ``sha256`` : SHA-256 of the file of the correction.
     """
 
     method: str
     parameters: dict[str, float]
-    images: Tensor
-    captions: Tensor
+    image_bank: Tensor
+    caption_bank: Tensor
     sha256: str
 
     def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
-        """Append -b_x, the correction of the scores of a candidate x, to each candidate, and return (n, dim + 1).
+        """Append the correction -b_x to the vector of each candidate x, and return (n, dim + 1).
 
         The candidates are captions if ``by_photo``, images otherwise.
         """
-        bank = (self.images if by_photo else self.captions).numpy()
+        bank = (self.image_bank if by_photo else self.caption_bank).numpy()
         blocks = []
         for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):
             biases = compute_biases(InnerProducts(rows, bank), self.method, self.parameters)
