@@ -193,7 +193,7 @@ def _prepare_solver(
 
 
 def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
-    """Return the precision of all processes. ``auto`` is bf16 if the devices of all processes support it, else fp32."""
+    """Return the precision of all processes. If ``auto`` is requested, it is bf16 if all devices support it, else fp32."""
     if requested != "auto" and not processes.is_first:
         return requested  # the first process checks that its device supports it
     chosen = choose_precision(processes.device, requested, "training", "train.precision")

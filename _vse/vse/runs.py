@@ -137,9 +137,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
         with self.permit_own_code():
-            hits = search_run(
-                self.path, given, request, self._choose_files(photos), self._device, searcher_cache=self._searcher_cache
-            )
+            hits = search_run(self.path, given, request, self._choose_files(photos), self._device, self._searcher_cache)
         return SearchResults(text, hits)
 
     @public_api

@@ -174,9 +174,8 @@ def _check_ranking_loss(loss: RankingLoss, n_more_negatives: int) -> None:
 
 def _check_pair_loss(loss: PairLoss) -> None:
     labels = torch.tensor([1.0, 1, -1, -1])
-    gradient, _ = _compute_gradient_and_cost(
-        loss, {"scores": torch.tensor([-0.4, 0.2, 0.3, -0.1]), "labels": labels}, PAIR_FORM
-    )
+    arguments = {"scores": torch.tensor([-0.4, 0.2, 0.3, -0.1]), "labels": labels}
+    gradient, _ = _compute_gradient_and_cost(loss, arguments, PAIR_FORM)
     if gradient[labels > 0].sum() > 0:
         raise _loss_error(loss, "a higher score of the positives costs more; the sign is the wrong way round", PAIR_FORM)
 

@@ -75,7 +75,7 @@ class RegionFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """Regions as inputs of a model. Indices below ``len(candidates)`` select candidates, the others ground-truth regions.
+    """Regions as inputs of a model. Indices below ``len(candidates)`` are candidates; higher ones are ground-truth regions.
 
     ``candidates`` : candidate regions. The model ranks them for a phrase.
     ``truths`` : ground-truth regions of phrases; None if only candidates are read.
@@ -254,9 +254,8 @@ def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], only_with_box
         chain = chains.setdefault((image, phrase.chain or mention.phrase_id), len(chains))
         rows.append((image, mention, text_ids[mention.text], chain))
     if not rows:
-        raise UserError(
-            f"{dataset.path}: no phrase {'with a box ' if only_with_box else ''}in these images; see docs/phrases.md"
-        )
+        kind = "phrase with a box" if only_with_box else "phrase"
+        raise UserError(f"{dataset.path}: no {kind} in these images; see docs/phrases.md")
     rows.sort(key=lambda row: row[0])
     found = [mention for _, mention, _, _ in rows]
     return PhraseArrays(

@@ -158,8 +158,8 @@ class TripletBatch:
 class TripletSampler(CandidateSampler):
     """A sampler of triplets for the embedding network (two-branch paper, Algorithm 1, steps 2 and 3).
 
-    A text that may describe a pair's region is not a negative for the pair. Such a text belongs to a phrase with the same
-    ground-truth box as the pair's phrase, or from its coreference chain (the phrases of an image that mention one object).
+    A text that may describe a pair's region is not a negative for the pair. Such a text belongs to a phrase that has the
+    ground-truth box of the pair's phrase, or is in its coreference chain (the phrases of an image that mention one object).
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class TripletSampler(CandidateSampler):
         return negatives
 
 
-def triplet_cost(
+def compute_triplet_cost(
     batch: TripletBatch,
     regions: Float[Tensor, "n_regions dim"],
     phrases: Float[Tensor, "n_texts dim"],
@@ -369,8 +369,8 @@ def _sample_negative_per_positive(
     ``negative`` : negative candidates of the phrases.
     ``n_rows`` : number of phrases of the batch.
 
-    If a phrase has no negative candidates, the result has a random other phrase of the batch in its place.
-    If no phrase has a negative candidate, the result is empty.
+    If a phrase has no negative candidates, the result has a random other phrase with one in its place. If
+    no phrase of the batch has a negative candidate, the result is empty.
     """
     rows_with_negatives = np.unique(negative.pair_rows)
     if not len(rows_with_negatives):
@@ -382,7 +382,7 @@ def _sample_negative_per_positive(
     return BatchCandidates(source_rows, negative.region_indices[starts + rng.integers(0, counts)])
 
 
-def pair_cost(
+def compute_pair_cost(
     batch: LabelledBatch,
     regions: Float[Tensor, "n_regions dim"],
     phrases: Float[Tensor, "n_texts dim"],

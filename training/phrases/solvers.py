@@ -22,8 +22,8 @@ from vse.training.phrases.batches import (
     SamplingSettings,
     TripletBatch,
     TripletSampler,
-    pair_cost,
-    triplet_cost,
+    compute_pair_cost,
+    compute_triplet_cost,
 )
 from vse.training.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
 from vse.training.solvers.base import Solver, TrainingTask
@@ -69,7 +69,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
 
     @property
     def chance_rsum(self) -> float:
-        return _CHANCE_FACTOR * self.task.val_split.expected_random_rsum()
+        return _CHANCE_FACTOR * self.task.val_split.compute_random_rsum()
 
     def batches(self, epoch: int) -> Sequence[Indices]:
         settings, pairs = self.settings, self.task.train_split.phrases
@@ -95,10 +95,10 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         with autocast(self.settings.precision, self.device) if self.model.scores_every_pair else nullcontext():
             if isinstance(samples, TripletBatch):
                 assert isinstance(loss, RankingLoss)
-                cost = triplet_cost(samples, regions, phrases, similarity, loss)
+                cost = compute_triplet_cost(samples, regions, phrases, similarity, loss)
             else:
                 assert isinstance(loss, PairLoss)
-                cost = pair_cost(samples, regions, phrases, similarity, loss)
+                cost = compute_pair_cost(samples, regions, phrases, similarity, loss)
         self.scale_cost(cost.value, loss).backward()  # type: ignore[no-untyped-call]
         if self.ends_update():
             self.update_weights()

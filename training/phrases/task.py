@@ -92,7 +92,7 @@ class PhraseSplit:
         boxes = self.region_inputs.candidates.boxes[self.candidate_indices[rows]]
         return rank_phrases(scores[rows], boxes, offsets, self.phrases.truth_boxes[located], iou)
 
-    def recall_bound(self) -> float:
+    def compute_recall_bound(self) -> float:
         """Return the percentage of phrases with a box for which at least one candidate is right. No R@K can be higher.
 
         A candidate is right if it overlaps the ground-truth box enough, see :meth:`rank_candidates`.
@@ -100,7 +100,7 @@ class PhraseSplit:
         ranks = self.rank_candidates(np.zeros(int(self.score_offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED_RANK).mean())
 
-    def expected_random_rsum(self) -> float:
+    def compute_random_rsum(self) -> float:
         """Return the ``rsum`` (the sum of R@1, R@5 and R@10) that random scores are expected to have.
 
         The k best candidates of a phrase are treated as k independent random draws, so the result is an approximation.
@@ -260,7 +260,8 @@ class PhraseSolver(Solver):
         if task.settings.validate_fold is not None:
             raise UserError("train.validate_fold: candidates are ranked within their image, not within a fold")
         super().__init__(task)
-        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val_split.recall_bound())
+        bound = task.val_split.compute_recall_bound()
+        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", bound)
 
     @property
     def n_pairs(self) -> int:

@@ -308,9 +308,8 @@ def count_leaked_images(
         return 0
     splits = ("train", "restval") if restval else ("train",)
     training_images = [image for image in own.images if image.split in splits]
-    shared = find_same_images(
-        test_dataset.split(split), training_images, _read_photo_checksums(cache), _read_photo_checksums(own_cache)
-    )
+    checksums = _read_photo_checksums(cache), _read_photo_checksums(own_cache)
+    shared = find_same_images(test_dataset.split(split), training_images, *checksums)
     if not shared:
         return 0
     image, twin = shared[0]

@@ -158,7 +158,7 @@ class ServedRuns:
         self.split = split or find_default_split(self.dataset)
         self._image_ids = {int(image_id) for searcher in searchers for image_id in searcher.trained.split.pairs.image_ids}
         self.n_images = len(self._image_ids)
-        self.description = describe_searched_images(searchers[0].trained, self.split)
+        self.searched_images_text = describe_searched_images(searchers[0].trained, self.split)
         self.read_small_photo = lru_cache(_MAX_CACHED_PHOTOS)(self._encode_small_photo)
 
     @property

@@ -168,7 +168,7 @@ class _SearchPage:
         self._header = {
             "dataset": served.dataset.name,
             "split": served.split,
-            "searched": served.description,
+            "searched": served.searched_images_text,
             "names": [run.name for run in served.runs],
             "photos": served.reads_photos,
             "captions": served.has_captions,

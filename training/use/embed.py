@@ -95,7 +95,7 @@ def embed_split(
     restval = opened.experiment.train.restval
     n_images = len(opened.dataset.split(split))
     n_seen = count_leaked_images(opened.folder, restval, opened.image_cache, opened.dataset, split, allow_leak)
-    overlap = {"images_trained_on": {"images": n_seen, "of": n_images}} if n_seen else {}
+    leak_entry = {"images_trained_on": {"images": n_seen, "of": n_images}} if n_seen else {}
     if last_epoch and (localises or not opened.experiment.solver.uses_loss):
         raise UserError(f"{run}: --last-epoch is for runs on captions with epochs of gradient steps; leave it out")
     for option, value in {
@@ -107,7 +107,7 @@ def embed_split(
             raise UserError(f"{run}: {option} is for runs on captions; leave it out")
     if localises:
         write = save_sentence_scores if sentences else save_phrase_scores
-        return write(opened, out, split, files, overlap)
+        return write(opened, out, split, files, leak_entry)
     if sentences:
         raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
     trained = load_opened_run(opened, split, files, last_epoch)
@@ -130,7 +130,7 @@ def embed_split(
             raise UserError(f"--bank-images takes images of the training split; leave it out for --split {split}")
         bank = load_opened_run(opened, "train", files, last_epoch)
         bank_scores = score_with_bank(bank.model, bank.split, bank.device, bank_images, images, captions, pool_regions)
-    provenance = {**opened.build_provenance(out), **overlap}
+    provenance = {**opened.build_provenance(out), **leak_entry}
     if last_epoch:
         provenance["training"] |= {"selection": "last epoch"}
         provenance["best_epoch"] = None

@@ -72,11 +72,11 @@ def save_phrase_scores(
     out: Path,
     split: str,
     files: RunFileOptions = RunFileOptions(),
-    overlap: Mapping[str, Any] = MappingProxyType({}),
+    leak_entry: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write the scores of each phrase of a split with the candidate boxes in the phrase's image, and return ``out``.
 
-    ``overlap`` : provenance entry with the number of images of the split that were training images; empty if there are none.
+    ``leak_entry`` : provenance entry with the number of images of the split that were training images; empty without any.
     """
     model, scored = _load_model_and_split(opened, split, files)
     pairs, scores = scored.phrases, score_candidates(model, scored)
@@ -96,7 +96,7 @@ def save_phrase_scores(
         split=split,
         experiment=opened.experiment.name,
         seed=opened.record["seed"],
-        provenance=json.dumps({**opened.build_provenance(out), **overlap}, sort_keys=True),
+        provenance=json.dumps({**opened.build_provenance(out), **leak_entry}, sort_keys=True),
         trained_on=opened.other_training_data_name,
         **_find_phrase_hashes(opened, pairs),
     )
@@ -108,11 +108,11 @@ def save_sentence_scores(
     out: Path,
     split: str,
     files: RunFileOptions = RunFileOptions(),
-    overlap: Mapping[str, Any] = MappingProxyType({}),
+    leak_entry: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write the scores of all captions of a split with all images, computed from their phrases, and return ``out``.
 
-    ``overlap`` : provenance entry with the number of images of the split that were training images; empty if there are none.
+    ``leak_entry`` : provenance entry with the number of images of the split that were training images; empty without any.
     """
     model, scored = _load_model_and_split(opened, split, files)
     pairs = Pairs(select_images_with_features(opened.dataset, [split], opened.image_cache))
@@ -134,7 +134,7 @@ def save_sentence_scores(
         experiment=opened.experiment.name,
         seed=opened.record["seed"],
         similarity=opened.experiment.model.similarity.name,
-        provenance=json.dumps({**opened.build_provenance(out), **overlap}, sort_keys=True),
+        provenance=json.dumps({**opened.build_provenance(out), **leak_entry}, sort_keys=True),
         trained_on=opened.other_training_data_name,
     )
     return write_embeddings(out, written)

@@ -164,7 +164,7 @@ def test_recalls_are_those_of_a_loop_over_phrases(split: PhraseSplit) -> None:
     assert measured == pytest.approx(
         {**{f"phrase_r{k}": 100 * count / n for k, count in found.items()}, "rsum": 100 * sum(found.values()) / n}
     )
-    assert split.recall_bound() == pytest.approx(100 * bound / n)
+    assert split.compute_recall_bound() == pytest.approx(100 * bound / n)
     assert 0 < bound < n
 
 
@@ -174,7 +174,7 @@ def test_what_is_expected_of_chance_is_near_what_it_gets(split: PhraseSplit) -> 
         compute_recalls(split.rank_candidates(rng.random(int(split.score_offsets[-1]), dtype=np.float32)))["rsum"]
         for _ in range(200)
     ]
-    assert 0.7 * np.mean(drawn) < split.expected_random_rsum() <= np.mean(drawn) + 2
+    assert 0.7 * np.mean(drawn) < split.compute_random_rsum() <= np.mean(drawn) + 2
 
 
 def captions(split: PhraseSplit) -> tuple[np.ndarray, int]:
