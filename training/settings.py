@@ -238,7 +238,7 @@ class SolverSettings(Settings):
 
 
 class GradientSettings(SolverSettings):
-    """The solver by gradient descent with Adam (VSE++ paper, section 3.2) or AdamW; see :class:`TrainConfig`."""
+    """The choice of gradient descent with Adam (VSE++ paper, section 3.2) or AdamW. :class:`TrainConfig` has its settings."""
 
     solver_class_path: ClassVar[str] = "vse.training.solvers.retrieval:RetrievalTrainer"
 

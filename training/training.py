@@ -201,7 +201,7 @@ def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
 
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> ExperimentConfig:
-    """Return the experiment with the names of the features that the run reads, which may differ from those of the preset.
+    """Return the experiment with the names of the features that the run reads. These names may differ from the preset.
 
     Raises UserError if the solver cannot read these features.
     """

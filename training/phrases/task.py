@@ -50,7 +50,7 @@ _TEXTS_PER_BLOCK = 2048  # texts that are embedded at once
 
 
 class PhraseInputs(Protocol):
-    """Vectors of phrases, as inputs of a model. One implementation is :class:`vse.training.data.images.CachedFeatures`."""
+    """An object that returns the vectors of phrases, such as :class:`vse.training.data.images.CachedFeatures`."""
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
         """Return the model's inputs for the texts at ``indices``."""

@@ -324,8 +324,8 @@ def decide_start_or_resume(
 ) -> str:
     """Decide what a training does: ``start``, ``resume``, or ``nothing`` if the folder has the same run and it is finished.
 
-    Raises UserError if the folder has a run with other settings or inputs, or an unfinished run, and no option allows to
-    replace or continue it.
+    Raises UserError if the folder has a run with other settings or inputs, or an unfinished run, unless an option replaces or
+    continues this run.
 
     ``identity`` : seed, cache keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.build_identity`.
     ``precision`` : requested precision; ``auto`` accepts a finished run of any precision.

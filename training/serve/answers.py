@@ -98,7 +98,7 @@ class UnknownId(UserError):
 class _RunQuery(NamedTuple):
     """A query to one run.
 
-    ``k``, ``start`` : number of items to find, and number of better items on earlier pages.
+    ``k`` : number of items to find, after the first ``start`` items (those on earlier pages).
     ``finds`` : kind of items to find.
     """
 

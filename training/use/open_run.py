@@ -193,7 +193,7 @@ class OpenedRun:
         ]
 
     def _list_word_vectors_without_file(self) -> list[str]:
-        """Return lines such as ``<setting>: file -> <other vectors>`` for word vectors that do not come from a file.
+        """Return a line ``<setting>: file -> <other vectors>`` for each setting whose word vectors do not come from a file.
 
         Papers that use word vectors read them from a file (``--words``). Without a file, a caption feature uses vectors that
         were trained on the captions, and a caption encoder trains random vectors, even with ``train_words: false``.

@@ -131,7 +131,7 @@ class Searcher:
     A text finds images, and a photo finds captions. The images are embedded at the first text, the captions at the first
     photo, or both in :meth:`load`. For order embeddings, FAISS finds candidates, and exact scores re-rank them, see
     :func:`vse.eval.search.top_k.search_corpus`. A model that scores every pair, such as SCAN, scores all items. With
-    ``n_reranked``, such a model scores only the candidates that FAISS finds by pooled vectors.
+    ``n_reranked``, such a model scores only the candidates that FAISS finds by one vector for each item.
     """
 
     def __init__(
