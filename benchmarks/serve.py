@@ -41,7 +41,7 @@ from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import create_app
 from vse.training.serve.server import PageServer
 from vse.training.training import train
-from vse.training.use.searcher import SearchOptions
+from vse.training.use.searcher import SearcherOptions
 
 TRAINED_ON, REGIONS, FEATURE = 256, 36, 32
 WORDS = ["a", "red", "blue", "green", "large", "small", "circle", "square", "star", "above", "below", "two", "man", "dog"]
@@ -115,7 +115,7 @@ def of_model(name: str, sets: Sequence[str], cache: Path, n: int) -> dict[str, o
         options=TrainOptions(device="cpu"),
     )
     served: list[ServedRuns] = []
-    options = SearchOptions(n_reranked=200, expects_many_queries=True)
+    options = SearcherOptions(n_reranked=200, expects_many_queries=True)
     load_s = seconds(lambda: served.append(ServedRuns([run], "test", [RunFileOptions()], options, "cpu")))
     server = PageServer(create_app(served[0]), "127.0.0.1", 0, 2**20)
     thread = threading.Thread(target=server.run)

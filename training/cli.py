@@ -84,12 +84,12 @@ def search_command(request: SearchCommandRequest) -> None:
     x2, y2 in pixels).
     """
     from vse.features.backbones.device import set_thread_count
-    from vse.training.share.pack import find_model_folder
+    from vse.training.share.pack import fetch_model_folder
     from vse.training.use.localise import find_phrase
     from vse.training.use.search import search_run
 
     set_thread_count(request.threads)
-    run, query, search, files = find_model_folder(request.run), request.query, request.search, request.files
+    run, query, search, files = fetch_model_folder(request.run), request.query, request.search, request.files
     if request.image is not None:
         best = find_phrase(run, request.image, query, search, files, request.device).select_best(search.k)
         for rank, (score, box) in enumerate(zip(best.scores.tolist(), best.boxes.tolist(), strict=True), 1):

@@ -127,7 +127,7 @@ class ExperimentConfig(ExperimentOutline):
         return self
 
     def _check_nested_dimensions(self, dims: Sequence[int]) -> None:
-        """Raise ValueError if this experiment cannot train embeddings whose first ``n`` numbers are embeddings, too.
+        """Raise ValueError if this experiment cannot train nested embeddings, whose first ``n`` numbers are embeddings, too.
 
         ``dims`` : the values of ``n``.
         """
@@ -186,11 +186,11 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
 
 
 def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """Return the trainable combinations of a ladder, a preset that combines features with experiments, by their names.
+    """Return the names of a ladder's combinations that can be trained, and the reasons why the others cannot, by name.
 
-    Also returns a dict from each other name to the reason why it is not trainable. For example, a similarity or solver may
-    accept only words, only single vectors or only sets. ``dataset`` is the data set whose preset may change settings; None
-    for no such changes. Raises :class:`UserError` if the ladder or an experiment is invalid, if the ladder lists a feature of
+    A ladder is a preset that combines features with experiments. A reason is, for example, that a similarity or solver accepts
+    only words, only single vectors or only sets. ``dataset`` is the data set whose preset may change settings; None for no
+    such changes. Raises :class:`UserError` if the ladder or an experiment is invalid, if the ladder lists a feature of
     captions as a feature of images or the reverse, or if no combination can be trained.
     """
     fits, misfits = [], {}

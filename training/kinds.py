@@ -68,7 +68,7 @@ class PackedEmbeddings:
         return self.lengths.cumsum(0) - self.lengths
 
     def unpack(self, rows: Tensor, longest: int | None = None) -> BatchVectors:
-        """Return the embeddings at ``rows``. Sets are padded with zeros to ``longest`` vectors; None: to the largest set."""
+        """Return the embeddings at ``rows``. Sets are padded with zeros to ``longest`` vectors; None: to the largest one."""
         if self.lengths is None:
             return (self.vectors[rows],)
         lengths = self.lengths[rows]
@@ -115,7 +115,7 @@ def is_known_full(mask: Tensor) -> bool:
 
 
 def pad_sets(sets: BatchVectors, longest: int) -> BatchVectors:
-    """Pad sets with zeros to ``longest`` vectors. Return single vectors unchanged."""
+    """Pad each set with zeros until it has ``longest`` vectors. Return single vectors unchanged."""
     if len(sets) == 1:
         return sets
     vectors, mask = sets

@@ -27,7 +27,7 @@ from vse.pipeline.options import Options
 
 
 class TrainInputs(Options):
-    """Further input files of a training. By default, the feature cache and the experiment name these files."""
+    """The input files of a training besides the feature cache. The cache and the experiment name the default files."""
 
     captions: FileOrFolderPath | None = None
     """The dataset.json of the data set.  [default: the file that the feature cache names]"""
@@ -156,8 +156,8 @@ class EmbedRequest(Options):
     force: Force = False
 
 
-class SearchRequest(Options):
-    """The options of a search in a split, without the run and the query."""
+class RunSearchOptions(Options):
+    """The options of a search with a run, without the run and the query."""
 
     k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
@@ -185,7 +185,7 @@ class SearchCommandRequest(Options):
 
     run: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     query: Annotated[Text, CliOption(is_argument=True)]
-    search: SearchRequest = SearchRequest()
+    search: RunSearchOptions = RunSearchOptions()
     files: RunFileOptions = RunFileOptions()
     image: FileOrFolderPath | None = None
     """For a run that localises phrases: the photo in which to find the phrase QUERY. The feature cache must have the boxes of

@@ -93,14 +93,14 @@ def prepare_task(
     texts = inputs.caption_cache, inputs.transformer, vocabulary
     captions = load_caption_inputs(*texts, pairs, processes.device, _feature_memory_gb(experiment), used_gb)
     if inputs.noise is not None and inputs.noise.tokens and inputs.caption_cache is not None:
-        captions = _encode_wrong_captions(captions, pairs, inputs.caption_cache, inputs, processes.device)
+        captions = _apply_caption_noise(captions, pairs, inputs.caption_cache, inputs, processes.device)
     split = RetrievalSplit(val, val_images, load_caption_inputs(*texts, val, processes.device))
     torch.manual_seed(seed)
     model = build_model(experiment.model, *describe_model_inputs(inputs.image_cache, *texts), cnn).to(processes.device)
     if inputs.word_vector_file is not None:
         initialise_word_embeddings(model, vocabulary, inputs.word_vector_file)
     if inputs.start_run is not None:
-        _load_start_weights(model, inputs.start_run, inputs, experiment)
+        _load_and_freeze_start_weights(model, inputs.start_run, inputs, experiment)
     hard_negatives = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
     task = RetrievalTask(
         settings=settings,
@@ -119,10 +119,10 @@ def prepare_task(
     return task, vocabulary
 
 
-def _encode_wrong_captions(
+def _apply_caption_noise(
     cached: CaptionInputs, pairs: Pairs, cache: FeatureCache, inputs: RunInputs, device: torch.device
 ) -> CaptionInputs:
-    """Return the captions of ``pairs`` with the wrong words that a noise file gives to some of them, as inputs of the model.
+    """Return the captions of ``pairs`` as inputs of the model. Some captions have wrong words, as the noise file demands.
 
     ``cached`` : vectors of the same captions with the correct words, from ``cache``. Only captions with wrong words are
         encoded again.
@@ -153,7 +153,7 @@ def _prepare_phrase_task(
     torch.manual_seed(seed)
     model = build_phrase_model(experiment.model, phrase_settings, inputs.image_cache, inputs.caption_cache).to(device)
     if inputs.start_run is not None:
-        _load_start_weights(model, inputs.start_run, inputs, experiment)
+        _load_and_freeze_start_weights(model, inputs.start_run, inputs, experiment)
     words = (caption.tokens for image in inputs.dataset.split("train") for caption in image.captions)
     task = PhraseTask(
         settings=settings,
@@ -193,7 +193,7 @@ def _build_image_inputs(
     return crops, build_photo_crops(extractor, inputs.dataset, val.images, settings, config=val_config), cnn
 
 
-def _load_start_weights(model: Model, base: RunFolder, inputs: RunInputs, experiment: ExperimentConfig) -> None:
+def _load_and_freeze_start_weights(model: Model, base: RunFolder, inputs: RunInputs, experiment: ExperimentConfig) -> None:
     """Load the best weights of the run ``base`` into the modules that the setting ``start_parts`` names (by default all).
 
     If ``base`` did not train the CNN, the CNN of ``model`` keeps its weights. With the setting ``freeze``, the loaded modules

@@ -20,7 +20,7 @@ WeightGroup = Literal["words", "embeddings", "biases", "norms", "vectors"]
 
 
 class ImagesConfig(Settings):
-    """The settings of the image inputs: cached features, or random crops of photos, encoded by the CNN of the cache."""
+    """The settings of the image inputs: cached features, or random crops of photos for the CNN of the cache."""
 
     source: Literal["cache", "pictures"] = Field(
         "cache",
@@ -232,13 +232,13 @@ class SolverSettings(Settings):
     def build(self, task: Any) -> Any:
         """Return a solver for ``task``: the model, its data and further settings of a training.
 
-        Raises UserError if the solver does not fit these.
+        Raises UserError if the solver does not fit the task.
         """
         return import_object(self.solver_class_path)(task)
 
 
 class GradientSettings(SolverSettings):
-    """The solver by gradient descent with Adam (VSE++ paper, section 3.2) or AdamW; see :class:`TrainConfig`."""
+    """The choice of gradient descent with Adam (VSE++ paper, section 3.2) or AdamW. :class:`TrainConfig` has its settings."""
 
     solver_class_path: ClassVar[str] = "vse.training.solvers.retrieval:RetrievalTrainer"
 

@@ -144,13 +144,13 @@ def train(
             task, vocabulary = prepare_task(experiment, opened, seed, processes, options.log_negatives)
             return experiment.solver.build(task), vocabulary
 
-        solver, vocabulary, action, best_sha256 = _build_or_resume(folder, build_solver, action, options.overwrite, processes)
+        solver, vocabulary, action, best_sha256 = _prepare_solver(folder, build_solver, action, options.overwrite, processes)
         record = {**identity, **opened.build_record(folder.path), **_build_run_record(experiment, solver, vocabulary, options)}
         extra_state: dict[str, Any] = {"identity": identity, "log_negatives": options.log_negatives}
         processes.broadcast(0)  # a barrier: no process writes to the folder before all processes have read from it
         if processes.is_first:
             if action == "start":
-                folder.write_initial_files(experiment, record)
+                folder.clear_and_write_initial_files(experiment, record)
             record["files"] = extra_state["files"] = folder.save_vocabulary_and_transformer(vocabulary, opened.transformer)
             write_json(folder.record_file, record)
             if action == "resume":
@@ -166,7 +166,7 @@ def train(
     return folder.path
 
 
-def _build_or_resume(
+def _prepare_solver(
     folder: RunFolder,
     build_solver: Callable[[], tuple[Solver, Vocabulary]],
     action: str,
@@ -176,8 +176,7 @@ def _build_or_resume(
     """Build the solver and, for a resume, restore the checkpoint.
 
     Returns the solver, the vocabulary, the action (``start`` or ``resume``), and the SHA-256 of the best weights so far (None
-    for a start). If the checkpoint is not usable, the training starts from the beginning with ``overwrite``. Without it,
-    UserError is raised.
+    for a start). If the checkpoint is not usable, raises UserError or, with ``overwrite``, starts from the beginning.
     """
     solver, vocabulary = build_solver()
     if action != "resume":
@@ -194,7 +193,7 @@ def _build_or_resume(
 
 
 def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
-    """Return the precision of all processes. ``auto`` is bf16 if the devices of all processes support it, else fp32."""
+    """Return the precision of all processes. If ``auto`` is requested, it is bf16 if all devices support it, else fp32."""
     if requested != "auto" and not processes.is_first:
         return requested  # the first process checks that its device supports it
     chosen = choose_precision(processes.device, requested, "training", "train.precision")
@@ -202,11 +201,11 @@ def _agree_on_precision(requested: str, processes: ProcessGroup) -> str:
 
 
 def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> ExperimentConfig:
-    """Return the experiment with the names of the features that the run reads, which may differ from those of the preset.
+    """Return the experiment with the names of the features that the run reads. These names may differ from the preset.
 
     Raises UserError if the solver cannot read these features.
     """
-    feature_names = _find_input_settings(experiment, inputs)
+    feature_names = _find_feature_names(experiment, inputs)
     for key, name in feature_names.items():
         if (preset := getattr(experiment, key)) != name:
             log.info("the preset %r sets %s to %r; this run reads %r", experiment.name, key, preset or "words", name)
@@ -221,10 +220,10 @@ def _apply_input_features(experiment: ExperimentConfig, inputs: RunInputs) -> Ex
     )
 
 
-def _find_input_settings(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
-    """Return the settings that name features: a dict such as ``{"feature": "fc7", "caption_feature": None}``.
+def _find_feature_names(experiment: ExperimentConfig, inputs: RunInputs) -> dict[str, str | None]:
+    """Return the names of the features that the run reads, such as ``{"feature": "fc7", "caption_feature": None}``.
 
-    The names are those of the caches that the run reads. None stands for captions as words or tokens.
+    The keys are settings of an experiment. None stands for captions as words or tokens.
     """
     backbone = read_backbone(inputs.image_cache)
     if experiment.backbone is not None and backbone is not None:
@@ -304,7 +303,7 @@ def _run_epochs(
     first, patience = solver.processes.is_first, solver.patience
     events = _open_tensorboard_writer(folder, solver.progress.epoch) if tensorboard and first else None
 
-    def save() -> None:
+    def save_checkpoint() -> None:
         if first:
             folder.save_checkpoint({**solver.state(), **extra_state, "best_sha256": best_sha256})
 
@@ -314,12 +313,12 @@ def _run_epochs(
     solver.processes.share_signals(solver.interruption)
     with solver.interruption.catch_signals():
         while not is_done():
-            solver.run_epoch(save)
+            solver.run_epoch(save_checkpoint)
             if first:
                 is_best = _is_best_epoch(solver)
                 if is_best:
                     best_sha256 = folder.save_new_best_weights(solver.validation_weights())
-                _save_epoch(folder, solver, save)
+                _save_and_log_epoch(folder, solver, save_checkpoint)
                 if is_best:
                     folder.replace_best_weights()
             if events is not None:
@@ -336,11 +335,11 @@ def _is_best_epoch(solver: Solver) -> bool:
     return "rsum" in row and solver.progress.best_row is row
 
 
-def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> None:
+def _save_and_log_epoch(folder: RunFolder, solver: Solver, save_checkpoint: Callable[[], None]) -> None:
     progress = solver.progress
     row = progress.rows[-1]
     _write_csv_files(folder, solver)
-    save()
+    save_checkpoint()
     validated = "not validated"
     if "rsum" in row:
         first = ", ".join(f"{name.removesuffix('_r1')} R@1 {row[name]:.1f}" for name in row if name.endswith("_r1"))

@@ -31,8 +31,8 @@ from vse.split_embeddings import SplitEmbeddings, embeddings
 from vse.training.options import (
     EmbedRequest,
     RunFileOptions,
+    RunSearchOptions,
     SearchCommandRequest,
-    SearchRequest,
     TrainInputs,
     TrainOptions,
     TrainRequest,
@@ -129,7 +129,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         from vse.training.use.search import search_run
 
         photos = None if corpus is None else self._find_photo_folder(as_path(corpus))
-        request = SearchRequest(k=k, split=split, corpus=None if photos else corpus, rerank=rerank, html=html)
+        request = RunSearchOptions(k=k, split=split, corpus=None if photos else corpus, rerank=rerank, html=html)
         if index is not None:
             index = index if isinstance(index, SearchIndex) else SearchIndex(index)
             changes = {"index": index.path, "index_type": index.factory, "index_parameters": index.parameters}
@@ -137,7 +137,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         text = os.fspath(query)
         given = as_path(query) if isinstance(query, os.PathLike) else text
         with self.permit_own_code():
-            hits = search_run(self.path, given, request, self._choose_files(photos), self._device, last=self._searcher_cache)
+            hits = search_run(self.path, given, request, self._choose_files(photos), self._device, self._searcher_cache)
         return SearchResults(text, hits)
 
     @public_api
@@ -151,7 +151,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         """
         from vse.training.use.localise import find_phrase
 
-        photo, request = as_path(image), SearchRequest(k=k, html=html)
+        photo, request = as_path(image), RunSearchOptions(k=k, html=html)
         with self.permit_own_code():
             hit = find_phrase(self.path, photo, phrase, request, self._file_options, self._device)
         return SearchResults(phrase, hit.select_best(k), photo)
@@ -335,7 +335,7 @@ def load(
         ```
     """
     from vse.features.backbones.device import set_thread_count
-    from vse.training.share.pack import find_model_folder
+    from vse.training.share.pack import fetch_model_folder
 
     set_thread_count(threads)
     files = RunFileOptions(
@@ -344,4 +344,4 @@ def load(
         caption_features=caption_features,
         weights_dir=as_path(weights_dir or os.environ.get("VSE_WEIGHTS_DIR") or None),
     )
-    return TrainedModel(find_model_folder(as_path(run)), files, device or os.environ.get("VSE_DEVICE") or "auto", allow_code)
+    return TrainedModel(fetch_model_folder(as_path(run)), files, device or os.environ.get("VSE_DEVICE") or "auto", allow_code)

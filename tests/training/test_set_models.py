@@ -24,7 +24,7 @@ from vse.training.solvers.encode import encode_split
 from vse.training.training import train
 from vse.training.use.embed import embed_split
 from vse.training.use.model import load_run
-from vse.training.use.search import SearchRequest, search_run
+from vse.training.use.search import RunSearchOptions, search_run
 
 MODEL = [
     "model.image_encoder={name: weldon, channels: 10, k_max: 3, k_min: 2}",
@@ -60,9 +60,9 @@ def test_it_trains_on_maps_and_is_validated_on_larger_ones(small: Path, large: P
     assert state(run)["rows"][-1]["loss"] < state(run)["rows"][0]["loss"]
     assert load_run(run, "test").image_cache.path.samefile(large)
     dataset = load_dataset_file(demo)
-    (first, *_) = search_run(run, dataset.image_path(dataset.split("test")[3]), SearchRequest(k=5))
+    (first, *_) = search_run(run, dataset.image_path(dataset.split("test")[3]), RunSearchOptions(k=5))
     assert first.image_id is not None
-    assert len(search_run(run, "a red circle", SearchRequest(k=3))) == 3
+    assert len(search_run(run, "a red circle", RunSearchOptions(k=3))) == 3
 
 
 def test_photos_through_the_frozen_cnn_are_read_as_maps(small: Path, tmp_path: Path) -> None:

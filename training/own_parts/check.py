@@ -151,7 +151,7 @@ def _check_ranking_loss(loss: RankingLoss, n_more_negatives: int) -> None:
     scores = torch.rand(negatives.shape, generator=torch.Generator().manual_seed(0)) * 0.5
     scores[positives, positives] -= 0.5  # each positive is below all negatives, so that every loss has a gradient
     arguments = {"scores": scores, "positives": positives, "negatives": negatives}
-    gradient, value = _differentiate(loss, arguments, RANKING_FORM)
+    gradient, value = _compute_gradient_and_cost(loss, arguments, RANKING_FORM)
     unrelated = ~negatives
     unrelated[positives, positives] = False
     if loss.same_image != "positive" and gradient[unrelated].any():
@@ -174,12 +174,13 @@ def _check_ranking_loss(loss: RankingLoss, n_more_negatives: int) -> None:
 
 def _check_pair_loss(loss: PairLoss) -> None:
     labels = torch.tensor([1.0, 1, -1, -1])
-    gradient, _ = _differentiate(loss, {"scores": torch.tensor([-0.4, 0.2, 0.3, -0.1]), "labels": labels}, PAIR_FORM)
+    arguments = {"scores": torch.tensor([-0.4, 0.2, 0.3, -0.1]), "labels": labels}
+    gradient, _ = _compute_gradient_and_cost(loss, arguments, PAIR_FORM)
     if gradient[labels > 0].sum() > 0:
         raise _loss_error(loss, "a higher score of the positives costs more; the sign is the wrong way round", PAIR_FORM)
 
 
-def _differentiate(loss: RankingLoss | PairLoss, arguments: dict[str, Tensor], form: str) -> tuple[Tensor, float]:
+def _compute_gradient_and_cost(loss: RankingLoss | PairLoss, arguments: dict[str, Tensor], form: str) -> tuple[Tensor, float]:
     """Return the gradient of the cost with respect to the scores, and the cost.
 
     ``form`` : text that describes how such a loss is written, for error messages.

@@ -24,7 +24,7 @@ CoordinateUse = Literal["none", "appended", "alone"]
 N_COORDINATES = 5
 
 
-class BoxFeatures(CachedFeatures):
+class RegionFeatures(CachedFeatures):
     """The regions of some images in a cache, image after image, with their boxes.
 
     ``memory_gb`` limits the memory of the vectors, in units of 1e9 bytes. Other features already use ``used_gb`` of it.
@@ -75,7 +75,7 @@ class BoxFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """Regions as inputs of a model. An index selects a candidate or, from ``len(candidates)`` on, a ground-truth region.
+    """Regions as inputs of a model. Indices below ``len(candidates)`` are candidates; higher ones are ground-truth regions.
 
     ``candidates`` : candidate regions. The model ranks them for a phrase.
     ``truths`` : ground-truth regions of phrases; None if only candidates are read.
@@ -85,7 +85,7 @@ class RegionInputs:
     """
 
     def __init__(
-        self, candidates: BoxFeatures, truths: BoxFeatures | None, coordinates: CoordinateUse, device: torch.device
+        self, candidates: RegionFeatures, truths: RegionFeatures | None, coordinates: CoordinateUse, device: torch.device
     ) -> None:
         if truths is not None and truths.dim != candidates.dim:
             raise UserError(
@@ -95,7 +95,7 @@ class RegionInputs:
 
     @property
     def dim(self) -> int:
-        return region_input_dim(self.candidates.dim, self._coordinates)
+        return compute_region_input_dim(self.candidates.dim, self._coordinates)
 
     def read(self, regions: Indices) -> Float[Tensor, "n dim"]:
         is_truth = regions >= len(self.candidates)
@@ -106,7 +106,7 @@ class RegionInputs:
             vectors[torch.from_numpy(chosen).to(self._device)] = self._read_from(source, regions[chosen] - first)
         return vectors
 
-    def _read_from(self, source: BoxFeatures, regions: Indices) -> Tensor:
+    def _read_from(self, source: RegionFeatures, regions: Indices) -> Tensor:
         if self._coordinates == "none":
             return source.read_region_vectors(regions)
         coordinates = move_tensor(torch.from_numpy(source.compute_coordinates(regions)).float(), self._device)
@@ -115,7 +115,7 @@ class RegionInputs:
         )
 
 
-def region_input_dim(dim: int, coordinates: CoordinateUse) -> int:
+def compute_region_input_dim(dim: int, coordinates: CoordinateUse) -> int:
     """Return the length of a model's input for a region: ``dim`` numbers of its vector, coordinates of its box, or both."""
     return {"none": dim, "appended": dim + N_COORDINATES, "alone": N_COORDINATES}[coordinates]
 
@@ -135,7 +135,7 @@ def flatten_ranges(
 
 
 def sample_one_per_row(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """Choose a random element of each row. Return the position of this element, or -1 for a row without elements.
+    """Choose a random element of each row. Return its position in ``rows``, or -1 for a row without elements.
 
     ``rows`` holds the row to which each element belongs.
     """
@@ -167,9 +167,9 @@ def sample_mask_per_row(
 def pad_lists(
     rows: Int[np.ndarray, " total"], values: Int[np.ndarray, " total"], n_rows: int
 ) -> tuple[Int[np.ndarray, "n_rows longest"], Bool[np.ndarray, "n_rows longest"]]:
-    """Return a matrix whose rows hold the ``values`` of each list, padded with 0, and a mask that is False for the padding.
+    """Return a matrix with a list in each row, padded with 0, and a mask that is False for the padding.
 
-    ``rows`` holds the row of each value, in ascending order.
+    ``values`` holds the values of all lists, and ``rows`` the row of each value, in ascending order.
     """
     counts = np.bincount(rows, minlength=n_rows)
     mask = np.arange(counts.max(initial=0)) < counts[:, None]
@@ -200,7 +200,7 @@ class KeyedSets:
     def sample_other_values(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
-        """Return for each key a random value other than the one in ``values``, or -1 if the key has no other value."""
+        """Return for each key a random value of its set other than the one in ``values``, or -1 without other values."""
         counts, starts = self._counts[keys], self._starts[keys]
         own = np.searchsorted(self._pair_codes, keys * self._value_bound + values) - starts
         steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
@@ -241,20 +241,21 @@ class PhraseArrays:
         return located
 
 
-def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhraseArrays:
-    """Return the phrases of some images, with ``located`` only phrases with a box. Raises UserError if no phrase is left."""
+def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], only_with_box: bool = False) -> PhraseArrays:
+    """Return the phrases of some images, all or those with a box. Raises UserError if there are no such phrases."""
     index_of_image = {image.imgid: index for index, image in enumerate(images)}
     text_ids = {text: index for index, text in enumerate(list_phrase_texts(dataset))}
     chains: dict[tuple[int, str | int], int] = {}
     rows = []
     for mention in list_mentions(dataset):
         phrase, image = mention.phrase, index_of_image.get(mention.image.imgid)
-        if image is None or (located and phrase.truth_box is None):
+        if image is None or (only_with_box and phrase.truth_box is None):
             continue
         chain = chains.setdefault((image, phrase.chain or mention.phrase_id), len(chains))
         rows.append((image, mention, text_ids[mention.text], chain))
     if not rows:
-        raise UserError(f"{dataset.path}: no phrase {'with a box ' if located else ''}in these images; see docs/phrases.md")
+        kind = "phrase with a box" if only_with_box else "phrase"
+        raise UserError(f"{dataset.path}: no {kind} in these images; see docs/phrases.md")
     rows.sort(key=lambda row: row[0])
     found = [mention for _, mention, _, _ in rows]
     return PhraseArrays(
@@ -270,10 +271,10 @@ def build_phrase_arrays(dataset: Dataset, images: Sequence[Image], located: bool
     )
 
 
-def find_truth_regions(phrases: PhraseArrays, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
+def find_truth_regions(phrases: PhraseArrays, truths: RegionFeatures, cache_name: str) -> Int[np.ndarray, " n"]:
     """Return the index in ``truths`` of each phrase's ground-truth region.
 
-    Raises UserError if a phrase's box is not in ``truths``. The message refers to the cache of ``truths`` by ``name``.
+    Raises UserError if a phrase's box is not in ``truths``. The message names the cache of ``truths`` as ``cache_name``.
     """
     keys = zip(truths.image_indices.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     index_of_box = {key: index for index, key in enumerate(keys)}
@@ -283,8 +284,8 @@ def find_truth_regions(phrases: PhraseArrays, truths: BoxFeatures, name: str) ->
         first = indices.index(-1)
         box = ", ".join(f"{side:g}" for side in phrases.truth_boxes[first].tolist())
         raise UserError(
-            f"{name}: {indices.count(-1)} of {len(indices)} ground-truth boxes have no features, the first is ({box}) of "
-            f"image {phrases.image_ids[phrases.image_indices[first]]}; extract it with boxes: phrases, of this very "
+            f"{cache_name}: {indices.count(-1)} of {len(indices)} ground-truth boxes have no features, the first is ({box}) "
+            f"of image {phrases.image_ids[phrases.image_indices[first]]}; extract it with boxes: phrases, of this very "
             "dataset.json"
         )
     return np.asarray(indices, np.int64)

@@ -18,9 +18,9 @@ from vse.training.losses.base import Cost, PairLoss, QueryScores
 from vse.training.losses.ranking import RankingLoss, add_neighbourhood_cost, find_neighbours
 from vse.training.models.similarities.base import Scores, Similarity
 from vse.training.phrases.arrays import (
-    BoxFeatures,
     KeyedSets,
     PhraseArrays,
+    RegionFeatures,
     flatten_ranges,
     pad_lists,
     sample_mask_per_row,
@@ -29,7 +29,7 @@ from vse.training.phrases.arrays import (
 
 
 class PositiveRegionSettings(Settings):
-    """The settings that define positive regions of a phrase (two-branch paper, section 4.1)."""
+    """The settings that decide which regions are positive for a phrase (two-branch paper, section 4.1)."""
 
     positives: Literal["truth", "augmented"] = Field(
         "augmented",
@@ -39,7 +39,7 @@ class PositiveRegionSettings(Settings):
 
 
 class SamplingSettings(PositiveRegionSettings):
-    """The settings that define and sample negatives (two-branch paper, Algorithm 1)."""
+    """The settings that decide which candidate regions are used as negatives (two-branch paper, Algorithm 1)."""
 
     negative_iou: float = Field(
         0.3, gt=0, le=1, description="IoU with the ground-truth region below which candidates are negatives"
@@ -82,7 +82,7 @@ class CandidateSampler:
     def __init__(
         self,
         pairs: PhraseArrays,
-        candidates: BoxFeatures,
+        candidates: RegionFeatures,
         truth_indices: Int[np.ndarray, " n_pairs"],
         settings: SamplingSettings,
     ) -> None:
@@ -91,10 +91,10 @@ class CandidateSampler:
     def find_positives_and_negatives(
         self, batch: Indices, rng: np.random.Generator
     ) -> tuple[BatchCandidates, BatchCandidates]:
-        """Return all positive candidates of a batch of pairs, and negative candidates.
+        """Return the positive and the negative candidates of a batch of pairs.
 
         The IoU with the ground-truth box of the pair decides whether a candidate is positive, negative or neither. If
-        ``settings.candidates`` is set, negatives come from a random sample of the candidates of each image.
+        ``settings.candidates`` is set, only a random sample of each image's candidates can be negative.
         """
         images = self.pairs.image_indices[batch]
         rows, regions = flatten_ranges(self.candidates.region_starts[images], self.candidates.region_counts[images])
@@ -158,14 +158,14 @@ class TripletBatch:
 class TripletSampler(CandidateSampler):
     """A sampler of triplets for the embedding network (two-branch paper, Algorithm 1, steps 2 and 3).
 
-    Texts that may describe a pair's region as well are no negatives: the texts of phrases with the same ground-truth box as
-    the pair's phrase, or in the same coreference chain. A chain holds the phrases of an image that mention one object.
+    A text that may describe a pair's region is not a negative for the pair. Such a text belongs to a phrase that has the
+    ground-truth box of the pair's phrase, or is in its coreference chain (the phrases of an image that mention one object).
     """
 
     def __init__(
         self,
         pairs: PhraseArrays,
-        candidates: BoxFeatures,
+        candidates: RegionFeatures,
         truth_indices: Int[np.ndarray, " n_pairs"],
         settings: SamplingSettings,
     ) -> None:
@@ -226,10 +226,10 @@ class TripletSampler(CandidateSampler):
     def _sample_second_texts(self, batch: Indices, regions: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
         """Sample a second text for each region of the batch that has a single text (two-branch paper, Algorithm 1, 3c i).
 
-        The second text is another text for the same object, from the phrase's coreference chain. Returns the position of
-        the region's first pair in the batch, and the index of the second text, for each region with such a text.
+        The second text is another text for the same object, from the phrase's coreference chain. For each region with
+        such a text, returns the position of the region's first pair in the batch, and the index of the second text.
         """
-        rows = _find_first_rows_with_one_partner(regions, self.pairs.text_indices[batch])
+        rows = _find_single_partner_rows(regions, self.pairs.text_indices[batch])
         others = self._texts_by_chain.sample_other_values(
             self.pairs.chain_indices[batch[rows]], self.pairs.text_indices[batch[rows]], rng
         )
@@ -243,12 +243,12 @@ class TripletSampler(CandidateSampler):
         positive: BatchCandidates,
         rng: np.random.Generator,
     ) -> tuple[Indices, Indices]:
-        """Sample a second region for each text of the batch that has a single one (two-branch paper, Algorithm 1, 3c ii).
+        """Sample a second region for each text of the batch that has a single region (two-branch paper, Algorithm 1, 3c ii).
 
-        Returns the position of the text's first pair in the batch, and the index of the second region, for each text with
-        another positive region. With ``positives: truth``, the results are empty.
+        For each text with another positive region, returns the position of the text's first pair in the batch, and the index
+        of the second region. With ``positives: truth``, the results are empty.
         """
-        single_rows = _find_first_rows_with_one_partner(text_indices, regions)
+        single_rows = _find_single_partner_rows(text_indices, regions)
         if self.settings.positives == "truth":
             return single_rows[:0], single_rows[:0]
         rows = np.concatenate([np.arange(len(truth_indices)), positive.pair_rows])
@@ -266,7 +266,7 @@ class TripletSampler(CandidateSampler):
         return negatives
 
 
-def triplet_cost(
+def compute_triplet_cost(
     batch: TripletBatch,
     regions: Float[Tensor, "n_regions dim"],
     phrases: Float[Tensor, "n_texts dim"],
@@ -277,7 +277,7 @@ def triplet_cost(
 
     ``regions``, ``phrases`` : embeddings of the regions and texts of ``batch``.
     ``loss`` : ``lambda1`` is the weight of triplets whose query is a region, ``lambda2`` of triplets whose query is a
-        phrase. ``lambda3`` and ``lambda4`` are the weights of the neighbourhood constraints among regions, and phrases.
+        phrase. ``lambda3`` and ``lambda4`` are the weights of the neighbourhood constraints among regions and among phrases.
     """
     device = regions.device
     query_scores = _select_query_scores(batch, similarity((regions,), (phrases,)), device)
@@ -315,15 +315,15 @@ def _select_query_scores(batch: TripletBatch, scores: Scores, device: torch.devi
     return region_scores, QueryScores(t2i[candidates, texts[:, None]], torch.zeros_like(texts), negatives)
 
 
-def _find_first_rows_with_one_partner(keys: Indices, partners: Indices) -> Indices:
-    """Return the position of the first pair of each region that occurs with a single text, in ascending order.
+def _find_single_partner_rows(items: Indices, partners: Indices) -> Indices:
+    """Return the first position of each item that occurs with a single partner only, in ascending order.
 
-    ``keys`` has the region of each pair and ``partners`` the text. If both are exchanged, regions and texts are exchanged.
+    Pair k consists of ``items[k]`` and ``partners[k]``: a region and a text, or a text and a region.
     """
-    keys_of_pairs = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
-    different_keys, n_partners = np.unique(keys_of_pairs, return_counts=True)
-    same_keys, first_rows = np.unique(keys, return_index=True)
-    assert np.array_equal(same_keys, different_keys)
+    items_of_pairs = np.unique(np.stack([items, partners], 1), axis=0)[:, 0]
+    different_items, n_partners = np.unique(items_of_pairs, return_counts=True)
+    same_items, first_rows = np.unique(items, return_index=True)
+    assert np.array_equal(same_items, different_items)
     return np.sort(first_rows[n_partners == 1])
 
 
@@ -332,7 +332,7 @@ class LabelledBatch:
     """Regions and phrases to embed, and labelled pairs of a region and a phrase.
 
     ``region_indices``, ``text_indices`` : indices of regions and of texts in the data set, without repetition.
-    ``pair_regions``, ``pair_texts`` : position of each pair's region in ``region_indices``, of its text in ``text_indices``.
+    ``pair_regions``, ``pair_texts`` : position of each pair's region and text in these arrays.
     ``labels`` : 1 for a positive pair, -1 for a negative pair.
     """
 
@@ -369,8 +369,8 @@ def _sample_negative_per_positive(
     ``negative`` : negative candidates of the phrases.
     ``n_rows`` : number of phrases of the batch.
 
-    Instead of a phrase without negative candidates, the result has another phrase of the batch, with a negative candidate.
-    If no phrase has a negative candidate, the result is empty.
+    If a phrase has no negative candidates, the result has a random other phrase with one in its place. If
+    no phrase of the batch has a negative candidate, the result is empty.
     """
     rows_with_negatives = np.unique(negative.pair_rows)
     if not len(rows_with_negatives):
@@ -382,7 +382,7 @@ def _sample_negative_per_positive(
     return BatchCandidates(source_rows, negative.region_indices[starts + rng.integers(0, counts)])
 
 
-def pair_cost(
+def compute_pair_cost(
     batch: LabelledBatch,
     regions: Float[Tensor, "n_regions dim"],
     phrases: Float[Tensor, "n_texts dim"],

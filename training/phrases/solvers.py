@@ -22,8 +22,8 @@ from vse.training.phrases.batches import (
     SamplingSettings,
     TripletBatch,
     TripletSampler,
-    pair_cost,
-    triplet_cost,
+    compute_pair_cost,
+    compute_triplet_cost,
 )
 from vse.training.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
 from vse.training.solvers.base import Solver, TrainingTask
@@ -39,7 +39,7 @@ _IMAGES_PER_BLOCK = 32  # images whose pairs are in memory at once
 
 
 class PhraseGradientSettings(PhraseSettings, SamplingSettings):
-    """Regions and phrases matched by gradient descent (two-branch paper, section 4).
+    """The settings of a solver that matches regions with phrases by gradient descent (two-branch paper, section 4).
 
     A ranking loss, such as ``top``, trains on triplets, like the paper's embedding network. The loss ``logistic`` trains on
     pairs, like the paper's similarity network.
@@ -69,7 +69,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
 
     @property
     def chance_rsum(self) -> float:
-        return _CHANCE_FACTOR * self.task.val_split.expected_random_rsum()
+        return _CHANCE_FACTOR * self.task.val_split.compute_random_rsum()
 
     def batches(self, epoch: int) -> Sequence[Indices]:
         settings, pairs = self.settings, self.task.train_split.phrases
@@ -95,10 +95,10 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         with autocast(self.settings.precision, self.device) if self.model.scores_every_pair else nullcontext():
             if isinstance(samples, TripletBatch):
                 assert isinstance(loss, RankingLoss)
-                cost = triplet_cost(samples, regions, phrases, similarity, loss)
+                cost = compute_triplet_cost(samples, regions, phrases, similarity, loss)
             else:
                 assert isinstance(loss, PairLoss)
-                cost = pair_cost(samples, regions, phrases, similarity, loss)
+                cost = compute_pair_cost(samples, regions, phrases, similarity, loss)
         self.scale_cost(cost.value, loss).backward()  # type: ignore[no-untyped-call]
         if self.ends_update():
             self.update_weights()
@@ -106,7 +106,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
 
 
 class PhraseCcaSettings(PhraseSettings, CommonCcaSettings):
-    """Canonical correlation analysis (CCA) of positive region-phrase pairs, the linear baseline of the two-branch paper."""
+    """The settings of canonical correlation analysis (CCA) of region-phrase pairs, the two-branch paper's linear baseline."""
 
     name: Literal["phrases_cca"] = "phrases_cca"
     uses_loss: ClassVar = False
@@ -117,7 +117,7 @@ class PhraseCcaSettings(PhraseSettings, CommonCcaSettings):
 
 
 class PhraseCcaSolver(CcaSolver, PhraseSolver):
-    """CCA of each phrase with its ground-truth region and, with ``positives: augmented``, with candidates that overlap it."""
+    """A solver by canonical correlation analysis (CCA) of phrases with their positive regions (setting ``positives``)."""
 
     task: PhraseTask
 

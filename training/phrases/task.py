@@ -26,15 +26,15 @@ from vse.training.data.pairs import describe_cache_input, select_images_with_fea
 from vse.training.kinds import InputKind
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.phrases.arrays import (
-    BoxFeatures,
     CoordinateUse,
     PhraseArrays,
+    RegionFeatures,
     RegionInputs,
     build_phrase_arrays,
     check_phrase_cache,
+    compute_region_input_dim,
     find_truth_regions,
     flatten_ranges,
-    region_input_dim,
 )
 from vse.training.phrases.batches import PositiveRegionSettings
 from vse.training.run.inputs import RunInputs
@@ -50,7 +50,7 @@ _TEXTS_PER_BLOCK = 2048  # texts that are embedded at once
 
 
 class PhraseInputs(Protocol):
-    """Vectors of phrases, as inputs of a model. One implementation is :class:`vse.training.data.images.CachedFeatures`."""
+    """An object that returns the vectors of phrases, such as :class:`vse.training.data.images.CachedFeatures`."""
 
     def read(self, indices: Indices) -> tuple[Tensor, ...]:
         """Return the model's inputs for the texts at ``indices``."""
@@ -92,7 +92,7 @@ class PhraseSplit:
         boxes = self.region_inputs.candidates.boxes[self.candidate_indices[rows]]
         return rank_phrases(scores[rows], boxes, offsets, self.phrases.truth_boxes[located], iou)
 
-    def recall_bound(self) -> float:
+    def compute_recall_bound(self) -> float:
         """Return the percentage of phrases with a box for which at least one candidate is right. No R@K can be higher.
 
         A candidate is right if it overlaps the ground-truth box enough, see :meth:`rank_candidates`.
@@ -100,7 +100,7 @@ class PhraseSplit:
         ranks = self.rank_candidates(np.zeros(int(self.score_offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED_RANK).mean())
 
-    def expected_random_rsum(self) -> float:
+    def compute_random_rsum(self) -> float:
         """Return the ``rsum`` (the sum of R@1, R@5 and R@10) that random scores are expected to have.
 
         The k best candidates of a phrase are treated as k independent random draws, so the result is an approximation.
@@ -112,9 +112,9 @@ class PhraseSplit:
         return float(sum(100 * (1 - (1 - share) ** k).mean() for k in DEFAULT_KS))
 
 
-def compute_recalls(outcome: PhraseRanks) -> dict[str, float]:
+def compute_recalls(phrase_ranks: PhraseRanks) -> dict[str, float]:
     """Return R@1, R@5 and R@10 of phrases, in percent, and their sum ``rsum``."""
-    found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in DEFAULT_KS}
+    found = {f"phrase_r{k}": float(100 * (phrase_ranks.ranks < k).mean()) for k in DEFAULT_KS}
     return {**found, "rsum": sum(found.values())}
 
 
@@ -260,7 +260,8 @@ class PhraseSolver(Solver):
         if task.settings.validate_fold is not None:
             raise UserError("train.validate_fold: candidates are ranked within their image, not within a fold")
         super().__init__(task)
-        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val_split.recall_bound())
+        bound = task.val_split.compute_recall_bound()
+        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", bound)
 
     @property
     def n_pairs(self) -> int:
@@ -278,10 +279,10 @@ def build_training_split(
     assert inputs.truth_cache is not None
     splits = ["train", "restval"] if train.restval else ["train"]
     images = _select_images_with_regions(inputs.dataset, splits, inputs.image_cache, inputs.truth_cache)
-    phrases = build_phrase_arrays(inputs.dataset, images, located=True)
+    phrases = build_phrase_arrays(inputs.dataset, images, only_with_box=True)
     memory_gb = train.memory_gb if train.features_in_memory and phrase_settings.coordinates != "alone" else 0.0
-    truths = BoxFeatures(inputs.truth_cache, phrases.image_ids, device, memory_gb)
-    candidates = BoxFeatures(inputs.image_cache, phrases.image_ids, device, memory_gb, truths.size_in_memory_gb)
+    truths = RegionFeatures(inputs.truth_cache, phrases.image_ids, device, memory_gb)
+    candidates = RegionFeatures(inputs.image_cache, phrases.image_ids, device, memory_gb, truths.size_in_memory_gb)
     regions = RegionInputs(candidates, truths, phrase_settings.coordinates, device)
     truth_indices = len(candidates) + find_truth_regions(phrases, truths, str(inputs.truth_cache.path))
     used_gb = truths.size_in_memory_gb + candidates.size_in_memory_gb
@@ -299,7 +300,7 @@ def build_evaluation_split(
 ) -> PhraseSplit:
     """Return all phrases of some images, with the candidate boxes in ``cache``."""
     phrases = build_phrase_arrays(dataset, images)
-    candidates = BoxFeatures(cache, phrases.image_ids, device)
+    candidates = RegionFeatures(cache, phrases.image_ids, device)
     return PhraseSplit(phrases, RegionInputs(candidates, None, phrase_settings.coordinates, device), texts)
 
 
@@ -355,6 +356,6 @@ def build_phrase_model(
 ) -> Model:
     """Return the model that scores regions with phrases."""
     assert phrases is not None, "words are refused before"
-    dim = region_input_dim(candidates.dim, phrase_settings.coordinates)
+    dim = compute_region_input_dim(candidates.dim, phrase_settings.coordinates)
     regions = InputSpec(InputKind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
     return build_model(config, regions, describe_cache_input(phrases))

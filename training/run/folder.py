@@ -155,7 +155,7 @@ class RunFolder:
         """Return a cache object without rows, which describes a feature of the run. The cache file need not exist.
 
         ``record`` is the value that ``run.json`` has for the feature, for example under the key ``features``. If an earlier
-        version wrote the value, it has no description of the feature, and the cache file must exist.
+        version of vse wrote this value, it has no description of the feature, and the cache file must exist.
         """
         path = self.path / str(record["path"])
         if "description" not in record:
@@ -177,7 +177,7 @@ class RunFolder:
         for file in self.output_files:
             check_output(file, kind, inputs)
 
-    def write_initial_files(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
+    def clear_and_write_initial_files(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
         """Delete the files of an earlier run. Write the settings, copies of the user code that they name, and ``run.json``."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
@@ -310,7 +310,7 @@ def _check_hash(content: bytes) -> None:
         raise ValueError(f"its bytes changed since they were written: the checksum of {damaged} differs")
 
 
-def relative_path(target: Path, folder: Path) -> str:
+def build_relative_path(target: Path, folder: Path) -> str:
     """Return the path of ``target`` relative to ``folder``. The path stays valid if both are moved together."""
     return Path(os.path.relpath(target, folder)).as_posix()
 
@@ -324,10 +324,10 @@ def decide_start_or_resume(
 ) -> str:
     """Decide what a training does: ``start``, ``resume``, or ``nothing`` if the folder has the same run and it is finished.
 
-    Raises UserError if the folder has a run with other settings or inputs, or an unfinished run, and no option allows to
-    replace or continue it.
+    Raises UserError if the folder has a run with other settings or inputs, or an unfinished run, unless an option replaces or
+    continues this run.
 
-    ``identity`` : seed, keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.build_identity`.
+    ``identity`` : seed, cache keys and checksums of the inputs, see :meth:`vse.training.run.inputs.RunInputs.build_identity`.
     ``precision`` : requested precision; ``auto`` accepts a finished run of any precision.
     """
 

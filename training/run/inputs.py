@@ -1,4 +1,4 @@
-"""Open and check the inputs of a run, record their keys and checksums, and count test images that were training images."""
+"""Open and check the inputs of a run, record their checksums, and count test images that were training images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from vse.training.models.build import Model
 from vse.training.models.encoders.base import EncoderSettings
 from vse.training.models.encoders.recurrent import WordReader
 from vse.training.options import TrainInputs
-from vse.training.run.folder import RunFolder, relative_path
+from vse.training.run.folder import RunFolder, build_relative_path
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class RunInputs:
         return InputKind.WORDS if self.transformer is None else InputKind.TOKENS
 
     def build_identity(self, seed: int) -> dict[str, Any]:
-        """Return the seed, and the keys and checksums of the inputs. A run can be resumed only with the same values.
+        """Return the seed, and the cache keys and checksums of the inputs. A run can be resumed only with the same values.
 
         The value for an input that the run does not have is None.
         """
@@ -131,7 +131,7 @@ class RunInputs:
         """Return the entries of ``run.json`` that describe the inputs. Paths are relative to the run folder ``folder``."""
 
         def describe(cache: FeatureCache) -> dict[str, Any]:
-            path = relative_path(cache.path, folder)
+            path = build_relative_path(cache.path, folder)
             return {
                 **{"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor_identity)},
                 "description": describe_feature(cache).model_dump(mode="json"),
@@ -144,15 +144,15 @@ class RunInputs:
         }
         optional = {
             **{name: None if cache is None else describe(cache) for name, cache in caches.items()},
-            "start_from": None if self.start_run is None else relative_path(self.start_run.path, folder),
+            "start_from": None if self.start_run is None else build_relative_path(self.start_run.path, folder),
             "transformer_commit": None if self.transformer is None else self.transformer.commit,
-            "words": None if self.word_vector_file is None else relative_path(self.word_vector_file, folder),
+            "words": None if self.word_vector_file is None else build_relative_path(self.word_vector_file, folder),
             "noise": None if self.noise is None else self.noise.label,
-            "noise_file": None if self.noise_file is None else relative_path(self.noise_file, folder),
+            "noise_file": None if self.noise_file is None else build_relative_path(self.noise_file, folder),
         }
         return {
             "features": describe(self.image_cache),
-            "captions": relative_path(self.dataset.path, folder),
+            "captions": build_relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
             **{name: value for name in ("fold", "parent") if (value := getattr(self.dataset, name))},
             "data": compute_data_checksums(self.eval_image_cache, self.dataset).model_dump(),
@@ -224,10 +224,10 @@ def open_inputs(
 def _open_cache(
     cache: FeatureCache, feature: str | None, path: Path | None, hint: str, dataset: str | None = None
 ) -> FeatureCache | None:
-    """Open the cache in ``path``. If ``path`` is None, open the cache of ``feature`` in the folder of ``cache``.
+    """Open the cache in ``path`` or, if it is None, the default file for ``feature``. Return None if both are None.
 
-    This default file is ``<dataset>_<feature>.h5``. If it is missing or ``dataset`` is None, its name begins with the
-    data set of ``cache``. Returns None if ``path`` and ``feature`` are None. ``hint`` ends the error for a missing file.
+    The default file lies next to ``cache``. It is ``<dataset>_<feature>.h5`` or, if there is no such file, the file whose name
+    begins with the data set of ``cache`` instead. ``hint`` ends the error for a missing file.
     """
     if feature is None and path is None:
         return None
@@ -258,7 +258,7 @@ def _find_start_run(
 ) -> RunFolder | None:
     """Return the run whose weights are the initial weights of a training, or None for random weights.
 
-    ``path`` : folder of this run; None: that of the experiment ``start_from`` with the seed ``seed``.
+    ``path`` : folder of this run; None: the default folder for ``dataset``, the experiment ``start_from`` and ``seed``.
     """
     if experiment.start_from is None and path is None:
         return None
@@ -308,7 +308,8 @@ def count_leaked_images(
         return 0
     splits = ("train", "restval") if restval else ("train",)
     training_images = [image for image in own.images if image.split in splits]
-    shared = find_same_images(test_dataset.split(split), training_images, _photo_checksums(cache), _photo_checksums(own_cache))
+    checksums = _read_photo_checksums(cache), _read_photo_checksums(own_cache)
+    shared = find_same_images(test_dataset.split(split), training_images, *checksums)
     if not shared:
         return 0
     image, twin = shared[0]
@@ -322,7 +323,7 @@ def count_leaked_images(
     return len(shared)
 
 
-def _photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
+def _read_photo_checksums(cache: FeatureCache) -> dict[int, bytes]:
     """Return the SHA-256 of each image file by image id, or an empty dict if the cache was not computed from image files."""
     if "imported" in cache.provenance or read_backbone(cache) is not None:
         return {}

@@ -1,4 +1,4 @@
-"""The loaded runs of vse-serve, which answer several waiting queries in one batch, and the photos of the searched images."""
+"""The runs that vse-serve has loaded, their answers to batches of queries, and the photo files of the searched images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from vse.training.run.inputs import find_training_dataset_file
 from vse.training.serve.page import SMALL_PHOTO_SIDE, ItemKind, RunAnswer, SplitImage, read_photo
 from vse.training.use.corpus import describe_searched_images, find_default_split
 from vse.training.use.model import EncodedQuery, Query, TrainedRun
-from vse.training.use.searcher import SearchAnswer, Searcher, SearchOptions, SearchQuery, load_run_for_search
+from vse.training.use.searcher import SearchAnswer, Searcher, SearcherOptions, SearchQuery, load_run_for_search
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 
 
-class QueryBatches(Generic[BatchedQuery, Answer]):
+class QueryBatcher(Generic[BatchedQuery, Answer]):
     """A thread that answers the queries of other threads in batches.
 
     Queries that arrive during a computation form the next batch. The thread never waits for further queries to arrive.
@@ -98,7 +98,7 @@ class UnknownId(UserError):
 class _RunQuery(NamedTuple):
     """A query to one run.
 
-    ``k``, ``start`` : number of items to find, and number of better items on earlier pages.
+    ``k`` : number of items to find, after the first ``start`` items (those on earlier pages).
     ``finds`` : kind of items to find.
     """
 
@@ -116,7 +116,7 @@ class ServedRun:
     """A loaded run, and the kinds of queries that the run can read.
 
     ``attends`` : True if the page can display the attention between a query and a hit.
-    ``batches`` : thread that uses the model and answers waiting queries in batches.
+    ``batcher`` : thread that uses the model and answers waiting queries in batches.
     """
 
     name: str
@@ -124,7 +124,7 @@ class ServedRun:
     reads_texts: bool
     reads_photos: bool
     attends: bool
-    batches: QueryBatches[_RunQuery, _AnswerWithRemark]
+    batcher: QueryBatcher[_RunQuery, _AnswerWithRemark]
 
     def reads(self, query: Query | SplitImage) -> bool:
         """Return whether the run can read a query. It can always read an image of the split, whose features are cached."""
@@ -149,7 +149,7 @@ class ServedRuns:
         runs: Sequence[Path],
         split: str | None,
         files: Sequence[RunFileOptions],
-        options: SearchOptions,
+        options: SearcherOptions,
         device: str = "auto",
     ) -> None:
         self.runs = _load_runs(runs, split, files, options, device)
@@ -158,7 +158,7 @@ class ServedRuns:
         self.split = split or find_default_split(self.dataset)
         self._image_ids = {int(image_id) for searcher in searchers for image_id in searcher.trained.split.pairs.image_ids}
         self.n_images = len(self._image_ids)
-        self.description = describe_searched_images(searchers[0].trained, self.split)
+        self.searched_images_text = describe_searched_images(searchers[0].trained, self.split)
         self.read_small_photo = lru_cache(_MAX_CACHED_PHOTOS)(self._encode_small_photo)
 
     @property
@@ -238,7 +238,7 @@ class ServedRuns:
         if not (run.attends and run.reads(query)):
             raise UserError(f"{run.name} cannot show where it looked")
         row, searcher = int(rows.argmax()), run.searcher
-        (attention,) = run.batches.run(lambda: searcher.compute_attention(query, searcher.encode(query), [row]))
+        (attention,) = run.batcher.run(lambda: searcher.compute_attention(query, searcher.encode(query), [row]))
         if attention is None:
             raise UserError("its photo cannot be read, or it is not known where on it the regions are")
         return attention
@@ -265,7 +265,7 @@ class ServedRuns:
 
 
 def _load_runs(
-    runs: Sequence[Path], split: str | None, files: Sequence[RunFileOptions], options: SearchOptions, device: str
+    runs: Sequence[Path], split: str | None, files: Sequence[RunFileOptions], options: SearcherOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
     opened = [load_run_for_search(run, split, run_files, device) for run, run_files in zip(runs, files, strict=True)]
@@ -284,8 +284,8 @@ def _load_runs(
         for query_kind, error in (("texts", text_error), ("photos", photo_error)):
             if error:
                 log.warning("%s reads no %s: %s", name, query_kind, error)
-        batches = QueryBatches(partial(_search_all, searcher))
-        served.append(ServedRun(name, searcher, not text_error, not photo_error, _can_attend(searcher), batches))
+        batcher = QueryBatcher(partial(_search_all, searcher))
+        served.append(ServedRun(name, searcher, not text_error, not photo_error, _can_attend(searcher), batcher))
         log.info(
             "%s: searches %s, %d captions", name, describe_searched_images(trained, searched_split), len(trained.split.pairs)
         )
@@ -323,7 +323,7 @@ def _answer_query(run: ServedRun, query: Query | SplitImage, k: int, start: int,
         return RunAnswer(run.name, 0.0, n_searched, error=f"It reads no {what} here; the terminal of vse-serve says why.")
     started = time.perf_counter()
     try:
-        answer, remark = run.batches.ask(_RunQuery(query, k, start, finds))
+        answer, remark = run.batcher.ask(_RunQuery(query, k, start, finds))
     except UserError as error:
         return RunAnswer(run.name, time.perf_counter() - started, n_searched, error=str(error))
     return RunAnswer(

@@ -94,7 +94,7 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
         MAX_CONTENT_LENGTH=settings.max_upload_bytes + 4096,  # 4096 bytes for the other fields of the form
         PROPAGATE_EXCEPTIONS=False,
     )
-    page = _Page(served, settings)
+    page = _SearchPage(served, settings)
     script = _SCRIPT_FILE.read_bytes()
 
     @app.before_request
@@ -160,7 +160,7 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
     return app
 
 
-class _Page:
+class _SearchPage:
     """The search page, and the photos that clients have uploaded."""
 
     def __init__(self, served: ServedRuns, settings: PageSettings) -> None:
@@ -168,7 +168,7 @@ class _Page:
         self._header = {
             "dataset": served.dataset.name,
             "split": served.split,
-            "searched": served.description,
+            "searched": served.searched_images_text,
             "names": [run.name for run in served.runs],
             "photos": served.reads_photos,
             "captions": served.has_captions,
@@ -190,9 +190,9 @@ class _Page:
         With the parameters ``run`` (index) and ``hit`` (id), return the attention between a text or photo and this hit.
         """
         request = self._read_request()
-        if request.kind == "photo":
-            return self._answer_photo(request, self._uploads.find(request.value))
-        query = SplitImage(int(request.value)) if request.kind == "like" else request.value
+        if request.query_kind == "photo":
+            return self._answer_photo(request, self._uploads.find(request.query_value))
+        query = SplitImage(int(request.query_value)) if request.query_kind == "like" else request.query_value
         return self._answer(request, query)
 
     def answer_upload(self) -> flask.Response | str:

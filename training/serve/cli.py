@@ -40,13 +40,13 @@ def serve_command(request: ServeRequest) -> None:
     from vse.training.serve.answers import ServedRuns
     from vse.training.serve.app import PageSettings, create_app
     from vse.training.serve.server import PageServer, is_loopback, list_trusted_hosts
-    from vse.training.share.pack import find_model_folder
-    from vse.training.use.searcher import SearchOptions
+    from vse.training.share.pack import fetch_model_folder
+    from vse.training.use.searcher import SearcherOptions
 
     set_thread_count(request.threads)
     if not is_loopback(request.host):
         log.warning("--host %s: whoever reaches this address can search and see the photos of the split", request.host)
-    options = SearchOptions(
+    options = SearcherOptions(
         None,
         None,
         request.index_type,
@@ -57,7 +57,7 @@ def serve_command(request: ServeRequest) -> None:
     )
     upload_bytes, pixels = request.upload_mb * 2**20, int(request.max_megapixels * 1e6)
     with wrap_memory_errors("--device cpu does without it"):
-        runs, files = [find_model_folder(run) for run in request.runs], _list_run_file_options(request)
+        runs, files = [fetch_model_folder(run) for run in request.runs], _list_run_file_options(request)
         served = ServedRuns(runs, request.split, files, options, request.device)
         app = create_app(served, PageSettings(request.k, upload_bytes, list_trusted_hosts(request.host), pixels))
         if request.check:

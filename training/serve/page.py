@@ -120,16 +120,16 @@ ItemKind = Literal["images", "captions"]
 class PageRequest:
     """The search that the address of a page requests.
 
-    ``kind``, ``value`` : name and value of the parameter with the query: ``q`` for a text, ``photo`` for the key of a stored
-        upload, ``like`` for the id of an image.
+    ``query_kind``, ``query_value`` : name and value of the parameter with the query: ``q`` for a text, ``photo`` for the key
+        of a stored upload, ``like`` for the id of an image.
     ``finds`` : items to find, ``images`` or ``captions``. A text and an image of the split always find images.
     ``k`` : number of results on a page.
     ``page`` : number of the page, from 1.
     ``default_k`` : number of results on a page if the address does not contain ``k``.
     """
 
-    kind: QueryKind
-    value: str
+    query_kind: QueryKind
+    query_value: str
     finds: ItemKind
     k: int
     page: int = 1
@@ -142,8 +142,8 @@ class PageRequest:
 
     def build_address(self, **parameters: object) -> str:
         """Return the address of this page of results, with further parameters."""
-        fields: dict[str, object] = {self.kind: self.value}
-        if self.kind == "photo":
+        fields: dict[str, object] = {self.query_kind: self.query_value}
+        if self.query_kind == "photo":
             fields["find"] = self.finds
         if self.k != self.default_k:
             fields["k"] = self.k

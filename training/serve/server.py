@@ -89,7 +89,7 @@ class _RefusableRequest(HTTPRequestParser):  # type: ignore[misc]
         consumed: int = super().received(data)
         if self.headers_finished and not self.error and not self._accepted:
             self._accepted = True
-            self.error = self._channel.find_refusal(self)
+            self.error = self._channel.accept_or_find_refusal(self)
             self.completed = self.completed or self.error is not None
         if self.error:
             self.expect_continue = False  # do not ask the client to send the body
@@ -137,8 +137,8 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         refused = isinstance(request.error, _BusyError | RequestEntityTooLarge)
         return (_RefusalTask if refused else ErrorTask)(channel, request)
 
-    def find_refusal(self, request: Any) -> Error | None:
-        """Return the reason to refuse a request with this header, or None to accept the request."""
+    def accept_or_find_refusal(self, request: Any) -> Error | None:
+        """Return the reason to refuse a request with this header. None accepts the request, whose body then counts as held."""
         if self.server.is_stopping or self.is_over_limit:
             return _BusyError(_STOPPING_MESSAGE if self.server.is_stopping else _TOO_MANY_CONNECTIONS_MESSAGE)
         if self.server.count_requests() >= self.server.limits.max_requests:
@@ -162,7 +162,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return self.drain_start is not None or bool(super().readable())
 
     def handle_write(self) -> None:
-        """Send pending data. After the last response, end only the sending, so that the client can still read the response."""
+        """Send pending data. After the last response, close only the sending side, so that the client can still read it."""
         if self.close_when_flushed and not self.requests:
             self._flush_exception(self._flush_some)
             if not self.total_outbufs_len and not self.will_close:

@@ -39,8 +39,8 @@ def collect_results(
 ) -> list[dict[str, Any]]:
     """Return the results of a run as dicts, without the metrics of single folds.
 
-    The results are read from ``files``. Without files, the embeddings of the test split are evaluated if the run folder has
-    them. Raises UserError if a file is the result of another experiment or seed.
+    The results are read from ``files``. Without files, the embeddings of the test split in the run folder are
+    evaluated if they are from this training. Raises UserError if a file is the result of another experiment or seed.
     """
     for file in files:
         result, seed = read_result(file), record["seed"]

@@ -54,8 +54,8 @@ _LOCAL_NOTES = ("device", "encoder", "backbone_run")  # entries of a cache's pro
 def pack_image_feature(cache: FeatureCache, out: Path, weights_dir: Path | None, with_network: bool) -> FeatureDescription:
     """Return the description of an image feature for a packed model. With ``with_network``, also write its CNN to ``out``.
 
-    If the weights of the CNN are not on this machine, UserError is raised with ``with_network``, and a warning is logged
-    without it. For a feature that no CNN computed, a warning is logged and no network is written.
+    If the weights of the CNN are not on this machine, a warning is logged or, if they are to be written, UserError is raised.
+    For a feature that no CNN computed, a warning is logged and no network is written.
     """
     if cache.provenance.get("config", {}).get("extractor") != "cnn":
         log.warning("%s: its features are not vectors of a CNN, so the packed model reads no photos", cache.path)
@@ -292,8 +292,8 @@ _NAME_PATTERN = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?
 _FILE_PATTERNS = (CARD_FILE_NAME, "*.json", "*.safetensors", "metrics.csv", "text_network/*")
 
 
-def find_model_folder(place: Path) -> Path:
-    """Return the folder of a model, and download it first if ``place`` is ``hf://user/name`` or ``hf://user/name@revision``.
+def fetch_model_folder(place: Path) -> Path:
+    """Return the folder of a model. Download it first if ``place`` is ``hf://user/name`` or ``hf://user/name@revision``.
 
     Raises UserError if the Hugging Face hub is out of reach, or if the repository is not a packed model.
     """

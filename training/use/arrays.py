@@ -28,7 +28,7 @@ class ArrayFeatures:
     """Vectors in memory as inputs of a model.
 
     ``vectors`` : (n, dim), or sets of vectors (n, n_vectors, dim).
-    ``rows`` : row of ``vectors`` for each image or caption, in the order of their indices.
+    ``rows`` : row of ``vectors`` for each index of an image or caption.
     """
 
     def __init__(self, vectors: Vectors, rows: NDArray[np.int64], device: torch.device) -> None:
@@ -47,11 +47,11 @@ class ArrayFeatures:
 class ArrayEncoder:
     """A trained run that encodes image vectors, caption vectors, texts and photos.
 
-    ``queries`` : encoder of texts and photos.
+    ``query_encoder`` : encoder of texts and photos.
     """
 
-    def __init__(self, trained: TrainedRun, queries: QueryEncoder) -> None:
-        self.trained, self.queries = trained, queries
+    def __init__(self, trained: TrainedRun, query_encoder: QueryEncoder) -> None:
+        self.trained, self.query_encoder = trained, query_encoder
 
     def find_imported_dim(self, of_captions: bool) -> int | None:
         """Return the length of the vectors that the run reads, if another program computed them; otherwise return None.
@@ -110,7 +110,7 @@ class ArrayEncoder:
         """
 
         def encode(part: slice) -> BatchVectors:
-            return self.queries.encode_texts(texts[part], allow_unknown).vectors
+            return self.query_encoder.encode_texts(texts[part], allow_unknown).vectors
 
         return _encode_batches(len(texts), encode, batch_size, "captions", hidden)
 
@@ -118,7 +118,7 @@ class ArrayEncoder:
         """Return the embeddings of photo files. Raises UserError if a photo cannot be read, or if the network is missing."""
         photos = progress_bar(paths, desc="encode images", unit="image", hidden=hidden)
         return pack_embeddings(
-            [self.queries.encode(decode_image(path, formats=QUERY_IMAGE_FORMATS)).vectors for path in photos]
+            [self.query_encoder.encode(decode_image(path, formats=QUERY_IMAGE_FORMATS)).vectors for path in photos]
         )
 
     def build_embeddings(

@@ -30,8 +30,8 @@ from vse.training.use.model import TrainedRun, load_run
 log = logging.getLogger(__name__)
 
 
-class PairAttention:
-    """The attention that the model of a run computes between photos and captions.
+class AttentionComputer:
+    """The computation of attention between photos and captions with the model of a run.
 
     Raises UserError if the run reads captions from a cache, because the cache does not contain their words.
     """
@@ -48,7 +48,7 @@ class PairAttention:
     def compute(
         self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: BatchVectors, caption: BatchVectors
     ) -> Attention | None:
-        """Return the attention between a photo and a caption. None: the size or the boxes of the regions are not known.
+        """Return the attention between a photo and a caption, or None if the size or the boxes of the regions are unknown.
 
         ``size`` : width and height of the photo; None if the photo cannot be read.
         ``image_id`` : id of the photo; None for a photo that is not in the data set.
@@ -107,7 +107,7 @@ class PairAttention:
 
 
 def compute_query_attention(
-    attention: PairAttention, query: str | Image.Image, encoded_query: BatchVectors, rows: Sequence[int]
+    attention: AttentionComputer, query: str | Image.Image, encoded_query: BatchVectors, rows: Sequence[int]
 ) -> list[Attention | None]:
     """Return the attention between a query and each hit. The hits are images for a text, and captions for a photo.
 
@@ -143,7 +143,7 @@ def add_attention(
     if trained.experiment.model.similarity.attention_direction is None or not hits:
         return list(hits)
     try:
-        attention = PairAttention(trained)
+        attention = AttentionComputer(trained)
     except UserError as error:
         log.info("%s; so the report does not show where words look", error)
         return list(hits)
@@ -172,7 +172,7 @@ def open_attending_run(run: Path, embeddings: Embeddings) -> AttendingRun | None
     if trained.dataset.name != embeddings.dataset:
         raise UserError(f"{run}: reads features of {trained.dataset.name!r}, its embeddings are of {embeddings.dataset!r}")
     check_recorded_data(trained.dataset, embeddings.identity)
-    attention, pairs = PairAttention(trained), trained.split.pairs
+    attention, pairs = AttentionComputer(trained), trained.split.pairs
     row_of_image = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
     row_of_caption = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}
 

@@ -167,7 +167,7 @@ def encode_items(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | 
     return encode_images(trained.model, trained.split, trained.device, rows)
 
 
-def pool_items(
+def embed_and_pool_items(
     trained: TrainedRun, by_photo: bool, max_held_bytes: int
 ) -> tuple[NDArray[np.float32], PackedEmbeddings | None]:
     """Return one vector for each caption (``by_photo``) or each image of a split, and the complete embeddings.
@@ -212,14 +212,14 @@ def read_or_build_index(file: Path, target: SearchTarget, similarity: str, dim: 
     return built
 
 
-def build_checked_index(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
+def build_checked_index(vectors: Corpus, item_type: str, similarity: str, factory: str | None) -> BuiltIndex:
     """Build an index in memory. Raises UserError if the index is approximate but the similarity needs exact vectors.
 
-    ``name`` : kind of the items, ``images`` or ``captions``, for messages.
-    ``similarity`` : name of the similarity that compares the vectors. Each one except ``cosine`` needs exact vectors.
+    ``item_type`` : kind of the items, ``images`` or ``captions``, for messages.
+    ``similarity`` : name of the similarity that compares the vectors. All except ``cosine`` need exact vectors.
     ``factory`` : FAISS string for the type of the index; None: ``Flat``.
     """
-    built = build_index(vectors, factory or "Flat", name=name)
+    built = build_index(vectors, factory or "Flat", name=item_type)
     if similarity != "cosine" and not stores_corpus_exactly(built.index, vectors):
         raise UserError(
             f"{built.factory}: approximates vectors, but {similarity} scores need them exactly, as Flat keeps them"

@@ -75,7 +75,7 @@ def embed_split(
     ``last_epoch`` : use the weights of the last epoch.
     ``pool_regions`` : mean number of similar regions of an image that are averaged to one vector
         (:func:`vse.training.solvers.encode.pool_sets`); None: write all regions.
-    ``bank_images`` : number of random training images; the scores of all items with them and their captions are also written.
+    ``bank_images`` : number of random training images. The scores with these images and their captions are also written.
     ``shortlist`` : for a TOD-Net similarity: score only the pairs that are likely to change a rank
         (:func:`vse.training.models.similarities.todnet.score_shortlist`).
 
@@ -88,14 +88,14 @@ def embed_split(
         suffixes = {"_sentences": sentences, "_last": last_epoch, f"_pooled_{pool_regions}": pool_regions is not None}
         suffixes |= {"_shortlist": shortlist}
         name = f"{split}{''.join(suffix for suffix, is_given in suffixes.items() if is_given)}.h5"
-        out = run / name if opened.training_data_name is None else _choose_path_for_other_data(opened, split, name)
+        out = run / name if opened.other_training_data_name is None else _choose_path_for_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
     kind = PHRASE_SCORES_KIND if localises and not sentences else EMBEDDINGS_KIND
     check_output(out, kind, [*RunFolder(run).output_files, *opened.input_paths])
     restval = opened.experiment.train.restval
     n_images = len(opened.dataset.split(split))
     n_seen = count_leaked_images(opened.folder, restval, opened.image_cache, opened.dataset, split, allow_leak)
-    overlap = {"images_trained_on": {"images": n_seen, "of": n_images}} if n_seen else {}
+    leak_entry = {"images_trained_on": {"images": n_seen, "of": n_images}} if n_seen else {}
     if last_epoch and (localises or not opened.experiment.solver.uses_loss):
         raise UserError(f"{run}: --last-epoch is for runs on captions with epochs of gradient steps; leave it out")
     for option, value in {
@@ -107,7 +107,7 @@ def embed_split(
             raise UserError(f"{run}: {option} is for runs on captions; leave it out")
     if localises:
         write = save_sentence_scores if sentences else save_phrase_scores
-        return write(opened, out, split, files, overlap)
+        return write(opened, out, split, files, leak_entry)
     if sentences:
         raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
     trained = load_opened_run(opened, split, files, last_epoch)
@@ -130,7 +130,7 @@ def embed_split(
             raise UserError(f"--bank-images takes images of the training split; leave it out for --split {split}")
         bank = load_opened_run(opened, "train", files, last_epoch)
         bank_scores = score_with_bank(bank.model, bank.split, bank.device, bank_images, images, captions, pool_regions)
-    provenance = {**opened.build_provenance(out), **overlap}
+    provenance = {**opened.build_provenance(out), **leak_entry}
     if last_epoch:
         provenance["training"] |= {"selection": "last epoch"}
         provenance["best_epoch"] = None
@@ -166,7 +166,7 @@ def embed_split(
         experiment=trained.experiment.name,
         seed=trained.record["seed"],
         provenance=provenance_json(),
-        trained_on=trained.training_data_name,
+        trained_on=trained.other_training_data_name,
         fold=trained.dataset.fold or None,
         coco_ids=None if shortlist else pairs.coco_ids,  # with COCO ids, vse-eval would run protocols that need all scores
         **encode_languages(pairs.caption_languages),
@@ -323,8 +323,8 @@ def _write_caches(
 ) -> list[Path]:
     """Write the image cache and the caption cache, and return their paths.
 
-    ``backbone`` is the model that computed the vectors. ``skipped`` is a dict from image id to the reason why the image may
-    lack a vector. Raises UserError if an image that is not in ``skipped``, or a caption of such an image, lacks a vector.
+    ``rows`` has the vectors by id, and ``backbone`` is the model that computed them. ``skipped`` has the reason why an image
+    may lack a vector, by image id. Raises UserError if another image, or a caption of another image, lacks a vector.
     """
     skipped_images = [image for image in dataset.images if image.imgid in skipped]
     skipped_captions = {c.sentid: skipped[image.imgid] for image in skipped_images for c in image.captions}
@@ -336,13 +336,13 @@ def _write_caches(
             some = f"{len(missing)} of {len(wanted)} {KIND_PLURALS[kind]} have no embedding, the first is id {missing[0]}"
             raise UserError(f"{dataset.path}: {some}; embed this very data set")
 
-    def vectors(kind: RowKind) -> Callable[[Ids], NDArray[np.float32]]:
+    def build_vector_reader(kind: RowKind) -> Callable[[Ids], NDArray[np.float32]]:
         by_id = rows[kind]
         empty = np.empty((0, len(next(iter(by_id.values())))), np.float32)
         return lambda item_ids: np.stack([by_id[i] for i in item_ids.tolist()]) if len(item_ids) else empty
 
     return [
-        write_backbone_cache(out, dataset, kind, backbone, ids[kind], vectors(kind), without[kind])
+        write_backbone_cache(out, dataset, kind, backbone, ids[kind], build_vector_reader(kind), without[kind])
         for kind, out in outs.items()
     ]
 

@@ -29,8 +29,8 @@ from vse.pipeline.files.outputs import check_output
 from vse.training.data.images import Indices
 from vse.training.data.pairs import Pairs, encode_texts, select_images_with_features
 from vse.training.models.build import Model
-from vse.training.options import RunFileOptions, SearchRequest
-from vse.training.phrases.arrays import BoxFeatures, PhraseArrays, RegionInputs, check_phrase_cache
+from vse.training.options import RunFileOptions, RunSearchOptions
+from vse.training.phrases.arrays import PhraseArrays, RegionFeatures, RegionInputs, check_phrase_cache
 from vse.training.phrases.task import (
     PhraseInputs,
     PhraseSettings,
@@ -72,11 +72,11 @@ def save_phrase_scores(
     out: Path,
     split: str,
     files: RunFileOptions = RunFileOptions(),
-    overlap: Mapping[str, Any] = MappingProxyType({}),
+    leak_entry: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write the scores of each phrase of a split with the candidate boxes in the phrase's image, and return ``out``.
 
-    ``overlap`` : provenance entry with the number of images of the split that were training images; empty if there are none.
+    ``leak_entry`` : provenance entry with the number of images of the split that were training images; empty without any.
     """
     model, scored = _load_model_and_split(opened, split, files)
     pairs, scores = scored.phrases, score_candidates(model, scored)
@@ -96,8 +96,8 @@ def save_phrase_scores(
         split=split,
         experiment=opened.experiment.name,
         seed=opened.record["seed"],
-        provenance=json.dumps({**opened.build_provenance(out), **overlap}, sort_keys=True),
-        trained_on=opened.training_data_name,
+        provenance=json.dumps({**opened.build_provenance(out), **leak_entry}, sort_keys=True),
+        trained_on=opened.other_training_data_name,
         **_find_phrase_hashes(opened, pairs),
     )
     return write_phrase_scores(out, written)
@@ -108,11 +108,11 @@ def save_sentence_scores(
     out: Path,
     split: str,
     files: RunFileOptions = RunFileOptions(),
-    overlap: Mapping[str, Any] = MappingProxyType({}),
+    leak_entry: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write the scores of all captions of a split with all images, computed from their phrases, and return ``out``.
 
-    ``overlap`` : provenance entry with the number of images of the split that were training images; empty if there are none.
+    ``leak_entry`` : provenance entry with the number of images of the split that were training images; empty without any.
     """
     model, scored = _load_model_and_split(opened, split, files)
     pairs = Pairs(select_images_with_features(opened.dataset, [split], opened.image_cache))
@@ -134,8 +134,8 @@ def save_sentence_scores(
         experiment=opened.experiment.name,
         seed=opened.record["seed"],
         similarity=opened.experiment.model.similarity.name,
-        provenance=json.dumps({**opened.build_provenance(out), **overlap}, sort_keys=True),
-        trained_on=opened.training_data_name,
+        provenance=json.dumps({**opened.build_provenance(out), **leak_entry}, sort_keys=True),
+        trained_on=opened.other_training_data_name,
     )
     return write_embeddings(out, written)
 
@@ -158,7 +158,7 @@ def _rank_boxes(
     inputs = encode_texts(phrases, reader, [(text.lower(), opened.split_into_words(text))], opened.device)
     if not text.strip() or not inputs[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
-    candidates = BoxFeatures(opened.image_cache, opened.image_cache.ids[same][:1], opened.device)
+    candidates = RegionFeatures(opened.image_cache, opened.image_cache.ids[same][:1], opened.device)
     all_rows = np.arange(len(candidates))
     with torch.inference_mode():
         region_inputs = RegionInputs(candidates, None, phrase_settings.coordinates, opened.device)
@@ -197,14 +197,17 @@ def _load_best_model(opened: OpenedRun, phrase_settings: PhraseSettings) -> Mode
     return model
 
 
-def _find_phrase_hashes(opened: OpenedRun, pairs: PhraseArrays) -> dict[str, Any]:
+def _find_phrase_hashes(opened: OpenedRun, phrases: PhraseArrays) -> dict[str, Any]:
     """Return the hashes of the image file and of the caption of each phrase, as ``photo_hashes`` and ``caption_hashes``.
 
-    The hashes of the image files are None if one is not known.
+    ``photo_hashes`` is None if the hash of an image file is not known.
     """
-    images = [opened.dataset.images[row] for row in opened.dataset.find_image_rows(pairs.image_ids).tolist()]
+    images = [opened.dataset.images[row] for row in opened.dataset.find_image_rows(phrases.image_ids).tolist()]
     hashes = opened.find_photo_and_caption_hashes(images)
-    rows = {"photo_hashes": pairs.image_indices, "caption_hashes": IdIndex(caption_ids(images)).find_rows(pairs.caption_ids)}
+    rows = {
+        "photo_hashes": phrases.image_indices,
+        "caption_hashes": IdIndex(caption_ids(images)).find_rows(phrases.caption_ids),
+    }
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 
@@ -225,7 +228,7 @@ def find_phrase(
     run: Path,
     photo: Path,
     phrase: str,
-    request: SearchRequest = SearchRequest(),
+    request: RunSearchOptions = RunSearchOptions(),
     files: RunFileOptions = RunFileOptions(),
     device: str = "auto",
 ) -> PhraseCandidates:

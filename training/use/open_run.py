@@ -102,7 +102,7 @@ def read_recorded_identity(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's own image cache is unchanged, and has the same photo as ``cache`` for each common image id."""
+    """Return whether the run's own image cache is unchanged and shares images with ``cache``, all with the same photos."""
     with suppress(UserError):
         own = open_cache(folder.image_cache_file())
         shared = np.isin(cache.ids, own.ids).any()
@@ -135,7 +135,7 @@ class OpenedRun:
     training_checksums: DataChecksums | None
 
     @property
-    def training_data_name(self) -> str | None:
+    def other_training_data_name(self) -> str | None:
         """The name of the training data, or None if it is the data set that the run reads now, :attr:`dataset`.
 
         The name includes a checksum if the two data sets differ but have the same name.
@@ -150,7 +150,7 @@ class OpenedRun:
 
     @property
     def dataset_label(self) -> str:
-        """The name of :attr:`dataset` for file names, and a checksum if different training data has the same name."""
+        """The name of :attr:`dataset` for file names, followed by a checksum if other training data has the same name."""
         checksums = self.other_data_checksums
         return self.dataset.name if checksums is None else f"{self.dataset.name}-{checksums.short_hash}"
 
@@ -193,7 +193,7 @@ class OpenedRun:
         ]
 
     def _list_word_vectors_without_file(self) -> list[str]:
-        """Return lines such as ``<setting>: file -> <other vectors>`` for word vectors that do not come from a file.
+        """Return a line ``<setting>: file -> <other vectors>`` for each setting whose word vectors do not come from a file.
 
         Papers that use word vectors read them from a file (``--words``). Without a file, a caption feature uses vectors that
         were trained on the captions, and a caption encoder trains random vectors, even with ``train_words: false``.
@@ -296,7 +296,7 @@ def open_run(
     inputs = dataset, cache, caption_cache, pick_device(device)
     opened = OpenedRun(folder, experiment, record, *inputs, other_checksums, of_training)
     tokeniser = record.get("tokeniser", DEFAULT_TOKENISER)
-    if opened.training_data_name is not None and dataset.tokeniser != tokeniser and caption_counts(dataset.images).any():
+    if opened.other_training_data_name is not None and dataset.tokeniser != tokeniser and caption_counts(dataset.images).any():
         log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, tokeniser)
     return opened
 

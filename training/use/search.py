@@ -18,11 +18,11 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import QUERY_IMAGE_FORMATS, decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
-from vse.training.options import RunFileOptions, SearchRequest
+from vse.training.options import RunFileOptions, RunSearchOptions
 from vse.training.use.attention import add_attention
 from vse.training.use.corpus import check_has_captions, describe_searched_images, find_default_split
 from vse.training.use.model import Query, TrainedRun
-from vse.training.use.searcher import Searcher, SearchOptions, load_run_for_search, set_search_device
+from vse.training.use.searcher import Searcher, SearcherOptions, load_run_for_search, set_search_device
 
 log = logging.getLogger(__name__)
 
@@ -82,19 +82,19 @@ def _list_run_input_files(trained: TrainedRun) -> list[Path]:
 def search_run(
     run: Path,
     query: str | Path,
-    request: SearchRequest = SearchRequest(),
+    request: RunSearchOptions = RunSearchOptions(),
     files: RunFileOptions = RunFileOptions(),
     device: str = "auto",
-    last: LastSearcherCache | None = None,
+    searcher_cache: LastSearcherCache | None = None,
 ) -> list[SearchHit]:
     """Return the best images for a text, or the best captions for a photo. Write a report if requested.
 
-    A query that ends in .jpg, .jpeg, .png, .webp, .gif or .bmp is the path of a photo. ``last`` is the cache of the searcher
-    for the next query. If it is None, the searcher is cached only if ``request`` names an index file.
+    A query that ends in .jpg, .jpeg, .png, .webp, .gif or .bmp is the path of a photo. ``searcher_cache`` keeps the
+    searcher for the next query. If it is None, LAST_SEARCHER_CACHE keeps it, but only if ``request`` names an index file.
     """
     photo = Path(query) if isinstance(query, Path) or query.lower().endswith(QUERY_PHOTO_SUFFIXES) else None
     with wrap_memory_errors(OUT_OF_MEMORY_ADVICE):
-        hits = _search(run, str(query) if photo is None else photo, request, files, device, last)
+        hits = _search(run, str(query) if photo is None else photo, request, files, device, searcher_cache)
     if request.html is not None:
         from vse.eval.report.pages import write_search_page
 
@@ -104,16 +104,21 @@ def search_run(
 
 
 def _search(
-    run: Path, query: str | Path, request: SearchRequest, files: RunFileOptions, device: str, last: LastSearcherCache | None
+    run: Path,
+    query: str | Path,
+    request: RunSearchOptions,
+    files: RunFileOptions,
+    device: str,
+    searcher_cache: LastSearcherCache | None,
 ) -> list[SearchHit]:
     corpus, index, page = request.corpus, request.index, request.html
     if index is None and (request.index_type is not None or request.index_parameters):
         raise UserError("--index-type and --index-parameters describe the index file; name it with --index")
-    options = SearchOptions(corpus, index, request.index_type, request.index_parameters, request.rerank)
+    options = SearcherOptions(corpus, index, request.index_type, request.index_parameters, request.rerank)
     cache_key, started = (Path.cwd(), run, request.split, files, device, options), time.time_ns()
-    if last is None and index is not None:
-        last = LAST_SEARCHER_CACHE
-    cached = None if last is None else last.find_searcher(cache_key)
+    if searcher_cache is None and index is not None:
+        searcher_cache = LAST_SEARCHER_CACHE
+    cached = None if searcher_cache is None else searcher_cache.find_searcher(cache_key)
     trained = load_run_for_search(run, request.split, files, device) if cached is None else cached.trained
     split = request.split or find_default_split(trained.dataset)
     if isinstance(query, Path) and corpus is None:
@@ -139,9 +144,9 @@ def _search(
     if encoded.remark:
         log.warning("%s", encoded.remark)
     answer = searcher.answer(isinstance(query, Path), encoded, request.k)
-    if last is not None and cached is None:
+    if searcher_cache is not None and cached is None:
         index_files = [] if index is None else [index, metadata_file(index)]
-        last.keep(cache_key, searcher, [*index_files, *([corpus] if corpus else [])], started)
+        searcher_cache.keep(cache_key, searcher, [*index_files, *([corpus] if corpus else [])], started)
     if request.rerank is not None and answer.n_scored is not None:
         side, n_items = ("captions" if isinstance(query, Path) else "images"), searcher.count_items(isinstance(query, Path))
         log.info("scored: the %d of %d %s that pooled vectors find", answer.n_scored, n_items, side)

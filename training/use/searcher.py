@@ -33,17 +33,17 @@ from vse.pipeline.errors import UserError
 from vse.training.kinds import BatchVectors, PackedEmbeddings, pack_embeddings
 from vse.training.options import RunFileOptions
 from vse.training.solvers.encode import MAX_TILE_IMAGES, PairScores, pool_embeddings
-from vse.training.use.attention import PairAttention, compute_query_attention
+from vse.training.use.attention import AttentionComputer, compute_query_attention
 from vse.training.use.corpus import (
     SearchTarget,
     build_checked_index,
     build_file_target,
     build_split_target,
     check_has_captions,
+    embed_and_pool_items,
     encode_items,
     find_default_split,
     find_vector_similarity,
-    pool_items,
     read_or_build_index,
 )
 from vse.training.use.model import EncodedQuery, Query, QueryEncoder, TrainedRun, load_opened_run
@@ -55,7 +55,7 @@ _BLANK_PHOTO_SIZE = (64, 64)  # width and height of the photo that Searcher.load
 
 
 @dataclass(frozen=True)
-class SearchOptions:
+class SearcherOptions:
     """The options of a search. None stands for the default of an option.
 
     ``corpus_file`` : embeddings file that the run wrote, to search instead of the split.
@@ -131,11 +131,15 @@ class Searcher:
     A text finds images, and a photo finds captions. The images are embedded at the first text, the captions at the first
     photo, or both in :meth:`load`. For order embeddings, FAISS finds candidates, and exact scores re-rank them, see
     :func:`vse.eval.search.top_k.search_corpus`. A model that scores every pair, such as SCAN, scores all items. With
-    ``n_reranked``, such a model scores only the candidates that FAISS finds by pooled vectors.
+    ``n_reranked``, such a model scores only the candidates that FAISS finds by one vector for each item.
     """
 
     def __init__(
-        self, trained: TrainedRun, split: str | None, weights_dir: Path | None = None, options: SearchOptions = SearchOptions()
+        self,
+        trained: TrainedRun,
+        split: str | None,
+        weights_dir: Path | None = None,
+        options: SearcherOptions = SearcherOptions(),
     ) -> None:
         self.trained, self.split = trained, split
         self._options = options
@@ -241,17 +245,17 @@ class Searcher:
         return len(gallery.target.item_ids) if gallery else len(pairs) if by_photo else len(pairs.images)
 
     def compute_attention(self, query: Query, encoded: EncodedQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """Return the attention between a query and each of the hits ``rows``. None: the image or its regions are unknown.
+        """Return the attention between a query and the hits at ``rows``, or None for hits whose image or regions are unknown.
 
         Raises UserError if the model has no attention, or reads captions from a cache.
         """
         return compute_query_attention(self._pair_attention, query, encoded.vectors, rows)
 
     @cached_property
-    def _pair_attention(self) -> PairAttention:
+    def _pair_attention(self) -> AttentionComputer:
         if self.trained.experiment.model.similarity.attention_direction is None:
             raise UserError(f"{self.trained.folder.path}: its model does not attend")
-        return PairAttention(self.trained)
+        return AttentionComputer(self.trained)
 
     def choose_sample_text(self) -> str:
         """Return a text that the run can read: a caption of its data set, or a word of its vocabulary."""
@@ -299,7 +303,7 @@ class Searcher:
         elif options.expects_many_queries:
             vectors: Corpus
             if pairwise:
-                vectors, packed_sets = pool_items(trained, by_photo, options.max_held_bytes)
+                vectors, packed_sets = embed_and_pool_items(trained, by_photo, options.max_held_bytes)
             else:
                 vectors = target.compute_vectors()
             if options.index_type in (None, "Flat"):

@@ -42,22 +42,22 @@ class StoredCorrection:
     """A correction of hubs (candidates that rank high for many queries), with its bank, the embeddings of the training split.
 
     ``method``, ``parameters`` : method, such as ``csls``, and its parameters, such as ``{"k": 10}``.
-    ``images``, ``captions`` : image and caption embeddings of the bank, (n_images, dim) and (n_captions, dim).
-    ``sha256`` : SHA-256 of the file.
+    ``image_bank``, ``caption_bank`` : the bank: image and caption embeddings, (n_images, dim) and (n_captions, dim).
+    ``sha256`` : SHA-256 of the file of the correction.
     """
 
     method: str
     parameters: dict[str, float]
-    images: Tensor
-    captions: Tensor
+    image_bank: Tensor
+    caption_bank: Tensor
     sha256: str
 
     def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
-        """Append -b_x, the correction of the scores of a candidate x, to each candidate, and return (n, dim + 1).
+        """Append the correction -b_x to the vector of each candidate x, and return (n, dim + 1).
 
         The candidates are captions if ``by_photo``, images otherwise.
         """
-        bank = (self.images if by_photo else self.captions).numpy()
+        bank = (self.image_bank if by_photo else self.caption_bank).numpy()
         blocks = []
         for _, rows in read_blocks(vectors, _ROWS_PER_BLOCK):
             biases = compute_biases(InnerProducts(rows, bank), self.method, self.parameters)
@@ -73,23 +73,23 @@ def extend_queries(queries: Vectors, corrected: bool = True) -> Vectors:
     return np.column_stack([queries, np.full(len(queries), float(corrected), np.float32)])
 
 
-def check_correctable(text: str, run: Path) -> None:
-    """Raise UserError if the correction ``text``, such as ``csls``, cannot be used in searches with a run."""
-    if parse_correction(text)[0] == _NOT_LINEAR:
-        raise UserError(f"--correct {text}: corrects only some queries, so no index can search it; name another method")
+def check_correctable(correction: str, run: Path) -> None:
+    """Raise UserError if ``correction``, a method such as ``csls``, cannot be used in searches with a run."""
+    if parse_correction(correction)[0] == _NOT_LINEAR:
+        raise UserError(f"--correct {correction}: corrects only some queries, so no index can search it; name another method")
     if open_model_folder(run).read_settings(ExperimentConfig).model.similarity.ranking_similarity != "cosine":
         raise UserError(f"{run}: a correction needs vectors that are compared by inner products; leave --correct out")
 
 
-def store_correction(run: Path, text: str, train_file: Path, val_file: Path) -> Path:
-    """Write the correction ``text``, such as ``csls`` or ``csls:k=10``, to the folder of a run, and return the file's path.
+def store_correction(run: Path, correction: str, train_file: Path, val_file: Path) -> Path:
+    """Write a correction of hubs, such as ``csls`` or ``csls:k=10``, to the folder of a run, and return the file's path.
 
-    The bank is read from ``train_file``, the embeddings of the training split. Parameters that are not in ``text`` get the
-    values with the highest rsum on ``val_file``, the embeddings of the validation split.
+    The file also contains the embeddings in ``train_file`` (training split). A search computes the correction from them.
+    Parameters that ``correction`` does not set get the values with the highest rsum on ``val_file`` (validation split).
     """
-    method, _ = parse_correction(text)
+    method, _ = parse_correction(correction)
     folder = RunFolder(run)
-    _, entry = correct_seeds([val_file], [read_embeddings(val_file)], text, "train", val_file)
+    _, entry = correct_seeds([val_file], [read_embeddings(val_file)], correction, "train", val_file)
     bank = read_embeddings(train_file)
     assert bank.vectors is not None
     tensors = {name: shared_tensor(side).half() for name, side in zip(("images", "captions"), bank.vectors, strict=True)}

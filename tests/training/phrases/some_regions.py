@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import Dataset, list_mentions, list_phrase_tex
 from vse.pipeline.dataset.images import iou
 from vse.pipeline.files.images import decode_image, read_image_bytes
 from vse.training.experiment import ExperimentConfig, load_experiment
-from vse.training.phrases.arrays import BoxFeatures, PhraseArrays, build_phrase_arrays, find_truth_regions
+from vse.training.phrases.arrays import PhraseArrays, RegionFeatures, build_phrase_arrays, find_truth_regions
 
 CPU = torch.device("cpu")
 DIM, TEXT_DIM = 12, 10
@@ -105,8 +105,8 @@ class World:
     """The training pairs of made-up caches, their candidates and truths, and the number of each pair's truth."""
 
     pairs: PhraseArrays
-    candidates: BoxFeatures
-    truths: BoxFeatures
+    candidates: RegionFeatures
+    truths: RegionFeatures
     truth_indices: NDArray[np.int64]
 
     def box(self, region: int) -> Array:
@@ -128,8 +128,8 @@ def world_of(caches: Caches) -> World:
     """What a sampler is given."""
     cache, truths = open_cache(caches.candidates), open_cache(caches.truths)
     dataset = load_dataset_file(cache.dataset_file)
-    pairs = build_phrase_arrays(dataset, dataset.split("train"), located=True)
-    regions, true = (BoxFeatures(one, pairs.image_ids, CPU) for one in (cache, truths))
+    pairs = build_phrase_arrays(dataset, dataset.split("train"), only_with_box=True)
+    regions, true = (RegionFeatures(one, pairs.image_ids, CPU) for one in (cache, truths))
     return World(pairs, regions, true, len(regions) + find_truth_regions(pairs, true, "truths"))
 
 

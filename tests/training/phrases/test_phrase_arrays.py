@@ -19,8 +19,8 @@ from vse.pipeline.errors import UserError
 from vse.training.kinds import InputKind
 from vse.training.models.build import InputSpec, Model, ModelConfig, build_model
 from vse.training.phrases.arrays import (
-    BoxFeatures,
     KeyedSets,
+    RegionFeatures,
     RegionInputs,
     build_phrase_arrays,
     check_phrase_cache,
@@ -55,9 +55,9 @@ def test_a_chain_is_of_one_image_and_a_phrase_without_one_stands_alone(own_demo:
 def test_images_without_phrases_and_truths_without_features_are_named(few: Path, world: World, caches: Caches) -> None:
     dataset = load_dataset_file(few)
     with pytest.raises(UserError, match="no phrase with a box in these images"):
-        build_phrase_arrays(dataset, [], located=True)
+        build_phrase_arrays(dataset, [], only_with_box=True)
     cache = open_cache(caches.candidates)
-    other = BoxFeatures(cache, world.pairs.image_ids, CPU)
+    other = RegionFeatures(cache, world.pairs.image_ids, CPU)
     with pytest.raises(
         UserError, match=r"x.h5: \d+ of \d+ ground-truth boxes have no features, the first is \(.*\) of image \d+"
     ):
@@ -121,7 +121,7 @@ def split(caches: Caches) -> PhraseSplit:
     cache = open_cache(caches.candidates)
     dataset = load_dataset_file(cache.dataset_file)
     pairs = build_phrase_arrays(dataset, dataset.split("train"))
-    candidates = BoxFeatures(cache, pairs.image_ids, CPU)
+    candidates = RegionFeatures(cache, pairs.image_ids, CPU)
     candidates.region_counts = candidates.region_counts * (
         np.arange(len(candidates.region_counts)) < len(candidates.region_counts) - 1
     )
@@ -164,7 +164,7 @@ def test_recalls_are_those_of_a_loop_over_phrases(split: PhraseSplit) -> None:
     assert measured == pytest.approx(
         {**{f"phrase_r{k}": 100 * count / n for k, count in found.items()}, "rsum": 100 * sum(found.values()) / n}
     )
-    assert split.recall_bound() == pytest.approx(100 * bound / n)
+    assert split.compute_recall_bound() == pytest.approx(100 * bound / n)
     assert 0 < bound < n
 
 
@@ -174,7 +174,7 @@ def test_what_is_expected_of_chance_is_near_what_it_gets(split: PhraseSplit) -> 
         compute_recalls(split.rank_candidates(rng.random(int(split.score_offsets[-1]), dtype=np.float32)))["rsum"]
         for _ in range(200)
     ]
-    assert 0.7 * np.mean(drawn) < split.expected_random_rsum() <= np.mean(drawn) + 2
+    assert 0.7 * np.mean(drawn) < split.compute_random_rsum() <= np.mean(drawn) + 2
 
 
 def captions(split: PhraseSplit) -> tuple[np.ndarray, int]:
@@ -240,7 +240,7 @@ def by_image(file: Path, name: str) -> dict[int, np.ndarray]:
 def test_regions_are_those_of_the_images_in_their_order(caches: Caches, memory_gb: float) -> None:
     cache = open_cache(caches.candidates)
     ids = cache.ids[[5, 0, 3]]
-    found = BoxFeatures(cache, ids, CPU, memory_gb)
+    found = RegionFeatures(cache, ids, CPU, memory_gb)
     vectors, boxes = (by_image(caches.candidates, name) for name in ("features", "boxes"))
     assert len(found) == found.region_counts.sum() == sum(len(vectors[image]) for image in ids.tolist())
     np.testing.assert_array_equal(found.boxes, np.concatenate([boxes[image] for image in ids.tolist()]))
@@ -252,7 +252,7 @@ def test_regions_are_those_of_the_images_in_their_order(caches: Caches, memory_g
 
 @pytest.mark.parametrize("coordinates", ["none", "appended", "alone"])
 def test_truths_stand_behind_the_candidates(caches: Caches, coordinates: str) -> None:
-    sides = [BoxFeatures(cache, cache.ids, CPU) for cache in map(open_cache, (caches.candidates, caches.truths))]
+    sides = [RegionFeatures(cache, cache.ids, CPU) for cache in map(open_cache, (caches.candidates, caches.truths))]
     inputs = RegionInputs(*sides, coordinates, CPU)
     n = len(sides[0])
     found = inputs.read(np.asarray([n + 2, 1, n, 0]))
@@ -269,11 +269,11 @@ def test_truths_stand_behind_the_candidates(caches: Caches, coordinates: str) ->
 def test_missing_boxes_and_vectors_that_are_not_finite_are_named(caches: Caches, tmp_path: Path, few: Path) -> None:
     plain = made_by_hand(tmp_path, np.ones((4, 3), np.float32), range(4))
     with pytest.raises(UserError, match=r"hand_made.h5 holds 4 image rows of 3 float32; regions with boxes are needed"):
-        BoxFeatures(plain, plain.ids, CPU)
+        RegionFeatures(plain, plain.ids, CPU)
     own = make_caches(few, tmp_path)
     spoil(own.candidates, int(open_cache(own.candidates).ids[2]), np.nan)
     cache = open_cache(own.candidates)
-    found = BoxFeatures(cache, cache.ids, CPU)
+    found = RegionFeatures(cache, cache.ids, CPU)
     with pytest.raises(UserError, match=f"the features of id {cache.ids[2]} are not finite"):
         found.read_region_vectors(np.arange(len(found)))
     assert torch.isfinite(found.read_region_vectors(np.asarray([0]))).all()

@@ -15,7 +15,7 @@ from vse.pipeline.dataset.dataset import list_phrase_texts, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.training.cli import train_main
 from vse.training.options import TrainInputs
-from vse.training.phrases.arrays import BoxFeatures
+from vse.training.phrases.arrays import RegionFeatures
 from vse.training.phrases.solvers import PhraseTrainer
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
@@ -89,7 +89,7 @@ def test_constraints_start_from_the_run_without_them(caches: Caches, tmp_path: P
 
 
 def test_coordinates_alone_read_no_vector(caches: Caches, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(BoxFeatures, "read_region_vectors", lambda *_: pytest.fail("a vector was read"))
+    monkeypatch.setattr(RegionFeatures, "read_region_vectors", lambda *_: pytest.fail("a vector was read"))
     run = train(caches.candidates, small("solver.coordinates=alone"), out=tmp_path / "run")
     assert weights(run)["image_encoder.linears.0.weight"].shape[1] == 5
 

@@ -22,8 +22,8 @@ from vse.training.phrases.batches import (
     SamplingSettings,
     TripletBatch,
     TripletSampler,
-    pair_cost,
-    triplet_cost,
+    compute_pair_cost,
+    compute_triplet_cost,
 )
 
 SEEDS = st.integers(0, 999)
@@ -197,7 +197,7 @@ LOSSES = {
 def test_the_loss_and_its_gradients_are_those_of_the_loops(name: str, loss: TopOfHinges, world: World) -> None:
     _, batch = drawn(world, VARIANTS[name], 5, n=20)
     regions, phrases = embedded(batch)
-    fast = triplet_cost(batch, regions, phrases, EuclideanSimilarity(0.0), loss)
+    fast = compute_triplet_cost(batch, regions, phrases, EuclideanSimilarity(0.0), loss)
     slow = slow_cost(world, batch, regions, phrases, loss)
     assert fast.value.item() == pytest.approx(slow.item(), rel=1e-9)
     gradients = [torch.autograd.grad(cost, (regions, phrases), retain_graph=True) for cost in (fast.value, slow)]
@@ -212,7 +212,7 @@ def test_the_collapsed_loss_is_that_of_equal_embeddings(world: World) -> None:
     regions, phrases = (
         torch.ones(len(numbers), 5, dtype=torch.float64) / 5**0.5 for numbers in (batch.region_indices, batch.text_indices)
     )
-    cost = triplet_cost(batch, regions, phrases, EuclideanSimilarity(0.0), loss)
+    cost = compute_triplet_cost(batch, regions, phrases, EuclideanSimilarity(0.0), loss)
     assert cost.collapsed_value.item() == pytest.approx(slow_cost(world, batch, regions, phrases, loss).item(), rel=1e-6)
 
 
@@ -220,7 +220,7 @@ def test_the_collapsed_loss_is_that_of_equal_embeddings(world: World) -> None:
 def test_a_batch_without_negatives_costs_nothing_or_little(n: int, world: World) -> None:
     _, batch = drawn(world, SamplingSettings(negative_iou=1e-9), 5, n=n)
     regions, phrases = embedded(batch)
-    cost = triplet_cost(batch, regions, phrases, EuclideanSimilarity(0.0), LOSSES["constraints"])
+    cost = compute_triplet_cost(batch, regions, phrases, EuclideanSimilarity(0.0), LOSSES["constraints"])
     assert torch.isfinite(cost.value)
     cost.value.backward()
 
@@ -290,7 +290,7 @@ def test_the_loss_of_pairs_and_its_gradients_are_those_of_the_loops(world: World
     regions, phrases = (
         torch.randn(len(n), 6, dtype=torch.float64, requires_grad=True) for n in (batch.region_indices, batch.text_indices)
     )
-    fast = pair_cost(batch, regions, phrases, network, LogisticLoss())
+    fast = compute_pair_cost(batch, regions, phrases, network, LogisticLoss())
     slow = torch.zeros((), dtype=torch.float64)
     for row, column, label in zip(batch.pair_regions, batch.pair_texts, batch.labels, strict=True):
         hidden = torch.relu(network.linears[0](regions[int(row)] * phrases[int(column)]))

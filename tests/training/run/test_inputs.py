@@ -22,7 +22,7 @@ from vse.training.options import TrainInputs, TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
 from vse.training.use.model import load_run
-from vse.training.use.search import SearchRequest, search_run
+from vse.training.use.search import RunSearchOptions, search_run
 
 
 def test_other_caches_are_refused(cache: Path, own_demo: Path, tmp_path: Path, fails: Fails, bank: Path, demo: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_run_takes_the_file_that_an_option_names_and_needs_it_no_more(cache: P
     assert (run / record["words"]).resolve() == file.resolve()
     file.unlink()
     assert load_run(run, "test").model.dim == 16
-    assert len(search_run(run, "a red circle", SearchRequest(k=3))) == 3
+    assert len(search_run(run, "a red circle", RunSearchOptions(k=3))) == 3
 
 
 @pytest.mark.parametrize("trained", [True, False])

@@ -20,9 +20,9 @@ from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import PageSettings, create_app
 from vse.training.serve.server import ConnectionLimits, PageServer
 from vse.training.training import train
-from vse.training.use.searcher import SearchOptions
+from vse.training.use.searcher import SearcherOptions
 
-MANY = SearchOptions(n_reranked=200, expects_many_queries=True)
+MANY = SearcherOptions(n_reranked=200, expects_many_queries=True)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from vse.pipeline.dataset.captions import ascii_words
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.page import MAX_RESULTS, MAX_TEXT_LENGTH
-from vse.training.use.search import SearchRequest, search_run
+from vse.training.use.search import RunSearchOptions, search_run
 
 TEXT = "a red square above a blue circle"
 
@@ -34,7 +34,7 @@ def test_a_caption_finds_with_each_run_what_vse_search_finds(client: FlaskClient
     found = client.get("/search", query_string={"q": TEXT, "as": "json", "k": 4}).get_json()
     assert (found["query"], found["dataset"], found["split"]) == (TEXT, "demo", "test")
     for run, folder in zip(found["runs"], (vectors_run, sets_run), strict=True):
-        expected = search_run(folder, TEXT, SearchRequest(k=4), device="cpu")
+        expected = search_run(folder, TEXT, RunSearchOptions(k=4), device="cpu")
         assert [hit["rank"] for hit in run["hits"]] == [1, 2, 3, 4]
         assert [hit["image"] for hit in run["hits"]] == [hit.image_id for hit in expected]
         assert [tuple(hit["captions"]) for hit in run["hits"]] == [hit.captions for hit in expected]
@@ -48,7 +48,7 @@ def test_a_photograph_finds_what_vse_search_finds(client: FlaskClient, photo: Pa
     with Image.open(photo) as image:
         assert found["photo"] == {"width": image.width, "height": image.height}
     for run, folder in zip(found["runs"], (vectors_run, sets_run), strict=True):
-        expected = search_run(folder, photo, SearchRequest(k=4), device="cpu")
+        expected = search_run(folder, photo, RunSearchOptions(k=4), device="cpu")
         assert [hit["caption"] for hit in run["hits"]] == [hit.caption_id for hit in expected]
         assert [hit["captions"] for hit in run["hits"]] == [[hit.caption] for hit in expected]
         np.testing.assert_allclose([hit["score"] for hit in run["hits"]], [hit.score for hit in expected], atol=1e-5)

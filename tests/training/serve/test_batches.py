@@ -26,7 +26,7 @@ from tests.training.serve.conftest import MANY, running
 from tests.training.use.attending import scan
 from vse.pipeline.errors import UserError
 from vse.training.options import RunFileOptions
-from vse.training.serve.answers import QueryBatches, ServedRuns
+from vse.training.serve.answers import QueryBatcher, ServedRuns
 from vse.training.serve.app import create_app
 from vse.training.serve.server import PageServer
 from vse.training.training import train
@@ -91,14 +91,14 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def waiting(batches: QueryBatches[Any, Any], ask: Callable[[Any], Any], queries: Sequence[Any]) -> Iterator[list[Future[Any]]]:
+def waiting(batcher: QueryBatcher[Any, Any], ask: Callable[[Any], Any], queries: Sequence[Any]) -> Iterator[list[Future[Any]]]:
     """Ask queries of a busy thread. In the block all of them wait; afterwards they are answered."""
     free = threading.Event()
     with ThreadPoolExecutor(len(queries) + 1) as pool:
-        pool.submit(batches.run, free.wait)
+        pool.submit(batcher.run, free.wait)
         try:
             asked = [pool.submit(ask, query) for query in queries]
-            until(lambda: batches.n_waiting == len(queries))
+            until(lambda: batcher.n_waiting == len(queries))
             yield asked
         finally:
             free.set()
@@ -113,17 +113,17 @@ def test_all_waiting_queries_are_the_next_batch_and_an_error_is_its_querys_own()
             raise ZeroDivisionError
         return [UserError("odd") if query % 2 else 10 * query for query in queries]
 
-    batches = QueryBatches(answer_all)
-    assert batches.ask(4) == 40
-    with waiting(batches, batches.ask, range(8)) as asked:
+    batcher = QueryBatcher(answer_all)
+    assert batcher.ask(4) == 40
+    with waiting(batcher, batcher.ask, range(8)) as asked:
         pass
     assert [str(one.exception()) if place % 2 else one.result() for place, one in enumerate(asked)] == [
         0, "odd", 20, "odd", 40, "odd", 60, "odd",
     ]  # fmt: skip
-    with waiting(batches, batches.ask, [-1, 2]) as asked:
+    with waiting(batcher, batcher.ask, [-1, 2]) as asked:
         pass
     assert all(isinstance(one.exception(), ZeroDivisionError) for one in asked)
-    assert batches.ask(6) == 60
+    assert batcher.ask(6) == 60
     assert sizes == [1, 8, 2, 1]
 
 
@@ -135,7 +135,7 @@ def get(url: str, text: str) -> Any:
 
 def test_clients_that_hang_up_while_they_wait_do_not_disturb_others(app: flask.Flask, served: ServedRuns) -> None:
     texts = draw_texts(7, 9)
-    batches = served.runs[0].batches
+    batcher = served.runs[0].batcher
     with running(app) as url:
         alone = [get(url, text) for text in texts]
         parts = urlsplit(url)
@@ -146,7 +146,7 @@ def test_clients_that_hang_up_while_they_wait_do_not_disturb_others(app: flask.F
                 return get(url, query)
             return query.sendall(b"GET /search?q=a+red+circle HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
 
-        with waiting(batches, ask, [*gone, *texts]) as asked:
+        with waiting(batcher, ask, [*gone, *texts]) as asked:
             for number, connection in enumerate(gone):
                 if number % 2:  # the connection is reset, not closed
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -162,7 +162,7 @@ def test_queries_that_wait_are_answered_after_sigterm(served: ServedRuns) -> Non
     results: list[Any] = []
 
     def stop_while_queries_wait() -> None:
-        with waiting(served.runs[0].batches, lambda text: get(server.url, text), texts) as asked:
+        with waiting(served.runs[0].batcher, lambda text: get(server.url, text), texts) as asked:
             os.kill(os.getpid(), signal.SIGTERM)
             until(lambda: is_refused(server.url))
         results.extend(one.result() for one in asked)

@@ -24,10 +24,10 @@ from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import pool_embeddings
 from vse.training.training import train
 from vse.training.use import corpus as searched
-from vse.training.use.corpus import encode_items, pool_items
+from vse.training.use.corpus import embed_and_pool_items, encode_items
 from vse.training.use.model import load_run
-from vse.training.use.search import LastSearcherCache, SearchRequest, search_run
-from vse.training.use.searcher import Searcher, SearchOptions
+from vse.training.use.search import LastSearcherCache, RunSearchOptions, search_run
+from vse.training.use.searcher import Searcher, SearcherOptions
 
 TEXT = "a red square above a blue circle"
 Search = Callable[..., list[SearchHit]]
@@ -51,7 +51,7 @@ def search(own_run: Path, own_cache: Path, dataset: Path, tmp_path: Path) -> Sea
     places = RunFileOptions(features=forget_captions(own_cache), captions=dataset)
 
     def run(query: str | Path, *, last: LastSearcherCache | None = None, **options: Any) -> list[SearchHit]:
-        request = SearchRequest(**{"index": tmp_path / "x.faiss", **options})
+        request = RunSearchOptions(**{"index": tmp_path / "x.faiss", **options})
         return search_run(own_run, query, request, places, "cpu", last)
 
     return run
@@ -160,9 +160,9 @@ def of_form(request: pytest.FixtureRequest, cache: Path, positions: Path, tmp_pa
 
 def test_each_of_many_queries_finds_what_it_finds_alone(of_form: Path, photo: Path) -> None:
     opened = load_run(of_form, "test", device="cpu")
-    alone = {query: search_run(of_form, query, SearchRequest(k=5), device="cpu") for query in (TEXT, photo)}
+    alone = {query: search_run(of_form, query, RunSearchOptions(k=5), device="cpu") for query in (TEXT, photo)}
     for many, held in ((False, 0), (False, 2**30), (True, 0), (True, 2**30)):
-        options = SearchOptions(n_reranked=60 if many else None, expects_many_queries=many, max_held_bytes=held)
+        options = SearcherOptions(n_reranked=60 if many else None, expects_many_queries=many, max_held_bytes=held)
         of_run = Searcher(opened, "test", options=options)
         for query in (TEXT, photo, TEXT, photo):
             asked = decode_image(query) if isinstance(query, Path) else query
@@ -177,9 +177,9 @@ def test_pooled_vectors_made_in_blocks_are_those_made_at_once(of_form: Path, by_
     opened = load_run(of_form, "test", device="cpu")
     whole = encode_items(opened, by_photo)
     monkeypatch.setattr(searched, "_ROWS_PER_BLOCK", 5)
-    vectors, kept = pool_items(opened, by_photo, max_held_bytes=2**30)
+    vectors, kept = embed_and_pool_items(opened, by_photo, max_held_bytes=2**30)
     np.testing.assert_allclose(vectors, pool_embeddings(whole), atol=1e-5)
     np.testing.assert_allclose(kept.vectors, whole.vectors, atol=1e-5)
     assert (kept.lengths is None) == (whole.lengths is None)
     assert kept.lengths is None or kept.lengths.tolist() == whole.lengths.tolist()
-    assert pool_items(opened, by_photo, max_held_bytes=100)[1] is None
+    assert embed_and_pool_items(opened, by_photo, max_held_bytes=100)[1] is None

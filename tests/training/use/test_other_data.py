@@ -31,7 +31,7 @@ from vse.training.options import RunFileOptions, TrainInputs
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
 from vse.training.training import train
-from vse.training.use.search import SearchRequest, search_run
+from vse.training.use.search import RunSearchOptions, search_run
 
 
 def extracted(data: Path, out: Path, **changes: object) -> Path:
@@ -132,7 +132,7 @@ def test_other_captions_go_through_the_encoder_of_the_run(cache: Path, tfidf: Pa
     done(embed_main, run, "--features", shapes)
     with h5py.File(run / "shapes_test.h5") as file:
         captions = file["captions"][:]
-    hits = search_run(run, "a red circle", SearchRequest(k=3))
+    hits = search_run(run, "a red circle", RunSearchOptions(k=3))
     assert len(hits) == 3
     content = json.loads((shapes.parent.parent / "data" / "dataset.json").read_text())
     tokens = [s["tokens"] for image in content["images"] if image["split"] == "test" for s in image["sentences"]]
@@ -202,7 +202,7 @@ def test_an_album_reads_queries_as_the_run_does_or_by_its_own_tokeniser(
         out, data = tmp_path / f"{len(tokeniser)}.h5", tmp_path / "album" / "dataset.json"
         done(extract_main, "cnn", "--dataset", data, "--out", out, "--like", cache)
         caplog.clear()
-        search_run(own_run, "a circle's", SearchRequest(k=1), RunFileOptions(features=out))
+        search_run(own_run, "a circle's", RunSearchOptions(k=1), RunFileOptions(features=out))
         assert f"not a word of the training captions: {words}" in caplog.messages
         assert "words were cut by" not in caplog.text
     assert "--tokeniser: no tokeniser 'nlkt'" in fails(main, "album", photos, "--out", tmp_path / "x", "--tokeniser", "nlkt")

@@ -26,7 +26,7 @@ from vse.training.experiment import ExperimentConfig
 from vse.training.options import RunFileOptions
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
-from vse.training.use.search import SearchRequest, search_run
+from vse.training.use.search import RunSearchOptions, search_run
 
 NETWORK = ["model.similarity=network", "loss.name=logistic", "train.epochs=1"]
 FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=1"]
@@ -66,17 +66,17 @@ def test_a_text_or_a_photo_finds_what_its_embedding_is_nearest_to(run: Path, dem
     with h5py.File(run / "test.h5") as file:
         scores = order_or_product(run, file["images"][:], file["captions"][:])[:, 7]
     text = " ".join(images[1].captions[2].tokens)  # caption 7 of the split
-    hits = search_run(run, text, SearchRequest(k=4))
+    hits = search_run(run, text, RunSearchOptions(k=4))
     assert [hit.photo.name for hit in hits] == [images[k].file for k in np.argsort(-scores)[:4]]
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores)[::-1][:4], atol=1e-4)
     dataset = load_dataset_file(demo)
     captions = [caption for image in dataset.split("test") for caption in image.captions]
     with h5py.File(run / "test.h5") as file:
         scores = order_or_product(run, file["images"][:], file["captions"][:])[3]
-    hits = search_run(run, dataset.image_path(dataset.split("test")[3]), SearchRequest(k=5))
+    hits = search_run(run, dataset.image_path(dataset.split("test")[3]), RunSearchOptions(k=5))
     found = [hit.score for hit in hits]
     np.testing.assert_allclose(found, np.sort(scores)[::-1][:5], atol=2e-3)  # the cache holds float16
-    every = search_run(run, dataset.image_path(dataset.split("test")[3]), SearchRequest(k=60))
+    every = search_run(run, dataset.image_path(dataset.split("test")[3]), RunSearchOptions(k=60))
     assert sorted((hit.caption_id, hit.caption) for hit in every) == sorted((c.sentid, c.raw) for c in captions)
     assert [hit.photo.name for hit in every] == [f"demo_{hit.image_id:06}.jpg" for hit in every]
 
@@ -89,8 +89,8 @@ def test_a_gif_or_a_bitmap_can_be_a_query(run: Path, demo: Path, kind: str, tmp_
     with Image.open(dataset.image_path(dataset.split("test")[3])) as image:
         image.save(query)
         image.convert("RGB").save(tmp_path / "query.png")
-    scores = [hit.score for hit in search_run(run, str(query), SearchRequest(k=5))]
-    expected = [hit.score for hit in search_run(run, str(tmp_path / "query.png"), SearchRequest(k=5))]
+    scores = [hit.score for hit in search_run(run, str(query), RunSearchOptions(k=5))]
+    expected = [hit.score for hit in search_run(run, str(tmp_path / "query.png"), RunSearchOptions(k=5))]
     np.testing.assert_allclose(scores, expected, atol=0.05)  # a GIF has 256 colours
 
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_searched_for_is_one_line(run: Path, tmp_path: Path, fail
         assert "no images in split 'tset'" in fails(search_main, run, "a dog", "--split", split)
     assert "no images in split 'all'" in fails(embed_main, run, "--split", "all")
     Image.new("RGB", (20, 20)).save(tmp_path / "black.png")
-    assert len(search_run(run, tmp_path / "black.png", SearchRequest(k=2))) == 2
+    assert len(search_run(run, tmp_path / "black.png", RunSearchOptions(k=2))) == 2
     for main, *query in ((embed_main,), (search_main, "a disc")):
         line = fails(main, run, *query, "--caption-features", tfidf)
         assert "reads captions as words, not from a cache; leave --caption-features out" in line
@@ -276,7 +276,7 @@ def test_a_moved_cache_is_named_with_its_option(run: Path, own_cache: Path, tmp_
     error = fails(search_main, moved, "a red circle")
     assert "is missing" in error
     assert "if it was moved, add --features" in error
-    assert len(search_run(moved, "a red circle", SearchRequest(k=2), files=RunFileOptions(features=own_cache))) == 2
+    assert len(search_run(moved, "a red circle", RunSearchOptions(k=2), files=RunFileOptions(features=own_cache))) == 2
 
 
 def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path: Path, capsys: Any, edit: Any) -> None:
@@ -301,11 +301,11 @@ def test_unknown_words_are_named_as_they_are_written(cache: Path, tmp_path: Path
     assert record["tokeniser"] == "letters_and_digits"
     for tokeniser in ("letters_and_digits", "unicode_words"):
         write_json(RunFolder(run).record_file, {**record, "tokeniser": tokeniser})
-        search_run(run, "a weiße Scheibe über a weiße circle", SearchRequest(k=1))
+        search_run(run, "a weiße Scheibe über a weiße circle", RunSearchOptions(k=1))
         assert caplog.messages[-1] == "not a word of the training captions: weiße, scheibe, über"
         for query in ("über", "東京 zrtwq"):
             with pytest.raises(UserError, match=f"'{query}': none of its words is a word of the training captions"):
-                search_run(run, query, SearchRequest(k=1))
+                search_run(run, query, RunSearchOptions(k=1))
 
 
 @BY_COSINE
