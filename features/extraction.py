@@ -30,7 +30,7 @@ from vse.features.cache.shards import (
     find_other_precision_shards,
     mixed_precision_error,
     read_arrays,
-    read_finished_record,
+    read_intact_shard_record,
     read_precision,
     read_shard_record,
     shard_path,
@@ -38,10 +38,10 @@ from vse.features.cache.shards import (
     shards_folder,
     write_shard,
 )
-from vse.features.data_checks import compare_texts, is_text_shard_of
+from vse.features.data_checks import compare_texts, is_current_text_shard
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
-from vse.features.settings import find_extractor
+from vse.features.settings import find_extractor_settings
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, list_mentions, load_dataset_file
 from vse.pipeline.dataset.identity import N_PHOTOS_COMPARED, DataIdentity, describe_data_differences, hash_available_photos
@@ -189,10 +189,10 @@ def _is_finished_shard(
 
     ``items`` are the inputs of the shard's rows. Raises UserError if an image or text has changed since the extraction.
     """
-    finished = read_finished_record(path, identity)
+    finished = read_intact_shard_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
-    if is_text_shard_of(finished, dataset):
+    if is_current_text_shard(finished, dataset):
         return True
     ids, input_hashes = read_arrays(path, "ids", "sources")
     changed = describe_changed_input(items, ids, input_hashes, text_unit)
@@ -244,7 +244,7 @@ def verify_feature(path: Path, correct_checksums: bool = False) -> FeatureCache:
 
 def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, config: Mapping[str, Any], rows: slice) -> None:
     record = read_shard_record(path)
-    if record is None or is_text_shard_of(record, dataset):
+    if record is None or is_current_text_shard(record, dataset):
         return
     ids, input_hashes = read_arrays(path, "ids", "sources")
     if kind == "text":
@@ -295,7 +295,7 @@ def verify_inputs(cache: FeatureCache) -> str:
     if read_backbone(cache) is not None:
         return "not at hand (embeddings of a model)"
     kind: FeatureKind = "image" if cache.kind == "image" else "text"
-    extractor = find_extractor(cache.provenance.get("config", {}).get("extractor"))
+    extractor = find_extractor_settings(cache.provenance.get("config", {}).get("extractor"))
     raw = extractor is not None and extractor.reads_raw_text
     items = list_extractor_inputs(dataset, kind, raw, cache.text_unit)
     if kind == "image" and not any(item.path is not None and image_exists(item.path) for item in items):

@@ -18,7 +18,7 @@ from PIL import Image
 
 from vse.features.cache.rows import ExtractorInput, FeatureRows
 from vse.features.options import FeatureRequest
-from vse.features.settings import EXTRACTORS, find_extractor, load_feature_preset
+from vse.features.settings import EXTRACTORS, find_extractor_settings, load_feature_preset
 from vse.features.settings.base import ExtractionArguments, Extractor, ExtractorOption, FeatureSettings, ImportedSettings
 from vse.features.settings.captions import FittedCaptionSettings
 from vse.pipeline.dataset.columns import caption_counts
@@ -154,19 +154,19 @@ def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings
 
     The setting ``weights`` becomes the path of the recorded weights if they are found.
     """
-    from vse.features.backbones.weight_files import find_weights
+    from vse.features.backbones.weight_files import find_weights_setting
     from vse.features.cache.feature_cache import open_cache
 
     cache = open_cache(like)
     provenance = cache.provenance
-    settings = find_extractor(provenance.get("config", {}).get("extractor"))
+    settings = find_extractor_settings(provenance.get("config", {}).get("extractor"))
     if request.sets:
         raise UserError("--set does not go with --like")
     if settings is None or settings.fits_encoder:
         raise UserError(f"{like}: --like needs a cache whose features a network of vse-extract computed")
     names = ("weights", "seed", "revision")
     sources = {name: provenance[name] for name in names if name in provenance and name in settings.model_fields}
-    sources = find_weights(provenance, None, _find_option_path(request, settings, "weights_dir")) or sources
+    sources = find_weights_setting(provenance, None, _find_option_path(request, settings, "weights_dir")) or sources
     content = {"name": cache.feature, **sources, **provenance["config"]}
     return presets.validate_settings(settings, "feature", str(like), content)
 

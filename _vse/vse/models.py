@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from vse.arguments import ChangedSettings, Paths, StrPath, as_path, check_arguments, public_api, settings_as_texts
 from vse.array_inputs import (
-    Rows,
-    Validation,
+    ImageRows,
+    ValidationData,
     VectorFunction,
     VectorsOrPaths,
     VectorsOrTexts,
@@ -25,7 +25,7 @@ from vse.array_inputs import (
     read_texts,
     read_validation,
 )
-from vse.data_files import N_DISPLAYED_ROWS, html_summary
+from vse.data_files import N_DISPLAYED_ROWS, build_html_summary
 from vse.encoding import DATA_FOLDER, EncodingModel, FittedRun, InputEncoder
 from vse.features.exchange.embeddings import ARRAYS_NAME, ArrayData, sample_validation_images, write_array_data
 from vse.features.options import ExtractOptions, FeatureRequest
@@ -94,9 +94,9 @@ class Model(EncodingModel):
         self,
         images: VectorsOrPaths,
         captions: VectorsOrTexts,
-        image_of_caption: Rows = None,
+        image_of_caption: ImageRows = None,
         *,
-        validation: Validation = None,
+        validation: ValidationData = None,
         files: Paths | None = None,
     ) -> Self:
         """Fit the model to images and their captions, and return this object. For the arguments see [`vse.fit`][]."""
@@ -258,8 +258,8 @@ class Model(EncodingModel):
 
     def _repr_html_(self) -> str:
         if self._fitted_run is None:
-            return html_summary(self, "not fitted")
-        return html_summary(self, f"best epoch {self.json['best_epoch']}", self.frame.tail(N_DISPLAYED_ROWS))
+            return build_html_summary(self, "not fitted")
+        return build_html_summary(self, f"best epoch {self.json['best_epoch']}", self.frame.tail(N_DISPLAYED_ROWS))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UserError('a vse.Model cannot be pickled; call model.save("FOLDER"), and later vse.load("FOLDER")')
@@ -269,10 +269,10 @@ class Model(EncodingModel):
 def fit(
     images: VectorsOrPaths,
     captions: VectorsOrTexts,
-    image_of_caption: Rows = None,
+    image_of_caption: ImageRows = None,
     *,
     experiment: str = "vsepp",
-    validation: Validation = None,
+    validation: ValidationData = None,
     files: Paths | None = None,
     sets: ChangedSettings | None = None,
     seed: NonNegativeInteger = 0,
@@ -319,7 +319,7 @@ def fit(
 
 @contextmanager
 def _replace_paths_in_errors(folder: Path) -> Iterator[None]:
-    """Replace temporary paths in errors of the caller's ``with`` block by the arguments in these files, e.g. ``images``."""
+    """Replace paths of temporary files in errors of the caller's ``with`` block by argument names, such as ``images``."""
     data = folder / "model" / DATA_FOLDER
     names = {
         data / f"{ARRAYS_NAME}_images.h5": "images",

@@ -31,8 +31,15 @@ N_FOLDS = 5
 # Presets of image features, the highest rsum on Flickr8k first (docs/ladder.md).
 IMAGE_FEATURES = ("effnet2", "effnet", "mobilenet")
 # On Flickr8k, CCA with this correction of hubs has the highest rsum of all compared models (docs/hubness.md).
-CORRECTION = "inverted-softmax"
-REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)  # with few pairs, values above those of the preset are better (docs/quickstart.md)
+HUB_CORRECTION = "inverted-softmax"
+CCA_REGULARIZATIONS = (
+    0.1,
+    0.3,
+    1,
+    3,
+    10,
+    30,
+)  # with few pairs, larger values than in the preset are better (docs/quickstart.md)
 FEW_PAIRS_MIN_COUNT = 1  # with few pairs, TF-IDF reads words that occur at least this number of times
 _ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
 _MIN_ENGLISH_SHARE = 0.1  # captions count as English if _ENGLISH_WORDS are at least this share of their words
@@ -78,10 +85,10 @@ def run_quickstart(request: QuickstartRequest) -> str:
     if load_feature_preset(caption_feature).fits_encoder:  # the settings may differ from the preset, so the name does, too
         captions = captions.with_name(f"{name}_quickstart_{caption_feature}.h5")
     steps.extract_captions(dataset_file, caption_feature, captions, min_count)
-    training = ["--features", images, "--experiment", f"cca_effnet+{caption_feature}+{image_feature}"]
-    training += ["--set", f"solver.regularization={list(REGULARIZATION)}"]
+    arguments = ["--features", images, "--experiment", f"cca_effnet+{caption_feature}+{image_feature}"]
+    arguments += ["--set", f"solver.regularization={list(CCA_REGULARIZATIONS)}"]
     run = Path("runs", f"{name}_quickstart", "seed-0")
-    embeddings = [steps.train(training, dataset_file, captions, run)]
+    embeddings = [steps.train(arguments, dataset_file, captions, run)]
     if is_small:
         log.info("%d pairs are too few for one test split: the result covers %d folds", n_pairs, N_FOLDS)
         folds, embeddings = Path("data", f"{name}_folds"), []
@@ -91,10 +98,10 @@ def run_quickstart(request: QuickstartRequest) -> str:
             if load_feature_preset(caption_feature).fits_encoder:  # fit it to the training captions of each fold
                 captions = Path("features", f"{name}_folds-{k}_{caption_feature}.h5")
                 steps.extract_captions(fold, caption_feature, captions, min_count)
-            embeddings.append(steps.train(training, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))
+            embeddings.append(steps.train(arguments, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))
     result = Path("results", f"{name}_quickstart.json")
     report = result.with_suffix(".html")
-    steps.run("vse-eval", *embeddings, "--correct", CORRECTION, "--out", result)
+    steps.run("vse-eval", *embeddings, "--correct", HUB_CORRECTION, "--out", result)
     steps.run("vse-report", result, "--out", report)
     commands = [f"  {line}" for line in steps.lines if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))]
     return "\n".join(
@@ -157,14 +164,14 @@ class _CommandRunner:
         changes = ["--set", f"min_count={min_count}"] if min_count is not None and extractor == "tfidf" else []
         self.run("vse-extract", extractor, "--dataset", dataset_file, "--feature", feature, *changes, "--out", cache)
 
-    def train(self, training: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
+    def train(self, arguments: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
         """Train a run, embed the test split of the data set, and return the path of the embeddings.
 
-        The embeddings also have a correction for hubs. A hub is a candidate that too many queries rank high. ``training`` has
-        further arguments of ``vse-train``.
+        The embeddings also have a correction for hubs. A hub is a candidate that too many queries rank high.
+        ``arguments`` has further arguments of ``vse-train``.
         """
-        self.run("vse-train", *training, "--captions", dataset_file, "--caption-features", captions, "--out", run, "--resume")
-        self.run("vse-embed", run, "--correct", CORRECTION)
+        self.run("vse-train", *arguments, "--captions", dataset_file, "--caption-features", captions, "--out", run, "--resume")
+        self.run("vse-embed", run, "--correct", HUB_CORRECTION)
         return run / "test.h5"
 
 

@@ -107,7 +107,7 @@ def hash_tokenizer(tokenizer: Any, *settings: object) -> str:
 
 _DOWNLOADED_FILE_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors"]  # no pickle, no code
 _UNHASHED_SETTINGS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
-_MAX_TOKENS = 100_000  # for models that state no limit
+_DEFAULT_MAX_TOKENS = 100_000  # for models that state no limit
 
 
 class SentenceTextBackbone(TextBackbone):
@@ -130,7 +130,7 @@ class SentenceTextBackbone(TextBackbone):
                 f"{config.model}: its first module is a {type(self._transformer_module).__name__}, not a transformer of text"
             )
         self._tokenizer: Any = tokenizer
-        limit = min(int(self._model.max_seq_length or _MAX_TOKENS), _MAX_TOKENS)
+        limit = min(int(self._model.max_seq_length or _DEFAULT_MAX_TOKENS), _DEFAULT_MAX_TOKENS)
         self.max_length = config.max_length or limit
         if self.max_length > limit:
             raise UserError(f"max_length {self.max_length}: {config.model} reads at most {limit} tokens")

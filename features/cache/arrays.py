@@ -161,7 +161,7 @@ class BlockChecker:
                 self._check_block(shard, block - int(self._firsts[shard]), contents[shard])
 
     def check_shard(self, shard: int, content: ByteSource) -> None:
-        """Check all blocks of a shard. Raises UserError, which names the first block whose checksum differs."""
+        """Check all blocks of shard ``shard``, given its bytes. Raises UserError, which names the first wrong block."""
         for block in range(self._shards[shard].n_blocks):
             self._check_block(shard, block, content)
 

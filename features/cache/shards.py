@@ -146,8 +146,8 @@ def write_shard(
     return shard
 
 
-def read_finished_record(path: Path, identity: CacheIdentity) -> ShardRecord | None:
-    """Return the record of a shard; None if the shard is missing or damaged.
+def read_intact_shard_record(path: Path, identity: CacheIdentity) -> ShardRecord | None:
+    """Return the record (hash and settings) of a shard; None if the shard is missing or damaged.
 
     The shard is hashed only if its modification time differs from the recorded one. If the hash is right, the record gets the
     new modification time. Raises UserError if the names, settings or hashes of the shard differ from ``identity``.
@@ -329,7 +329,7 @@ def _create_virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> 
 def concatenate_offsets(parts: Sequence[Ids]) -> Ids:
     """Return the offsets of all rows, given the offsets of each shard's rows.
 
-    The regions (or tokens) of row k are ``offsets[k]:offsets[k + 1]``. All offsets start at 0.
+    The regions (or tokens) of row k are ``offsets[k]:offsets[k + 1]``. The result and the offsets of each shard start at 0.
     """
     counts = np.concatenate([np.diff(part) for part in parts])
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
@@ -349,9 +349,9 @@ _FAILURES_KIND = OutputKind(
 
 
 def build_cache_kind(out: Path) -> OutputKind:
-    """Return the kind of files, feature caches, that a new cache at ``out`` may replace.
+    """Return the test for feature caches, the only files that a new cache at ``out`` may replace.
 
-    A damaged cache is recognised, too, if it begins like HDF5 and its shards' folder has a manifest (list of shards).
+    A damaged cache passes, too, if it begins like HDF5 and the folder of its shards has a manifest (list of shards).
     """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(

@@ -139,7 +139,7 @@ def write_imported_cache(
         empty: list[int] = []
         for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
             path = shards.shard_path(out, index, n_shards)
-            if shards.read_finished_record(path, identity) is None:
+            if shards.read_intact_shard_record(path, identity) is None:
                 empty += _write_shard(path, identity, read_rows(shards.shard_slice(len(ids), index, n_shards)), files)
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])

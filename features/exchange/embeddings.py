@@ -82,7 +82,7 @@ def write_backbone_cache(
     kind: FeatureKind,
     backbone: Backbone,
     ids: Ids,
-    vectors: Callable[[Ids], NDArray[np.float32]],
+    read_vectors: Callable[[Ids], NDArray[np.float32]],
     skipped: Mapping[int, str],
 ) -> Path:
     """Write the embeddings of images or of captions as a cache of float32 vectors; return ``out``.
@@ -90,8 +90,8 @@ def write_backbone_cache(
     An existing cache of the same data set and feature is replaced.
 
     ids : (n,) ids of the images or captions of the data set, in the order of ``dataset.json``
-    vectors : function that returns the embeddings (m, dim) of m ids
-    skipped : for each id without an embedding, the reason
+    read_vectors : function that returns the embeddings (m, dim) of m ids
+    skipped : for each id without an embedding, the reason why it has none
     """
     content = {
         "backbone": {"experiment": backbone.experiment, **backbone.more_provenance},
@@ -106,7 +106,7 @@ def write_backbone_cache(
         else {"backbone_run": Path(os.path.relpath(backbone.run_folder, out.parent)).as_posix()}
     )
     embedded = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
-    n_shards = min(len(ids), max(1, -(-len(embedded) * vectors(embedded[:1]).nbytes // MAX_SHARD_BYTES)))
+    n_shards = min(len(ids), max(1, -(-len(embedded) * read_vectors(embedded[:1]).nbytes // MAX_SHARD_BYTES)))
     check_cache_output(out, dataset.name, identity.feature, [dataset.path])
     with lock_for_writing(out):
         out.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def write_backbone_cache(
             shard_ids = ids[shard_slice(len(ids), index, n_shards)]
             present = np.asarray([i for i in shard_ids.tolist() if i not in skipped], np.int64)
             left_out = [{"id": i, "path": "", "reason": skipped[i]} for i in shard_ids.tolist() if i in skipped]
-            features = vectors(present)
+            features = read_vectors(present)
             hashes = hash_rows(features) if len(features) else np.empty((0, 32), np.uint8)
             rows = FeatureRows(present, features, hashes, skipped=left_out)
             write_shard(shard_path(out, index, n_shards), identity, rows, notes)

@@ -184,7 +184,7 @@ def import_precomp(
 
 
 def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = ascii_words) -> list[str]:
-    """Return the tokens that ``tokenise`` finds in a caption, or else its Unicode words, or else its parts between blanks."""
+    """Return the tokens that ``tokenise`` finds in a caption; if none, Unicode words; if none, the parts between blanks."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vse.features.backbones.device import move_tensor
-from vse.features.backbones.networks import LayerOutput, autocast, find_module, hash_weights, load_backbone
+from vse.features.backbones.networks import TruncatedNetwork, autocast, find_module, hash_weights, load_backbone
 from vse.features.data_checks import check_box_photos
 from vse.features.extractors.cnn import compute_scaled_size, image_to_tensor, normalize_pixels
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
@@ -87,7 +87,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._maps: list[Tensor] = []
         for layer in config.layers:
             find_module(backbone, layer).register_forward_hook(lambda _, __, output: self._maps.append(output))
-        network = LayerOutput(backbone, config.layers[-1] if config.layers else config.layer, config.grid)
+        network = TruncatedNetwork(backbone, config.layers[-1] if config.layers else config.layer, config.grid)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
         if config.map is not None:
             find_module(backbone, config.map).register_forward_hook(lambda _, __, output: self._pool_boxes(output))

@@ -55,7 +55,7 @@ class WordVectors:
     def index_by_word(self) -> dict[str, int]:
         return {word: row for row, word in enumerate(self.words)}
 
-    def find_indices(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
+    def find_word_rows(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
         """Return each known word's row in the table, caption by caption, and the number (n,) of known words per caption."""
         found = [[self.index_by_word[word] for word in caption if word in self.index_by_word] for caption in captions]
         lengths = torch.tensor([len(indices) for indices in found], dtype=torch.int64)
@@ -256,7 +256,7 @@ class MeanVectorEncoder(CaptionEncoder):
         self.word_vectors, self.dim = word_vectors, word_vectors.vectors.shape[1]
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
-        indices, lengths = self.word_vectors.find_indices(captions)
+        indices, lengths = self.word_vectors.find_word_rows(captions)
         starts = lengths.cumsum(0) - lengths
         return normalize(
             torch.nn.functional.embedding_bag(indices, torch.from_numpy(self.word_vectors.vectors), starts, mode="mean")

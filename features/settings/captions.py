@@ -155,9 +155,9 @@ class FittedCaptionSettings(TextSettings):
         return super().list_fields_outside_key() | {"chunk"}
 
     def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
-        """Return the SHA-256 of each input of the fit, by name, except settings and ``corpus.fit_texts``; by default {}.
+        """Return the SHA-256 of further inputs of the fit, by name; by default {}.
 
-        The program records those two for every encoder.
+        The settings and ``corpus.fit_texts`` are not needed here, because the program records them for every encoder.
         """
         return {}
 
