@@ -53,7 +53,7 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
     """
     if cache.dataset not in (dataset.name, dataset.parent):
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
-    if differences := compare_with_dataset(cache, dataset):
+    if differences := describe_dataset_differences(cache, dataset):
         raise UserError(
             f"{dataset.path}: the data set has changed since {cache.path} was made: {'; '.join(differences)}. Give the data "
             "set of the cache, or run the same vse-extract again, which keeps unchanged rows"
@@ -84,10 +84,10 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
         raise UserError(f"{path}: its boxes belong to another data set than {dataset.path}: {differences[0]}")
 
 
-def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
+def describe_dataset_differences(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return messages about the differences between a data set and the data set of a cache; an empty list if there are none.
 
-    A sample of photographs is compared; if ``dataset.json`` has changed, also captions, and texts or boxes of phrases.
+    A sample of photographs is compared. If ``dataset.json`` has changed, all captions, texts and ground-truth boxes are, too.
     """
     recorded, changed = read_data_identity(cache), not is_from_dataset_file(cache, dataset)
     captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
@@ -100,7 +100,7 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     if differences or not changed:
         return differences
     if cache.kind == "text" and has_input_hashes(cache):
-        return compare_texts(dataset, cache.ids, read_input_hashes(cache), cache.provenance.get("config", {}))
+        return describe_text_differences(dataset, cache.ids, read_input_hashes(cache), cache.provenance.get("config", {}))
     if has_truth_boxes(cache) and hash_boxes(collect_truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
         return ["the boxes of its phrases differ"]
     return []
@@ -108,7 +108,7 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
 
 def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
     """Return whether the rows of a cache were computed from the images or texts of this data set."""
-    return cache.dataset in (dataset.name, dataset.parent) and not compare_with_dataset(cache, dataset)
+    return cache.dataset in (dataset.name, dataset.parent) and not describe_dataset_differences(cache, dataset)
 
 
 def is_from_dataset_file(cache: FeatureCache, dataset: Dataset) -> bool:
@@ -159,7 +159,7 @@ def is_current_text_shard(record: ShardRecord, dataset: Dataset) -> bool:
     return record.identity.kind == "text" and bool(dataset.sha256) and record.dataset_sha256 == dataset.sha256
 
 
-def compare_texts(
+def describe_text_differences(
     dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapping[str, Any], text_slice: slice = slice(None)
 ) -> list[str]:
     """Return a list with a message if texts of a data set differ from the texts of a cache or shard, else an empty list.

@@ -38,7 +38,7 @@ from vse.features.cache.shards import (
     shards_folder,
     write_shard,
 )
-from vse.features.data_checks import compare_texts, is_current_text_shard
+from vse.features.data_checks import describe_text_differences, is_current_text_shard
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
 from vse.features.settings import find_extractor_settings
@@ -106,7 +106,7 @@ def _build_upper_bound_entry(
     return {"upper_bound": {"iou": MIN_RIGHT_BOX_IOU, "splits": shares}} if splits else {}
 
 
-def _describe_coverage(bound: Mapping[str, Any]) -> str:
+def _describe_upper_bound(bound: Mapping[str, Any]) -> str:
     """Return the entry ``upper_bound`` as a text: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
     splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name in SPLITS if (n := bound["splits"].get(name))]
     return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
@@ -173,7 +173,7 @@ def extract_shards(
             write_shard(path, identity, rows, extractor.provenance, started, dataset.sha256)
             ids, settings = {item.id for item in items}, extractor.config.list_cache_key_settings()
             if n_shards > 1 and (entry := _build_upper_bound_entry(dataset, settings, [path], ids)):
-                log.info("%s: %s", path, _describe_coverage(entry["upper_bound"]))
+                log.info("%s: %s", path, _describe_upper_bound(entry["upper_bound"]))
     return shards_folder(out) if only_index is None else shard_path(out, only_index, n_shards)
 
 
@@ -224,7 +224,7 @@ def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
     if precision := provenance.get("config", {}).get("precision"):
         log.info("%s: computed in %s", path, precision)
     if "upper_bound" in provenance:
-        log.info("%s: %s", path, _describe_coverage(provenance["upper_bound"]))
+        log.info("%s: %s", path, _describe_upper_bound(provenance["upper_bound"]))
     for description, count in provenance["counts"].items():
         if count:
             log.warning("%s: %d %s", path, count, description)
@@ -248,7 +248,7 @@ def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, con
         return
     ids, input_hashes = read_arrays(path, "ids", "sources")
     if kind == "text":
-        differences = compare_texts(dataset, ids, input_hashes, config, rows)
+        differences = describe_text_differences(dataset, ids, input_hashes, config, rows)
     else:
         recorded = DataIdentity(ids, ids[:0], input_hashes if input_hashes.any() else None)
         found, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED)

@@ -185,7 +185,7 @@ def _check_feature_outputs(dataset: Dataset, config: FeatureSettings, out: Path,
     check_cache_output(out, dataset.name, config.name, inputs, encoder)
 
 
-EXTRACTOR_METHODS = (
+EXTRACTOR_ADVICE = (
     "an extractor of images has two methods. `prepare(self, image, image_id)` takes an RGB image of Pillow. "
     "`compute_vectors(self, batch)` takes a list of results of `prepare` and returns a list of the same length, such as "
     "`[ImageVectors(vector) for vector in batch]` with a NumPy vector each (vse new extractor FILE.py writes an example)"
@@ -199,11 +199,11 @@ def build_and_try_extractor(settings: FeatureSettings, arguments: ExtractionArgu
     Each image is extracted alone and in a batch. Raises UserError if the extractor does not return one finite vector per image
     (one matrix, if ``row_kind`` is not ``vectors``), or if the vectors of an image depend on the batch or on chance.
     """
-    with explain_own_errors(settings.extractor_name(), EXTRACTOR_METHODS):
+    with explain_own_errors(settings.extractor_name(), EXTRACTOR_ADVICE):
         extractor = settings.build_extractor(arguments)
     if not isinstance(extractor, Extractor):
         found = type(extractor).__name__
-        raise UserError(f"{settings.extractor_name()}: build_extractor returns {found}, not an Extractor; {EXTRACTOR_METHODS}")
+        raise UserError(f"{settings.extractor_name()}: build_extractor returns {found}, not an Extractor; {EXTRACTOR_ADVICE}")
     if settings.kind != "image":
         return extractor
     with tempfile.TemporaryDirectory() as folder:
@@ -225,7 +225,7 @@ def _save_noise_image(folder: Path, k: int, size: tuple[int, int]) -> ExtractorI
 
 
 def _try_extraction(settings: FeatureSettings, extractor: Extractor, items: list[ExtractorInput]) -> FeatureRows:
-    with explain_own_errors(settings.extractor_name(), EXTRACTOR_METHODS):
+    with explain_own_errors(settings.extractor_name(), EXTRACTOR_ADVICE):
         rows = extractor.extract(items)
     n_rows = len(rows.features) if rows.offsets is None else len(rows.offsets) - 1
     if n_rows != len(items):
@@ -252,4 +252,4 @@ def _select_vector_set(rows: FeatureRows, k: int) -> NDArray[np.generic]:
 
 
 def _trial_error(settings: FeatureSettings, fault: str) -> UserError:
-    return UserError(f"{settings.extractor_name()}, tried on {len(_TRIAL_SIZES)} images: {fault}; {EXTRACTOR_METHODS}")
+    return UserError(f"{settings.extractor_name()}, tried on {len(_TRIAL_SIZES)} images: {fault}; {EXTRACTOR_ADVICE}")

@@ -38,7 +38,7 @@ from vse.pipeline.workflow import PlannedFile, build_dataset_pattern, plan_files
 
 
 class NetworkRates(Settings):
-    """Sizes and speeds of a pretrained network, to estimate disk space and time. A missing value is unknown."""
+    """Sizes and speeds of a pretrained network, to estimate disk space and time. None: unknown."""
 
     numbers: dict[str, PositiveInt] = Field(
         default_factory=dict,
@@ -314,7 +314,7 @@ def _format_hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
-def _format_range(seconds: Sequence[float], factors: Sequence[float]) -> str:
+def _format_time_range(seconds: Sequence[float], factors: Sequence[float]) -> str:
     """Return the sum of times as a text, such as ``2.0 h to 8.0 h``; a single time if all ``factors`` are 1.
 
     Time k lies between ``seconds[k] / factors[k]`` and ``seconds[k] * factors[k]``.
@@ -336,9 +336,9 @@ def _build_report_lines(targets: str, plan: TargetPlan, rates: Rates, relative_s
     durations = sorted(plan.durations, key=lambda item: -item.seconds)
     factors = [1.0 if item.is_local else spread for item in durations]
     if durations:
-        yield f"time: {_format_range([item.seconds for item in durations], factors)}"
+        yield f"time: {_format_time_range([item.seconds for item in durations], factors)}"
     for item, factor in zip(durations, factors, strict=True):
-        yield f"  {_format_range([item.seconds], [factor]):>18}  {item.description}"
+        yield f"  {_format_time_range([item.seconds], [factor]):>18}  {item.description}"
     if plan.unknown_amounts:
         yield "not known:"
         yield from (f"  {description}" for description in dict.fromkeys(plan.unknown_amounts))

@@ -30,7 +30,7 @@ from vse.array_inputs import (
     read_texts,
 )
 from vse.eval.search.top_k import SearchHit
-from vse.features.exchange.embeddings import ARRAYS_NAME, ArrayData
+from vse.features.exchange.embeddings import ARRAYS_DATASET_NAME, ArrayData
 from vse.pipeline.dataset.preparation import check_dataset_output
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import lock_for_writing, write_bytes
@@ -311,7 +311,7 @@ class FittedRun:
         out = RunFolder(folder)
         with lock_for_writing(folder, folder=True):
             out.check_output_folder([])
-            check_dataset_output(folder / DATA_FOLDER, ARRAYS_NAME)
+            check_dataset_output(folder / DATA_FOLDER, ARRAYS_DATASET_NAME)
             for old in out.output_files:
                 old.unlink(missing_ok=True)
             record = out.record_file.relative_to(folder)

@@ -275,22 +275,22 @@ def _list_embeddings_inputs(embeddings: Any) -> tuple[Path | SplitEmbeddings, ..
     return tuple(one if isinstance(one, SplitEmbeddings) and one.path is None else as_path(one) for one in listed)
 
 
-def _read_protocol(second: Any) -> str | Sequence[str]:
-    """Return ``second``, the protocol in a call ``vse.evaluate(embeddings, protocol)`` of an earlier version.
+def _read_protocol(second_argument: Any) -> str | Sequence[str]:
+    """Return the protocol, the second argument in a call ``vse.evaluate(embeddings, protocol)`` of an earlier version.
 
-    Raises UserError if ``second`` is an array: images must not be given next to embeddings.
+    Raises UserError if the argument is an array: images must not be given next to embeddings.
     """
-    if not are_texts(second):
-        raise UserError(f"images={format_value(second)}: the first argument has embeddings already; leave images out")
-    names: str | Sequence[str] = second
+    if not are_texts(second_argument):
+        raise UserError(f"images={format_value(second_argument)}: the first argument has embeddings already; leave images out")
+    names: str | Sequence[str] = second_argument
     return names
 
 
 def _embed_inputs(first: Any, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
     """Return the embeddings of the images and captions in the arguments of :func:`evaluate`.
 
-    In a call ``evaluate(model, X, Y, i)``, ``first`` is the model. In a call ``evaluate(X, Y, i)`` without names, ``first``
-    has the images, ``images`` the captions, and ``captions`` the rows of the images. None stands for an argument not given.
+    In a call ``evaluate(model, X, Y, i)``, ``first`` is the model. A call ``evaluate(X, Y, i)`` shifts the arguments: ``first``
+    has the images X, ``images`` the captions Y, and ``captions`` the rows i of the images. None: an argument is missing.
     """
     model = first if isinstance(first, EncodingModel) else None
     if first is not None and model is None and images is None:

@@ -32,15 +32,8 @@ N_FOLDS = 5
 IMAGE_FEATURES = ("effnet2", "effnet", "mobilenet")
 # On Flickr8k, CCA with this correction of hubs has the highest rsum of all compared models (docs/hubness.md).
 HUB_CORRECTION = "inverted-softmax"
-CCA_REGULARIZATIONS = (
-    0.1,
-    0.3,
-    1,
-    3,
-    10,
-    30,
-)  # with few pairs, larger values than in the preset are better (docs/quickstart.md)
-FEW_PAIRS_MIN_COUNT = 1  # with few pairs, TF-IDF reads words that occur at least this number of times
+CCA_REGULARIZATIONS = (0.1, 0.3, 1, 3, 10, 30)  # with few pairs, larger ones than the preset's are better (docs/quickstart.md)
+FEW_PAIRS_MIN_WORD_COUNT = 1  # with few pairs, TF-IDF reads words that occur at least this number of times
 _ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
 _MIN_ENGLISH_SHARE = 0.1  # captions count as English if _ENGLISH_WORDS are at least this share of their words
 _N_CAPTIONS_FOR_LANGUAGE = 1000
@@ -72,7 +65,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
     """Run all steps, and return a text with the result, the path of the report, and the commands that were run."""
     from vse.pipeline.dataset.dataset import load_dataset_file
 
-    steps, name = _CommandRunner(request.threads), _choose_name(request)
+    steps, name = _CommandRunner(request.threads), _choose_dataset_name(request)
     dataset_file = Path("data", name, "dataset.json")
     _prepare_dataset(steps, request, dataset_file)
     dataset = load_dataset_file(dataset_file)
@@ -81,10 +74,10 @@ def run_quickstart(request: QuickstartRequest) -> str:
     images, captions = (Path("features", f"{name}_{feature}.h5") for feature in (image_feature, caption_feature))
     steps.run("vse-extract", "cnn", "--dataset", dataset_file, "--feature", image_feature, "--out", images)
     is_small = n_pairs < MIN_PAIRS_FOR_SPLIT
-    min_count = FEW_PAIRS_MIN_COUNT if is_small else None
+    min_count = FEW_PAIRS_MIN_WORD_COUNT if is_small else None
     if load_feature_preset(caption_feature).fits_encoder:  # the settings may differ from the preset, so the name does, too
         captions = captions.with_name(f"{name}_quickstart_{caption_feature}.h5")
-    steps.extract_captions(dataset_file, caption_feature, captions, min_count)
+    steps.extract_caption_feature(dataset_file, caption_feature, captions, min_count)
     arguments = ["--features", images, "--experiment", f"cca_effnet+{caption_feature}+{image_feature}"]
     arguments += ["--set", f"solver.regularization={list(CCA_REGULARIZATIONS)}"]
     run = Path("runs", f"{name}_quickstart", "seed-0")
@@ -97,13 +90,13 @@ def run_quickstart(request: QuickstartRequest) -> str:
             fold = folds / f"fold-{k}.json"
             if load_feature_preset(caption_feature).fits_encoder:  # fit it to the training captions of each fold
                 captions = Path("features", f"{name}_folds-{k}_{caption_feature}.h5")
-                steps.extract_captions(fold, caption_feature, captions, min_count)
+                steps.extract_caption_feature(fold, caption_feature, captions, min_count)
             embeddings.append(steps.train(arguments, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))
     result = Path("results", f"{name}_quickstart.json")
     report = result.with_suffix(".html")
     steps.run("vse-eval", *embeddings, "--correct", HUB_CORRECTION, "--out", result)
     steps.run("vse-report", result, "--out", report)
-    commands = [f"  {line}" for line in steps.lines if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))]
+    commands = [f"  {line}" for line in steps.commands if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))]
     return "\n".join(
         [
             *_describe_result(result),
@@ -141,24 +134,24 @@ def _prepare_dataset(steps: _CommandRunner, request: QuickstartRequest, dataset_
 
 
 class _CommandRunner:
-    """A runner of ``vse`` commands in this process. ``lines`` has their command lines as a user types them."""
+    """A runner of ``vse`` commands in this process. ``commands`` has the finished commands as a user types them."""
 
     def __init__(self, threads: int | None) -> None:
-        self.lines: list[str] = []
+        self.commands: list[str] = []
         self._threads = threads
 
     def run(self, name: str, *arguments: object) -> None:
         """Run the command ``name``, and print its output to stderr. Raises UserError if the command refuses its input."""
         words = [str(argument) for argument in arguments]
         line = shlex.join([name, *words])
-        self.lines.append(line)
+        self.commands.append(line)
         log.info("$ %s", line)
         if self._threads is not None and name in ("vse-extract", "vse-train", "vse-embed"):
             words += ["--threads", str(self._threads)]
         with record_command(line), redirect_stdout(sys.stderr):
             load_command(name.removeprefix("vse-")).main(args=words, prog_name=name, standalone_mode=False)
 
-    def extract_captions(self, dataset_file: Path, feature: str, cache: Path, min_count: int | None) -> None:
+    def extract_caption_feature(self, dataset_file: Path, feature: str, cache: Path, min_count: int | None) -> None:
         """Extract a caption feature into ``cache``. If ``min_count`` is given, TF-IDF ignores words that occur less often."""
         extractor = load_feature_preset(feature).extractor_name()
         changes = ["--set", f"min_count={min_count}"] if min_count is not None and extractor == "tfidf" else []
@@ -175,7 +168,7 @@ class _CommandRunner:
         return run / "test.h5"
 
 
-def _choose_name(request: QuickstartRequest) -> str:
+def _choose_dataset_name(request: QuickstartRequest) -> str:
     if request.name is not None:
         return request.name
     if request.photos is None:

@@ -138,7 +138,7 @@ class TruncatedNetwork(nn.Module):
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     """Return the module of ``model`` with a dotted name.
 
-    Raises UserError if no module has this name. The message suggests similar names among the modules and ``others``.
+    Raises UserError if no module has this name. The message suggests a similar name. ``others`` are more valid names.
     """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:

@@ -198,9 +198,9 @@ def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config
 
 
 def _read_network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], all_modules: bool) -> list[Any]:
-    """Return the settings of the transformer in ``folder``.
+    """Return a list with the settings of the transformer in ``folder``, the first of the ``modules`` of the model.
 
-    ``modules`` lists the transformer and the other parts of the model. ``all_modules`` adds the others' classes and settings.
+    With ``all_modules``, the class and the settings of each other module, such as its pooling, follow.
     """
 
     def read_settings(path: str) -> Any:

@@ -348,7 +348,7 @@ _FAILURES_KIND = OutputKind(
 )
 
 
-def build_cache_kind(out: Path) -> OutputKind:
+def build_cache_output_kind(out: Path) -> OutputKind:
     """Return the test for feature caches, the only files that a new cache at ``out`` may replace.
 
     A damaged cache passes, too, if it begins like HDF5 and the folder of its shards has a manifest (list of shards).
@@ -370,7 +370,7 @@ def check_cache_output(out: Path, dataset: str, feature: str, inputs: Iterable[P
     the ``inputs``, and no cache of another data set or feature.
     """
     files = list(inputs)
-    check_output(out, build_cache_kind(out), files)
+    check_output(out, build_cache_output_kind(out), files)
     check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES_KIND, files)
     if encoder is not None:
         check_output(encoder, _ENCODER_KIND, files)

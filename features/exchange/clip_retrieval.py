@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.rows import FeatureRows, Ids
 from vse.features.cache.shards import check_cache_output, read_manifest, shards_folder
-from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_pages, write_imported_cache
+from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_mapped_memory, write_imported_cache
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.dataset import load_dataset_file, remember_checks
 from vse.pipeline.dataset.file_formats import choose_dataset_format, write_dataset_tables
@@ -258,7 +258,7 @@ def _read_rows(
     rows: list[CaptionRow] = []
     images_folder = None if images is None else images.absolute()
     tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
-    check_photo = lru_cache(_MAX_CACHED_PATHS)((lambda file: None) if images is None else _build_fault_finder(images))
+    check_photo = lru_cache(_MAX_CACHED_PATHS)((lambda file: None) if images is None else _build_photo_checker(images))
     digests = _hash_image_vectors(part.image_vectors)
     fault_of_vector: dict[int, str] = {}
     for path, vectors in reversed([*zip(part.vector_files, (part.image_vectors, part.text_vectors), strict=True)]):
@@ -275,7 +275,7 @@ def _read_rows(
         try:
             if index >= len(part.image_vectors):
                 raise BadRow(f"{part.vector_files[0].name} has no row {index}")
-            file, split = _make_relative(row.file, images_folder), parse_split(row.split)
+            file, split = _make_path_relative(row.file, images_folder), parse_split(row.split)
             if index in fault_of_vector:
                 raise BadRow(fault_of_vector[index])
             if len(row.captions) != 1:
@@ -305,7 +305,7 @@ def _read_rows(
         yield rows
 
 
-def _build_fault_finder(images: Path) -> Callable[[str], str | None]:
+def _build_photo_checker(images: Path) -> Callable[[str], str | None]:
     """Return a function from a photo's file name to a description of its fault, or to None if the photo can be used."""
     check = build_photo_checker(images)
 
@@ -339,11 +339,11 @@ def _iterate_blocks(vectors: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]
     """Yield the first index and the vectors of each block. The pages of a mapped file do not stay in memory."""
     for start in range(0, len(vectors), _ROWS_PER_CHECK):
         yield start, vectors[start : start + _ROWS_PER_CHECK]
-        release_pages([vectors])
+        release_mapped_memory([vectors])
 
 
 @lru_cache(maxsize=_MAX_CACHED_PATHS)
-def _make_relative(file: str, images_folder: Path | None) -> str:
+def _make_path_relative(file: str, images_folder: Path | None) -> str:
     """Return an image's path relative to ``images_folder`` or, if that is None, the path without slashes at its start.
 
     Raises BadRow if an absolute path lies outside the folder.

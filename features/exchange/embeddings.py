@@ -76,7 +76,7 @@ def read_backbone(cache: FeatureCache) -> Backbone | None:
     return Backbone(sha256, str(details.get("experiment")), details, run_folder)
 
 
-def write_backbone_cache(
+def write_embeddings_cache(
     out: Path,
     dataset: Dataset,
     kind: FeatureKind,
@@ -123,7 +123,7 @@ def write_backbone_cache(
         return open_cache(merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)).path
 
 
-ARRAYS_NAME = "arrays"  # the name of the data set
+ARRAYS_DATASET_NAME = "arrays"  # the name of the data set
 Vectors = NDArray[np.float32]
 
 
@@ -194,7 +194,7 @@ def _write_dataset(data: ArrayData, validation: Ids, folder: Path) -> Path:
         {"imgid": row, "filename": str(row), "split": "val" if is_validation[row] else "train", "sentences": listed}
         for row, listed in enumerate(sentences)
     ]
-    content = {"dataset": ARRAYS_NAME, "tokeniser": IMPORT_TOKENISER, "pictures": False, "images": images}
+    content = {"dataset": ARRAYS_DATASET_NAME, "tokeniser": IMPORT_TOKENISER, "pictures": False, "images": images}
     return write_dataset(content, folder, None, [])
 
 
@@ -205,6 +205,6 @@ def _write_cache(vectors: Vectors, dataset: Dataset, kind: FeatureKind, folder: 
         values = vectors[ids[part]]
         return FeatureRows(ids[part], values, hash_rows(values))
 
-    layout = {"layout": ARRAYS_NAME, "array_sha256": hashlib.sha256(np.ascontiguousarray(vectors).data).hexdigest()}
-    out = folder / f"{ARRAYS_NAME}_{'images' if kind == 'image' else 'captions'}.h5"
+    layout = {"layout": ARRAYS_DATASET_NAME, "array_sha256": hashlib.sha256(np.ascontiguousarray(vectors).data).hexdigest()}
+    out = folder / f"{ARRAYS_DATASET_NAME}_{'images' if kind == 'image' else 'captions'}.h5"
     return write_imported_cache(out, dataset, kind, layout, [], ids, read_rows, vectors[:1].nbytes)

@@ -31,7 +31,7 @@ MIN_BOX_SIDE = 1e-2  # pixels of the network's input
 
 
 @dataclass(frozen=True)
-class Proposals:
+class ProposalNetworkOutput:
     """The output of the region-proposal network for one image.
 
     feature_maps : feature maps by name
@@ -127,7 +127,7 @@ def set_map_strides(detector: Any) -> None:
         detector.roi_heads.box_roi_pool(maps, [torch.zeros(1, 4)], [(256, 256)])
 
 
-def propose_boxes(detector: Any, pixels: Tensor) -> Proposals:
+def propose_boxes(detector: Any, pixels: Tensor) -> ProposalNetworkOutput:
     """Return the boxes that the region-proposal network finds in an image (3, height, width), 0-255, best first."""
     images, _ = detector.transform([pixels.float() / 255])
     maps = detector.backbone(images.tensors)
@@ -137,7 +137,7 @@ def propose_boxes(detector: Any, pixels: Tensor) -> Proposals:
     scores, shifts = torchvision.models.detection.rpn.concat_box_prediction_layers(objectness, deltas)
     boxes = rpn.box_coder.decode(shifts, rpn.anchor_generator(images, levels)).view(1, -1, 4)
     kept, values = rpn.filter_proposals(boxes, scores, images.image_sizes, n_anchors)
-    return Proposals(maps, kept[0], values[0], images.image_sizes[0])
+    return ProposalNetworkOutput(maps, kept[0], values[0], images.image_sizes[0])
 
 
 def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[BoxesWithVectors, tuple[int, int]]:

@@ -123,7 +123,7 @@ class FeatureSettings(Settings):
 
     @property
     def n_network_passes(self) -> int | None:
-        """Number of forward passes of the network for one row; None if the number does not determine the time of a row."""
+        """Number of forward passes of the network for one row; None if the time of a row depends on other work."""
         return None
 
     @property
