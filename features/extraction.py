@@ -28,10 +28,10 @@ from vse.features.cache.rows import (
 from vse.features.cache.shards import (
     concatenate_offsets,
     find_other_precision_shards,
+    get_network_precision,
     mixed_precision_error,
     read_arrays,
     read_intact_shard_record,
-    read_precision,
     read_shard_record,
     shard_path,
     shard_slice,
@@ -153,7 +153,7 @@ def extract_shards(
             shard_identity = other_precision_shards.get(path, identity)
             if _is_finished_shard(path, shard_identity, dataset, items, extractor.config.text_unit, skip_bad):
                 suffix = (
-                    f" in {read_precision(shard_identity)}, the precision of another machine"
+                    f" in {get_network_precision(shard_identity)}, the precision of another machine"
                     if path in other_precision_shards
                     else ""
                 )

@@ -388,7 +388,7 @@ def _collect_cost_settings(dataset: str, experiment: str) -> dict[str, Any] | No
 def _contains_settings(settings: Any, wanted: Any) -> bool:
     """Return whether ``settings`` contain every entry of ``wanted``, with the same value and at every depth.
 
-    A text in ``wanted`` also equals settings whose entry ``name`` is this text.
+    A text in ``wanted``, such as ``max``, matches the same text, or settings with this ``name``.
     """
     if isinstance(wanted, Mapping):
         return isinstance(settings, Mapping) and all(_contains_settings(settings.get(key), wanted[key]) for key in wanted)

@@ -289,8 +289,8 @@ def _read_protocol(second_argument: Any) -> str | Sequence[str]:
 def _embed_inputs(first: Any, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
     """Return the embeddings of the images and captions in the arguments of :func:`evaluate`.
 
-    In a call ``evaluate(model, X, Y, i)``, ``first`` is the model. A call ``evaluate(X, Y, i)`` shifts the arguments: ``first``
-    has the images X, ``images`` the captions Y, and ``captions`` the rows i of the images. None: an argument is missing.
+    In a call ``evaluate(model, X, Y, i)``, ``first`` is the model. A call ``evaluate(X, Y, i)`` shifts the arguments:
+    ``first`` has the images X, ``images`` the captions Y, and ``captions`` the rows i of the images. Missing ones are None.
     """
     model = first if isinstance(first, EncodingModel) else None
     if first is not None and model is None and images is None:

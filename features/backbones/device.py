@@ -128,7 +128,7 @@ def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def use_deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """If ``enabled``, use slower, deterministic algorithms in the caller's ``with`` block. A GPU then repeats results exactly.
+    """Use slower, deterministic algorithms in the caller's ``with`` block if ``enabled``. A GPU then repeats results exactly.
 
     Raises UserError if an operation has no deterministic algorithm.
     """

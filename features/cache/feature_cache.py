@@ -130,7 +130,7 @@ class FeatureCache:
 
     @property
     def text_unit(self) -> TextUnit:
-        """Whether the rows of a cache of texts belong to ``captions``, or to the distinct ``phrases`` in captions."""
+        """The texts that the rows of a cache of texts belong to: captions, or the distinct phrases in captions."""
         return find_text_unit(self.provenance.get("config", {}))
 
     def describe(self) -> str:

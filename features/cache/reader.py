@@ -171,7 +171,7 @@ class FeatureReader:
         return RegionBoxes(self.cache)
 
     def read_padded_regions(self, indices: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
-        """Return the regions of some rows, padded to the largest number of regions. The cache must have ``offsets``."""
+        """Return the regions of rows, padded to the largest number or to ``min_regions``. The cache must have ``offsets``."""
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[indices], self.cache.offsets[indices + 1] - self.cache.offsets[indices]
         column = np.arange(counts.max(initial=min_regions))

@@ -175,7 +175,7 @@ def read_intact_shard_record(path: Path, identity: CacheIdentity) -> ShardRecord
     return shard
 
 
-def read_precision(identity: CacheIdentity) -> str | None:
+def get_network_precision(identity: CacheIdentity) -> str | None:
     """Return the precision of the network in the settings of a cache; None if no network computed the rows."""
     config = identity.content.get("config")
     precision = config.get("precision") if isinstance(config, Mapping) else None
@@ -200,7 +200,7 @@ def find_other_precision_shards(cache: Path, n_shards: int, identity: CacheIdent
 
 def mixed_precision_error(folder: Path, one: CacheIdentity, other: CacheIdentity) -> UserError:
     """Return the error for a cache whose shards would have two precisions."""
-    there, here = read_precision(one), read_precision(other)
+    there, here = get_network_precision(one), get_network_precision(other)
     return UserError(
         f"{folder} was made with other settings (config.precision: {there} -> {here}), and a cache has one precision; "
         f"use --set precision={there} to continue in that precision, or delete that folder and use "

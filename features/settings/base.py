@@ -128,7 +128,7 @@ class FeatureSettings(Settings):
 
     @property
     def text_unit(self) -> Literal["captions", "phrases"]:
-        """Whether the rows of a text feature belong to ``captions``, or to the distinct ``phrases`` in captions."""
+        """The texts that the rows of a text feature belong to: captions, or the distinct phrases in captions."""
         return "captions"
 
     @property

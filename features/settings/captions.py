@@ -39,7 +39,7 @@ def select_phrase_words(tokens: Sequence[str], drop_stop_words: bool = False) ->
     """Return the words of a phrase in lower case, without stop words if ``drop_stop_words``.
 
     A phrase that consists of stop words only, such as *them*, keeps its words. Plummer et al. did not publish their list of
-    stop words; :data:`STOP_WORDS` lists closed word classes.
+    stop words; :data:`STOP_WORDS` lists articles, pronouns, prepositions and the like.
     """
     words = tuple(token.lower() for token in tokens)
     return (tuple(word for word in words if word not in STOP_WORDS) or words) if drop_stop_words else words
