@@ -37,8 +37,8 @@ _MIN_SHARDS, _MAX_SHARD_CAPTIONS = 4, 50_000  # for a data set without a preset
 def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Path:
     """Extract a feature and write its cache, or only one shard of it; return the path of the written file.
 
-    Raises UserError if the feature's preset names another extractor than ``extractor``, or if the extractor lacks an option of
-    the request.
+    ``extractor`` is the name of the extractor that the feature must have; None: any. Raises UserError if the feature has
+    another one, or if its extractor lacks an option of the request.
     """
     # While this data set is referenced here, other functions that load the file receive the same object.
     dataset = load_dataset_file(request.dataset)

@@ -5,8 +5,7 @@ This module does not import the libraries that compute vectors, because their im
 finds the photographs that have changed since a shard was extracted. A photograph whose file is older than the shard is not
 opened. A newer file is hashed, and its hash is compared with the hash in the shard. The file ``photos-00000-of-00004.h5`` next
 to the shard records the result with the size and the modification time of the photograph, so that an unchanged file with a new
-time is hashed only once. For a photograph in an archive, the size and the times of the archive count. Archives at a URL are
-not checked.
+time is hashed only once. For a photograph in an archive, the size and times of the archive count. Archives at URLs do not.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ def hash_changed_photos(
     """
     shard = shard_path(cache, index, n_shards)
     record = shard.with_name(f"{shard.stem.replace('shard', 'photos', 1)}.h5")
-    checked = _read_photo_states(record)
+    known_states = _read_photo_states(record)
     if _declares_no_photographs(dataset_file):
         raise UserError(
             f"{dataset_file}: this data set has no photographs, so {cache} cannot be extracted; choose an experiment that "
@@ -156,27 +155,27 @@ def hash_changed_photos(
         status = dataset_file.stat()
         ids, paths = _list_photos(dataset_file, status.st_mtime_ns, status.st_size, tuple(splits or ()))
         rows = shard_slice(len(ids), index, n_shards)
-        updated = _update_photo_states(shard, ids[rows].tolist(), paths[rows], checked)
-        if updated != checked:
-            checked = updated
+        updated = _update_photo_states(shard, ids[rows].tolist(), paths[rows], known_states)
+        if updated != known_states:
+            known_states = updated
             with suppress(UserError):  # in a folder that this user may not change, the photographs are hashed each time
-                _write_photo_states(record, checked)
+                _write_photo_states(record, known_states)
     digest = hashlib.sha256()
-    changed = {identity: photo for identity, photo in sorted(checked.items()) if photo.changed}
+    changed = {identity: photo for identity, photo in sorted(known_states.items()) if photo.changed}
     for identity, photo in changed.items():
         digest.update(identity.to_bytes(8, "little", signed=True) + photo.sha256)
     return digest.hexdigest() if changed else ""
 
 
 def _update_photo_states(
-    shard: Path, ids: list[int], paths: list[str], checked: dict[int, _PhotoState]
+    shard: Path, ids: list[int], paths: list[str], known_states: dict[int, _PhotoState]
 ) -> dict[int, _PhotoState]:
     """Return the states, by id, of the photographs that have ever changed, are missing, or are newer than the shard.
 
-    ``ids`` and ``paths`` are those of the shard's photographs. ``checked`` has their states in the check before.
+    ``ids`` and ``paths`` are those of the shard's photographs. ``known_states`` has their states in the check before.
     """
     written_ns = shard.stat().st_mtime_ns
-    updated = {identity: photo for identity, photo in checked.items() if photo.changed}
+    updated = {identity: photo for identity, photo in known_states.items() if photo.changed}
     hash_by_id: dict[int, bytes] | None = None
     for identity, path in zip(ids, paths, strict=True):
         try:
@@ -188,7 +187,7 @@ def _update_photo_states(
                 continue
         except OSError:
             state = (-1, -1)
-        known = checked.get(identity)
+        known = known_states.get(identity)
         if known is not None and (known.size, known.modified_ns) == state:
             updated[identity] = known
             continue
@@ -263,11 +262,11 @@ def _read_photo_states(path: Path) -> dict[int, _PhotoState]:
         return {}
 
 
-def _write_photo_states(path: Path, checked: dict[int, _PhotoState]) -> None:
-    photos = list(checked.values())
+def _write_photo_states(path: Path, known_states: dict[int, _PhotoState]) -> None:
+    photos = list(known_states.values())
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        file["ids"] = np.asarray(list(checked), np.int64)
+        file["ids"] = np.asarray(list(known_states), np.int64)
         file["states"] = np.asarray([(photo.size, photo.modified_ns) for photo in photos], np.int64).reshape(-1, 2)
         file["sha256"] = np.frombuffer(b"".join(photo.sha256 for photo in photos), np.uint8).reshape(-1, 32)
         file["changed"] = np.asarray([photo.changed for photo in photos], bool)

@@ -288,9 +288,9 @@ class ImportedData:
             photos were imported
     """
 
-    def __init__(self, dataset: Path, written: Sequence[Path]) -> None:
+    def __init__(self, dataset: Path, written_files: Sequence[Path]) -> None:
         self.dataset = DatasetFile(dataset)
-        self.features = tuple(FeatureFile(path) for path in written if path.suffix == ".h5")
+        self.features = tuple(FeatureFile(path) for path in written_files if path.suffix == ".h5")
 
     def __repr__(self) -> str:
         return f"ImportedData({self.dataset!r}, {list(self.features)!r})"

@@ -71,7 +71,7 @@ class SplitEmbeddings(SavableObject):
 
     @property
     def embeddings(self) -> Embeddings:
-        """The embeddings as the object that evaluators read. Raises UserError if the model localises phrases."""
+        """The embeddings in the form that evaluations read. Raises UserError if the model localises phrases."""
         if self._embeddings is None:
             raise UserError(f"{self.path}: holds scores of phrases and boxes, and no embeddings")
         return self._embeddings

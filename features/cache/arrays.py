@@ -112,7 +112,7 @@ def compute_shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def are_checksums(value: object) -> bool:
-    """Return whether ``value`` is a dictionary from array names, including ``features``, to hexadecimal checksums."""
+    """Return whether a value is a dictionary from array names to hexadecimal checksums, with an entry for ``features``."""
     if not isinstance(value, Mapping) or "features" not in value:
         return False
     return all(isinstance(text, str) and set(text) <= set("0123456789abcdef") for text in value.values())

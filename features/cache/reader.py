@@ -218,15 +218,14 @@ class FeatureReader:
             self.cache.block_checker.check_byte_ranges(shards, firsts[on_disk], ends[on_disk], self._shard_bytes)
 
 
-def check_text_unit(cache: FeatureCache, wanted: TextUnit) -> None:
-    """Raise UserError unless the rows of a cache are texts of the kind ``wanted``, captions or phrases."""
-    if cache.kind != "text" or cache.text_unit != wanted:
-        hint = f" (a preset with of: {wanted})" if cache.kind == "text" else ""
-        raise UserError(f"{cache.path} holds {cache.describe()}; features of {wanted} are needed{hint}")
+def check_text_unit(cache: FeatureCache, wanted_unit: TextUnit) -> None:
+    """Raise UserError unless the rows of a cache are texts of the kind ``wanted_unit``, captions or phrases."""
+    if cache.kind != "text" or cache.text_unit != wanted_unit:
+        hint = f" (a preset with of: {wanted_unit})" if cache.kind == "text" else ""
+        raise UserError(f"{cache.path} holds {cache.describe()}; features of {wanted_unit} are needed{hint}")
 
 
-# Entries of the provenance that describe the rows, not the feature.
-_DATASET_PROVENANCE_NAMES = {"counts", "data", "upper_bound"}
+_ROW_PROVENANCE_NAMES = {"counts", "data", "upper_bound"}  # entries of the provenance that describe the rows, not the feature
 
 
 class FeatureDescription(BaseModel):
@@ -277,7 +276,7 @@ class FeatureDescription(BaseModel):
 
 def describe_feature(cache: FeatureCache) -> FeatureDescription:
     """Return the description of the feature in a cache."""
-    left_out = {*ROW_HASH_NAMES, *_DATASET_PROVENANCE_NAMES}
+    left_out = {*ROW_HASH_NAMES, *_ROW_PROVENANCE_NAMES}
     return FeatureDescription.model_validate(
         {
             **{name: getattr(cache, name) for name in ("dataset", "feature", "kind", "key", "row_shape")},

@@ -198,12 +198,11 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._input_size = (images.shape[2], images.shape[3])
         relative = (item.boxes / np.asarray(item.image_size * 2, np.float32)).clip(0, 1)
         with torch.inference_mode(), autocast(config.precision, self.device):
-            compute = self._average_layers if config.layers else self._compute_box_vectors
-            features = compute(images, relative)
+            features = self._average_layers(images, relative) if config.layers else self._run_later_layers(images, relative)
         features = nn.functional.normalize(features, dim=1) if config.normalize else features
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.image_size)
 
-    def _compute_box_vectors(self, images: Tensor, relative_boxes: Floats) -> Tensor:
+    def _run_later_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
         """Return the vector of each box by the layers after ``map``: (n_boxes, dim).
 
         ``relative_boxes`` are x1, y1, x2, y2 as fractions of the image's width and height.

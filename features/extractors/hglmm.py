@@ -142,8 +142,6 @@ class HglmmEncoder(CaptionEncoder):
     def compute_normalized_fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
         """Return the signed square roots of the Fisher vectors of n sets of words on one mixture, normalised to unit length.
 
-        They are not yet projected on principal components.
-
         rows : row of each word in the table of word vectors, one set after the other
         lengths : (n,) number of words of each set
         """

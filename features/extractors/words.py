@@ -69,10 +69,10 @@ class WordVectors:
         """Build the word vectors from the result of :meth:`tensors`."""
         return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
-    def select_words(self, wanted: Iterable[str], n_first: int) -> WordVectors:
-        """Return the vectors of the first ``n_first`` words and of the words ``wanted``, in the order of the table."""
-        wanted = set(wanted)
-        rows = [row for row, word in enumerate(self.words) if row < n_first or word in wanted]
+    def select_words(self, extra_words: Iterable[str], n_first: int) -> WordVectors:
+        """Return the vectors of the first ``n_first`` words and of ``extra_words``, in the order of the table."""
+        extra_words = set(extra_words)
+        rows = [row for row, word in enumerate(self.words) if row < n_first or word in extra_words]
         return WordVectors(tuple(self.words[row] for row in rows), self.vectors[rows])
 
 
