@@ -96,13 +96,13 @@ def fit_command(request: FeatureRequest) -> None:
 def merge_command(request: MergeRequest) -> None:
     """Merge finished shards into a cache."""
     from vse.features import extraction
-    from vse.features.cache.shards import build_cache_kind
+    from vse.features.cache.shards import build_cache_output_kind
     from vse.features.feature_job import choose_shard_count
     from vse.pipeline.dataset.dataset import load_dataset_file
     from vse.pipeline.files.outputs import check_output
 
     dataset, out = load_dataset_file(request.dataset), request.out
-    check_output(out, build_cache_kind(out), [request.dataset])
+    check_output(out, build_cache_output_kind(out), [request.dataset])
     click.echo(extraction.merge_feature(request.dataset, out, request.shards or choose_shard_count(dataset, out)))
 
 

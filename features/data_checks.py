@@ -19,7 +19,7 @@ from vse.features.cache.rows import Ids, find_text_unit, list_extractor_inputs
 from vse.features.cache.shards import ShardRecord, shards_folder
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import collect_truth_boxes, has_truth_boxes, hash_boxes
-from vse.features.settings import find_extractor
+from vse.features.settings import find_extractor_settings
 from vse.pipeline.dataset.columns import IdIndex, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import (
@@ -53,7 +53,7 @@ def check_belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> None:
     """
     if cache.dataset not in (dataset.name, dataset.parent):
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
-    if differences := compare_with_dataset(cache, dataset):
+    if differences := describe_dataset_differences(cache, dataset):
         raise UserError(
             f"{dataset.path}: the data set has changed since {cache.path} was made: {'; '.join(differences)}. Give the data "
             "set of the cache, or run the same vse-extract again, which keeps unchanged rows"
@@ -84,10 +84,10 @@ def check_box_photos(path: Path, dataset: Dataset) -> None:
         raise UserError(f"{path}: its boxes belong to another data set than {dataset.path}: {differences[0]}")
 
 
-def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
+def describe_dataset_differences(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return messages about the differences between a data set and the data set of a cache; an empty list if there are none.
 
-    A sample of photographs is compared; if ``dataset.json`` has changed, also captions, and texts or boxes of phrases.
+    A sample of photographs is compared. If ``dataset.json`` has changed, all captions, texts and ground-truth boxes are, too.
     """
     recorded, changed = read_data_identity(cache), not is_from_dataset_file(cache, dataset)
     captions, ids_of_captions = recorded.caption_hashes, recorded.caption_ids
@@ -100,7 +100,7 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
     if differences or not changed:
         return differences
     if cache.kind == "text" and has_input_hashes(cache):
-        return compare_texts(dataset, cache.ids, read_input_hashes(cache), cache.provenance.get("config", {}))
+        return describe_text_differences(dataset, cache.ids, read_input_hashes(cache), cache.provenance.get("config", {}))
     if has_truth_boxes(cache) and hash_boxes(collect_truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
         return ["the boxes of its phrases differ"]
     return []
@@ -108,18 +108,18 @@ def compare_with_dataset(cache: FeatureCache, dataset: Dataset) -> list[str]:
 
 def belongs_to_dataset(cache: FeatureCache, dataset: Dataset) -> bool:
     """Return whether the rows of a cache were computed from the images or texts of this data set."""
-    return cache.dataset in (dataset.name, dataset.parent) and not compare_with_dataset(cache, dataset)
+    return cache.dataset in (dataset.name, dataset.parent) and not describe_dataset_differences(cache, dataset)
 
 
 def is_from_dataset_file(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether a cache was computed from ``dataset.json`` in its present state, by the recorded SHA-256."""
+    """Return whether ``dataset.json`` still has the SHA-256 that the cache recorded when it was computed."""
     data = cache.provenance.get("data")
     return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
 
 
 def _has_fitted_encoder(cache: FeatureCache) -> bool:
     config = cache.provenance.get("config")
-    extractor = find_extractor(config.get("extractor")) if isinstance(config, Mapping) else None
+    extractor = find_extractor_settings(config.get("extractor")) if isinstance(config, Mapping) else None
     return extractor is not None and extractor.fits_encoder
 
 
@@ -154,12 +154,12 @@ def compute_data_checksums(cache: FeatureCache, dataset: Dataset) -> DataChecksu
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
 
 
-def is_text_shard_of(record: ShardRecord, dataset: Dataset) -> bool:
-    """Return whether a shard holds vectors of texts from ``dataset.json`` in its present state, by the recorded SHA-256."""
+def is_current_text_shard(record: ShardRecord, dataset: Dataset) -> bool:
+    """Return whether a shard holds vectors of texts, and ``dataset.json`` still has the SHA-256 that the shard recorded."""
     return record.identity.kind == "text" and bool(dataset.sha256) and record.dataset_sha256 == dataset.sha256
 
 
-def compare_texts(
+def describe_text_differences(
     dataset: Dataset, ids: Ids, input_hashes: Hashes, config: Mapping[str, Any], text_slice: slice = slice(None)
 ) -> list[str]:
     """Return a list with a message if texts of a data set differ from the texts of a cache or shard, else an empty list.
@@ -169,7 +169,7 @@ def compare_texts(
     config : recorded settings of the extractor
     text_slice : indices of the data set's texts to compare; by default all texts
     """
-    extractor, text_unit = find_extractor(config.get("extractor")), find_text_unit(config)
+    extractor, text_unit = find_extractor_settings(config.get("extractor")), find_text_unit(config)
     raw = extractor is not None and extractor.reads_raw_text
     items = list_extractor_inputs(dataset, "text", raw, text_unit, text_slice)
     rows = IdIndex(ids).find_rows(np.asarray([item.id for item in items], np.int64))
@@ -189,9 +189,9 @@ def has_input_hashes(cache: FeatureCache) -> bool:
 
 
 def _get_caption_array(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the array ``name`` of ``stored``, the arrays read from the cache file ``path``; an empty array if it is missing.
+    """Return an array about captions by its name from the arrays ``stored`` in a cache; an empty array if it is missing.
 
-    Raises UserError unless its shape is (n_captions, *shape).
+    Raises UserError, which names the cache ``path``, unless the shape of the array is (n_captions, *shape).
     """
     values = stored.get(name, _NO_IDS)
     if values.shape != (len(stored.get("caption_ids", _NO_IDS)), *shape):

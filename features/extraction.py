@@ -28,20 +28,20 @@ from vse.features.cache.rows import (
 from vse.features.cache.shards import (
     concatenate_offsets,
     find_other_precision_shards,
+    get_network_precision,
     mixed_precision_error,
     read_arrays,
-    read_finished_record,
-    read_precision,
+    read_intact_shard_record,
     read_shard_record,
     shard_path,
     shard_slice,
     shards_folder,
     write_shard,
 )
-from vse.features.data_checks import compare_texts, is_text_shard_of
+from vse.features.data_checks import describe_text_differences, is_current_text_shard
 from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import TRUTH_BOXES, collect_truth_boxes, has_truth_boxes, hash_boxes
-from vse.features.settings import find_extractor
+from vse.features.settings import find_extractor_settings
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, list_mentions, load_dataset_file
 from vse.pipeline.dataset.identity import N_PHOTOS_COMPARED, DataIdentity, describe_data_differences, hash_available_photos
@@ -106,7 +106,7 @@ def _build_upper_bound_entry(
     return {"upper_bound": {"iou": MIN_RIGHT_BOX_IOU, "splits": shares}} if splits else {}
 
 
-def _describe_coverage(bound: Mapping[str, Any]) -> str:
+def _describe_upper_bound(bound: Mapping[str, Any]) -> str:
     """Return the entry ``upper_bound`` as a text: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
     splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name in SPLITS if (n := bound["splits"].get(name))]
     return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
@@ -153,7 +153,7 @@ def extract_shards(
             shard_identity = other_precision_shards.get(path, identity)
             if _is_finished_shard(path, shard_identity, dataset, items, extractor.config.text_unit, skip_bad):
                 suffix = (
-                    f" in {read_precision(shard_identity)}, the precision of another machine"
+                    f" in {get_network_precision(shard_identity)}, the precision of another machine"
                     if path in other_precision_shards
                     else ""
                 )
@@ -173,7 +173,7 @@ def extract_shards(
             write_shard(path, identity, rows, extractor.provenance, started, dataset.sha256)
             ids, settings = {item.id for item in items}, extractor.config.list_cache_key_settings()
             if n_shards > 1 and (entry := _build_upper_bound_entry(dataset, settings, [path], ids)):
-                log.info("%s: %s", path, _describe_coverage(entry["upper_bound"]))
+                log.info("%s: %s", path, _describe_upper_bound(entry["upper_bound"]))
     return shards_folder(out) if only_index is None else shard_path(out, only_index, n_shards)
 
 
@@ -189,10 +189,10 @@ def _is_finished_shard(
 
     ``items`` are the inputs of the shard's rows. Raises UserError if an image or text has changed since the extraction.
     """
-    finished = read_finished_record(path, identity)
+    finished = read_intact_shard_record(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
-    if is_text_shard_of(finished, dataset):
+    if is_current_text_shard(finished, dataset):
         return True
     ids, input_hashes = read_arrays(path, "ids", "sources")
     changed = describe_changed_input(items, ids, input_hashes, text_unit)
@@ -224,7 +224,7 @@ def merge_feature(dataset_file: Path, out: Path, n_shards: int) -> Path:
     if precision := provenance.get("config", {}).get("precision"):
         log.info("%s: computed in %s", path, precision)
     if "upper_bound" in provenance:
-        log.info("%s: %s", path, _describe_coverage(provenance["upper_bound"]))
+        log.info("%s: %s", path, _describe_upper_bound(provenance["upper_bound"]))
     for description, count in provenance["counts"].items():
         if count:
             log.warning("%s: %d %s", path, count, description)
@@ -244,11 +244,11 @@ def verify_feature(path: Path, correct_checksums: bool = False) -> FeatureCache:
 
 def _check_inputs_unchanged(path: Path, dataset: Dataset, kind: FeatureKind, config: Mapping[str, Any], rows: slice) -> None:
     record = read_shard_record(path)
-    if record is None or is_text_shard_of(record, dataset):
+    if record is None or is_current_text_shard(record, dataset):
         return
     ids, input_hashes = read_arrays(path, "ids", "sources")
     if kind == "text":
-        differences = compare_texts(dataset, ids, input_hashes, config, rows)
+        differences = describe_text_differences(dataset, ids, input_hashes, config, rows)
     else:
         recorded = DataIdentity(ids, ids[:0], input_hashes if input_hashes.any() else None)
         found, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED)
@@ -295,7 +295,7 @@ def verify_inputs(cache: FeatureCache) -> str:
     if read_backbone(cache) is not None:
         return "not at hand (embeddings of a model)"
     kind: FeatureKind = "image" if cache.kind == "image" else "text"
-    extractor = find_extractor(cache.provenance.get("config", {}).get("extractor"))
+    extractor = find_extractor_settings(cache.provenance.get("config", {}).get("extractor"))
     raw = extractor is not None and extractor.reads_raw_text
     items = list_extractor_inputs(dataset, kind, raw, cache.text_unit)
     if kind == "image" and not any(item.path is not None and image_exists(item.path) for item in items):

@@ -18,7 +18,7 @@ from PIL import Image
 
 from vse.features.cache.rows import ExtractorInput, FeatureRows
 from vse.features.options import FeatureRequest
-from vse.features.settings import EXTRACTORS, find_extractor, load_feature_preset
+from vse.features.settings import EXTRACTORS, find_extractor_settings, load_feature_preset
 from vse.features.settings.base import ExtractionArguments, Extractor, ExtractorOption, FeatureSettings, ImportedSettings
 from vse.features.settings.captions import FittedCaptionSettings
 from vse.pipeline.dataset.columns import caption_counts
@@ -37,8 +37,8 @@ _MIN_SHARDS, _MAX_SHARD_CAPTIONS = 4, 50_000  # for a data set without a preset
 def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Path:
     """Extract a feature and write its cache, or only one shard of it; return the path of the written file.
 
-    Raises UserError if the feature's preset names another extractor than ``extractor``, or if the extractor lacks an option of
-    the request.
+    ``extractor`` is the name of the extractor that the feature must have; None: any. Raises UserError if the feature has
+    another one, or if its extractor lacks an option of the request.
     """
     # While this data set is referenced here, other functions that load the file receive the same object.
     dataset = load_dataset_file(request.dataset)
@@ -154,19 +154,19 @@ def _read_cache_settings(request: FeatureRequest, like: Path) -> FeatureSettings
 
     The setting ``weights`` becomes the path of the recorded weights if they are found.
     """
-    from vse.features.backbones.weight_files import find_weights
+    from vse.features.backbones.weight_files import find_weights_setting
     from vse.features.cache.feature_cache import open_cache
 
     cache = open_cache(like)
     provenance = cache.provenance
-    settings = find_extractor(provenance.get("config", {}).get("extractor"))
+    settings = find_extractor_settings(provenance.get("config", {}).get("extractor"))
     if request.sets:
         raise UserError("--set does not go with --like")
     if settings is None or settings.fits_encoder:
         raise UserError(f"{like}: --like needs a cache whose features a network of vse-extract computed")
     names = ("weights", "seed", "revision")
     sources = {name: provenance[name] for name in names if name in provenance and name in settings.model_fields}
-    sources = find_weights(provenance, None, _find_option_path(request, settings, "weights_dir")) or sources
+    sources = find_weights_setting(provenance, None, _find_option_path(request, settings, "weights_dir")) or sources
     content = {"name": cache.feature, **sources, **provenance["config"]}
     return presets.validate_settings(settings, "feature", str(like), content)
 
@@ -185,7 +185,7 @@ def _check_feature_outputs(dataset: Dataset, config: FeatureSettings, out: Path,
     check_cache_output(out, dataset.name, config.name, inputs, encoder)
 
 
-EXTRACTOR_METHODS = (
+EXTRACTOR_ADVICE = (
     "an extractor of images has two methods. `prepare(self, image, image_id)` takes an RGB image of Pillow. "
     "`compute_vectors(self, batch)` takes a list of results of `prepare` and returns a list of the same length, such as "
     "`[ImageVectors(vector) for vector in batch]` with a NumPy vector each (vse new extractor FILE.py writes an example)"
@@ -199,11 +199,11 @@ def build_and_try_extractor(settings: FeatureSettings, arguments: ExtractionArgu
     Each image is extracted alone and in a batch. Raises UserError if the extractor does not return one finite vector per image
     (one matrix, if ``row_kind`` is not ``vectors``), or if the vectors of an image depend on the batch or on chance.
     """
-    with explain_own_errors(settings.extractor_name(), EXTRACTOR_METHODS):
+    with explain_own_errors(settings.extractor_name(), EXTRACTOR_ADVICE):
         extractor = settings.build_extractor(arguments)
     if not isinstance(extractor, Extractor):
         found = type(extractor).__name__
-        raise UserError(f"{settings.extractor_name()}: build_extractor returns {found}, not an Extractor; {EXTRACTOR_METHODS}")
+        raise UserError(f"{settings.extractor_name()}: build_extractor returns {found}, not an Extractor; {EXTRACTOR_ADVICE}")
     if settings.kind != "image":
         return extractor
     with tempfile.TemporaryDirectory() as folder:
@@ -225,7 +225,7 @@ def _save_noise_image(folder: Path, k: int, size: tuple[int, int]) -> ExtractorI
 
 
 def _try_extraction(settings: FeatureSettings, extractor: Extractor, items: list[ExtractorInput]) -> FeatureRows:
-    with explain_own_errors(settings.extractor_name(), EXTRACTOR_METHODS):
+    with explain_own_errors(settings.extractor_name(), EXTRACTOR_ADVICE):
         rows = extractor.extract(items)
     n_rows = len(rows.features) if rows.offsets is None else len(rows.offsets) - 1
     if n_rows != len(items):
@@ -252,4 +252,4 @@ def _select_vector_set(rows: FeatureRows, k: int) -> NDArray[np.generic]:
 
 
 def _trial_error(settings: FeatureSettings, fault: str) -> UserError:
-    return UserError(f"{settings.extractor_name()}, tried on {len(_TRIAL_SIZES)} images: {fault}; {EXTRACTOR_METHODS}")
+    return UserError(f"{settings.extractor_name()}, tried on {len(_TRIAL_SIZES)} images: {fault}; {EXTRACTOR_ADVICE}")

@@ -38,7 +38,7 @@ from vse.pipeline.workflow import PlannedFile, build_dataset_pattern, plan_files
 
 
 class NetworkRates(Settings):
-    """Sizes and speeds of a pretrained network, to estimate disk space and time. A missing value is unknown."""
+    """Sizes and speeds of a pretrained network, to estimate disk space and time. None: unknown."""
 
     numbers: dict[str, PositiveInt] = Field(
         default_factory=dict,
@@ -86,12 +86,12 @@ def load_rates(user_file: Path | None = None) -> Rates:
 
 
 DEFAULT_EPOCHS = 30  # for an experiment without a number of epochs
-_IN_RATES_FILE = "given by --rates"
+_USER_RATE_SOURCE = "given by --rates"
 # Factor by which a time may be shorter or longer than estimated from the rates of another machine. Cores of the processors of
 # the last ten years differ in speed by a factor of about 3. A calibration measures this factor, but networks also differ in
 # their use of memory and instructions.
 _UNCALIBRATED_FACTOR, _CALIBRATED_FACTOR = 3.0, 1.5
-_CROP = 224  # side of the crops whose rates were measured
+_RATE_CROP_SIDE = 224  # side of the crops whose rates were measured
 _BYTES_PER_NUMBER = {"float16": 2, "float32": 4}
 _OUTPUT_PATTERNS = {  # patterns of output paths, by the name of the workflow's rule
     "extract": r"features/({dataset})_([^/]+)\.shards/shard-\d+-of-(\d+)\.h5",
@@ -226,7 +226,7 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
             (rows * numbers * _BYTES_PER_NUMBER[config.dtype], f"{name}, {rows:,.0f} rows of {at_most}{numbers:,} numbers")
         )
     rate = _find_rows_per_second(config, rates)
-    source = _IN_RATES_FILE if {config.name, model} & rates.local_names else None
+    source = _USER_RATE_SOURCE if {config.name, model} & rates.local_names else None
     if (measured := local.find_feature_rate(config)) is not None:
         rate, source = measured, "measured here"
     if rate is None:
@@ -247,7 +247,7 @@ def _count_numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
     layer = {"text": "text", "regions": "box_head"}.get(config.extractor_name(), str(getattr(config, "layer", "")))
     vector, vectors = None if network is None else network.numbers.get(layer), config.max_vectors_per_row
     if vectors is None and network is not None and network.stride is not None and getattr(config, "positions", False):
-        vectors = math.ceil(getattr(config, "crop", _CROP) / network.stride) ** 2
+        vectors = math.ceil(getattr(config, "crop", _RATE_CROP_SIDE) / network.stride) ** 2
     return None if vector is None or vectors is None else vector * vectors
 
 
@@ -262,13 +262,13 @@ def _find_rows_per_second(config: FeatureSettings, rates: Rates) -> float | None
     rate = fastest if precision == "auto" else network.per_s.get(precision)
     if (config.extractor_name() == "text" and "text" not in network.numbers) or rate is None:
         return None
-    return rate / config.n_network_passes / (getattr(config, "crop", _CROP) / _CROP) ** 2
+    return rate / config.n_network_passes / (getattr(config, "crop", _RATE_CROP_SIDE) / _RATE_CROP_SIDE) ** 2
 
 
 def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, local: LocalRates) -> None:
     name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_by_split(dataset)
     settings = load_experiment_outline(experiment, dataset).weight_settings().get("train") or {}
-    rate, source = rates.training.get(experiment), _IN_RATES_FILE if experiment in rates.local_names else None
+    rate, source = rates.training.get(experiment), _USER_RATE_SOURCE if experiment in rates.local_names else None
     if (measured := local.find_training_rate(dataset, experiment)) is not None:
         rate, source = measured.per_s, f"measured here on {measured.device}"
     if counts is None or rate is None:
@@ -284,8 +284,8 @@ def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, ra
 def _build_duration(amount: float, rate: float, work: str, unit: str, source: str | None, local: LocalRates) -> Duration:
     """Return the time for an amount of rows or training pairs, at ``rate`` rows or pairs per second.
 
-    ``work`` describes the work for the report. ``source`` is a text on the measurement of the rate on the user's machine;
-    None: the rate was measured on another machine, and is scaled by the relative speed of this machine if that is known.
+    ``work`` describes the work for the report. ``source`` states for the report where this machine's rate comes from; None:
+    the rate was measured on another machine. It is then scaled by the relative speed of this machine, if that is known.
     """
     if source is not None:
         return Duration(amount / rate, f"{work}, {rate:,.1f} {unit}, {source}", is_local=True)
@@ -314,7 +314,7 @@ def _format_hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
-def _format_range(seconds: Sequence[float], factors: Sequence[float]) -> str:
+def _format_time_range(seconds: Sequence[float], factors: Sequence[float]) -> str:
     """Return the sum of times as a text, such as ``2.0 h to 8.0 h``; a single time if all ``factors`` are 1.
 
     Time k lies between ``seconds[k] / factors[k]`` and ``seconds[k] * factors[k]``.
@@ -336,9 +336,9 @@ def _build_report_lines(targets: str, plan: TargetPlan, rates: Rates, relative_s
     durations = sorted(plan.durations, key=lambda item: -item.seconds)
     factors = [1.0 if item.is_local else spread for item in durations]
     if durations:
-        yield f"time: {_format_range([item.seconds for item in durations], factors)}"
+        yield f"time: {_format_time_range([item.seconds for item in durations], factors)}"
     for item, factor in zip(durations, factors, strict=True):
-        yield f"  {_format_range([item.seconds], [factor]):>18}  {item.description}"
+        yield f"  {_format_time_range([item.seconds], [factor]):>18}  {item.description}"
     if plan.unknown_amounts:
         yield "not known:"
         yield from (f"  {description}" for description in dict.fromkeys(plan.unknown_amounts))

@@ -1,11 +1,11 @@
 """Check quickly whether features are up to date, and read the speeds of this machine from its runs and caches.
 
 This module does not import the libraries that compute vectors, because their import takes seconds.
-:func:`is_up_to_date` recognises finished caches of captions. :func:`hash_changed_photos` compares a shard with its photographs
-when the workflow plans its jobs. A photograph whose file is older than the shard is not opened. A newer file is hashed, and
-its hash is compared with the hash in the shard. The file ``photos-00000-of-00004.h5`` next to the shard records the result
-with the size and the modification time of the photograph, so that an unchanged file with a new time is hashed only once. For
-a photograph in an archive, the size and the times of the archive count. Archives at a URL are not checked.
+:func:`is_up_to_date` recognises finished caches of captions. When the workflow plans its jobs, :func:`hash_changed_photos`
+finds the photographs that have changed since a shard was extracted. A photograph whose file is older than the shard is not
+opened. A newer file is hashed, and its hash is compared with the hash in the shard. The file ``photos-00000-of-00004.h5`` next
+to the shard records the result with the size and the modification time of the photograph, so that an unchanged file with a new
+time is hashed only once. For a photograph in an archive, the size and times of the archive count. Archives at URLs do not.
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ def _hash_tensors(file: Any) -> str:
 
 
 _MAX_HEAD_BYTES = 2**20  # limit on the part of dataset.json before its images
-_UNREADABLE = bytes(32)  # stands for the hash of a photograph that is missing or damaged
+_UNREADABLE_PHOTO_HASH = bytes(32)  # stands for the hash of a photograph that is missing or damaged
 
 
-class _CheckedPhoto(NamedTuple):
+class _PhotoState(NamedTuple):
     """The state of a photograph at its last check.
 
     size, modified_ns : size in bytes and modification time of the file or archive; -1 if the file is missing
@@ -145,7 +145,7 @@ def hash_changed_photos(
     """
     shard = shard_path(cache, index, n_shards)
     record = shard.with_name(f"{shard.stem.replace('shard', 'photos', 1)}.h5")
-    checked = _read_checked_photos(record)
+    known_states = _read_photo_states(record)
     if _declares_no_photographs(dataset_file):
         raise UserError(
             f"{dataset_file}: this data set has no photographs, so {cache} cannot be extracted; choose an experiment that "
@@ -155,27 +155,27 @@ def hash_changed_photos(
         status = dataset_file.stat()
         ids, paths = _list_photos(dataset_file, status.st_mtime_ns, status.st_size, tuple(splits or ()))
         rows = shard_slice(len(ids), index, n_shards)
-        updated = _check_newer_photos(shard, ids[rows].tolist(), paths[rows], checked)
-        if updated != checked:
-            checked = updated
+        updated = _update_photo_states(shard, ids[rows].tolist(), paths[rows], known_states)
+        if updated != known_states:
+            known_states = updated
             with suppress(UserError):  # in a folder that this user may not change, the photographs are hashed each time
-                _write_checked_photos(record, checked)
+                _write_photo_states(record, known_states)
     digest = hashlib.sha256()
-    changed = {identity: photo for identity, photo in sorted(checked.items()) if photo.changed}
+    changed = {identity: photo for identity, photo in sorted(known_states.items()) if photo.changed}
     for identity, photo in changed.items():
         digest.update(identity.to_bytes(8, "little", signed=True) + photo.sha256)
     return digest.hexdigest() if changed else ""
 
 
-def _check_newer_photos(
-    shard: Path, ids: list[int], paths: list[str], checked: dict[int, _CheckedPhoto]
-) -> dict[int, _CheckedPhoto]:
+def _update_photo_states(
+    shard: Path, ids: list[int], paths: list[str], known_states: dict[int, _PhotoState]
+) -> dict[int, _PhotoState]:
     """Return the states, by id, of the photographs that have ever changed, are missing, or are newer than the shard.
 
-    ``ids`` and ``paths`` are those of the shard's photographs. ``checked`` has the states of an earlier check.
+    ``ids`` and ``paths`` are those of the shard's photographs. ``known_states`` has their states in the check before.
     """
     written_ns = shard.stat().st_mtime_ns
-    updated = {identity: photo for identity, photo in checked.items() if photo.changed}
+    updated = {identity: photo for identity, photo in known_states.items() if photo.changed}
     hash_by_id: dict[int, bytes] | None = None
     for identity, path in zip(ids, paths, strict=True):
         try:
@@ -187,7 +187,7 @@ def _check_newer_photos(
                 continue
         except OSError:
             state = (-1, -1)
-        known = checked.get(identity)
+        known = known_states.get(identity)
         if known is not None and (known.size, known.modified_ns) == state:
             updated[identity] = known
             continue
@@ -195,10 +195,10 @@ def _check_newer_photos(
             extracted_ids, hashes = read_arrays(shard, "ids", "sources")
             hash_by_id = {one: row.tobytes() for one, row in zip(extracted_ids.tolist(), hashes, strict=True)}
         found = _hash_photo(path)
-        if found != hash_by_id.get(identity, _UNREADABLE):
-            updated[identity] = _CheckedPhoto(*state, found, changed=True)
+        if found != hash_by_id.get(identity, _UNREADABLE_PHOTO_HASH):
+            updated[identity] = _PhotoState(*state, found, changed=True)
         else:
-            updated[identity] = _CheckedPhoto(
+            updated[identity] = _PhotoState(
                 *state, known.sha256 if known else found, changed=known is not None and known.changed
             )
     return updated
@@ -219,7 +219,7 @@ def _hash_photo(path: str) -> bytes:
     try:
         return sha256_bytes(read_image_bytes(Path(path))).tobytes()
     except (OSError, BadImage):
-        return _UNREADABLE
+        return _UNREADABLE_PHOTO_HASH
 
 
 def _declares_no_photographs(dataset_file: Path) -> bool:
@@ -250,23 +250,23 @@ def _list_photos(
     return image_ids(images), [f"{folder}/{file}" for file in image_files(images)]
 
 
-def _read_checked_photos(path: Path) -> dict[int, _CheckedPhoto]:
+def _read_photo_states(path: Path) -> dict[int, _PhotoState]:
     """Return the recorded states of photographs by id; an empty dictionary without a valid record."""
     if not path.is_file():
         return {}
     try:
         ids, states, hashes, changed = read_arrays(path, "ids", "states", "sha256", "changed")
         rows = zip(ids.tolist(), states.tolist(), hashes.reshape(len(ids), 32), changed.tolist(), strict=True)
-        return {identity: _CheckedPhoto(size, time, row.tobytes(), bool(flag)) for identity, (size, time), row, flag in rows}
+        return {identity: _PhotoState(size, time, row.tobytes(), bool(flag)) for identity, (size, time), row, flag in rows}
     except (UserError, ValueError, TypeError):
         return {}
 
 
-def _write_checked_photos(path: Path, checked: dict[int, _CheckedPhoto]) -> None:
-    photos = list(checked.values())
+def _write_photo_states(path: Path, known_states: dict[int, _PhotoState]) -> None:
+    photos = list(known_states.values())
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        file["ids"] = np.asarray(list(checked), np.int64)
+        file["ids"] = np.asarray(list(known_states), np.int64)
         file["states"] = np.asarray([(photo.size, photo.modified_ns) for photo in photos], np.int64).reshape(-1, 2)
         file["sha256"] = np.frombuffer(b"".join(photo.sha256 for photo in photos), np.uint8).reshape(-1, 32)
         file["changed"] = np.asarray([photo.changed for photo in photos], bool)
@@ -387,7 +387,7 @@ def _collect_cost_settings(dataset: str, experiment: str) -> dict[str, Any] | No
 def _contains_settings(settings: Any, wanted: Any) -> bool:
     """Return whether ``settings`` contain every entry of ``wanted``, with the same value and at every depth.
 
-    A text in ``wanted`` also equals settings whose entry ``name`` is this text.
+    A text in ``wanted``, such as ``max``, matches the same text, or settings with this ``name``.
     """
     if isinstance(wanted, Mapping):
         return isinstance(settings, Mapping) and all(_contains_settings(settings.get(key), wanted[key]) for key in wanted)

@@ -263,15 +263,15 @@ def bind_arguments(function: Callable[..., Any], arguments: Sequence[Any], named
     return bound
 
 
-def prefix_argument_name(message: str, function: Any, given: Mapping[str, Any]) -> str:
+def prefix_argument_name(message: str, function: Any, arguments: Mapping[str, Any]) -> str:
     """Return an error message, preceded by the name of the argument whose path is at the start of the message.
 
-    For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file`` if the argument ``out`` is ``a.h5``. ``given`` maps
-    the parameters of ``function`` to its arguments; the fields of an :class:`Options` object count as arguments, too.
+    For example, ``a.h5: no such file`` becomes ``out: a.h5: no such file`` if the argument ``out`` is ``a.h5``. ``arguments``
+    are those of a call of ``function``, by name; the fields of an :class:`Options` object count as arguments, too.
     A message that does not start with the path of an argument is returned unchanged.
     """
     for argument, (allowed, _) in find_allowed_values(function).items():
-        value = given.get(argument)
+        value = arguments.get(argument)
         if isinstance(value, Options):
             named = prefix_argument_name(message, type(value), dict(value))
             if named != message:

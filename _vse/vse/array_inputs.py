@@ -19,12 +19,12 @@ from vse.pipeline.options import format_value
 _ANY_VALUE = AllowedValues("an array", lambda value: True)
 VectorsOrPaths = Annotated[Any, _ANY_VALUE]
 VectorsOrTexts = Annotated[Any, _ANY_VALUE]
-Rows = Annotated[Any, _ANY_VALUE]
-Validation = Annotated[Any, _ANY_VALUE]
+ImageRows = Annotated[Any, _ANY_VALUE]
+ValidationData = Annotated[Any, _ANY_VALUE]
 VectorFunction = Annotated[
     Callable[[list[str]], Any], AllowedValues("a function from a list of texts or paths to their vectors", callable)
 ]
-_NO_VECTORS = (str, bytes, os.PathLike, Mapping, set, frozenset, Iterator)
+_NON_VECTOR_TYPES = (str, bytes, os.PathLike, Mapping, set, frozenset, Iterator)
 
 
 def to_numpy(array: Any) -> NDArray[Any]:
@@ -35,23 +35,23 @@ def to_numpy(array: Any) -> NDArray[Any]:
     return np.asarray(array)
 
 
-def are_texts(given: Any) -> bool:
+def are_texts(value: Any) -> bool:
     """Return whether a value is a text or path, or a list whose first item is a text or path."""
-    first = next(iter(given), None) if _is_list(given) else given
+    first = next(iter(value), None) if _is_list(value) else value
     return isinstance(first, str | os.PathLike)
 
 
-def _is_list(given: Any) -> bool:
-    return isinstance(given, list | tuple | pd.Series | pd.Index) or (isinstance(given, np.ndarray) and given.ndim == 1)
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple | pd.Series | pd.Index) or (isinstance(value, np.ndarray) and value.ndim == 1)
 
 
-def read_vectors(argument: str, given: Any) -> NDArray[np.float32]:
+def read_vectors(argument: str, value: Any) -> NDArray[np.float32]:
     """Return vectors as an array of float32, (n, dim), or sets of vectors (n, n_vectors, dim).
 
-    ``given`` is an array of numpy or torch, a frame of pandas, a sparse matrix, a list of vectors, or nested lists. Raises
+    ``value`` is an array of numpy or torch, a frame of pandas, a sparse matrix, a list of vectors, or nested lists. Raises
     UserError for any other value, and for numbers that are not finite. ``argument`` is the name of the argument for messages.
     """
-    array = _to_array_of_numbers(argument, given)
+    array = _to_array_of_numbers(argument, value)
     if array.ndim not in (2, 3):
         advice = {
             0: "an array of vectors is needed",
@@ -72,41 +72,41 @@ def read_vectors(argument: str, given: Any) -> NDArray[np.float32]:
     return vectors
 
 
-def _to_array_of_numbers(argument: str, given: Any) -> NDArray[Any]:
-    if are_texts(given):
-        raise UserError(f"{argument}={format_value(given)}: {_explain_texts(given)}")
-    if given is None or isinstance(given, _NO_VECTORS):
-        hint = "; pass list(...) of it" if isinstance(given, Iterator) else ""
-        raise UserError(f"{argument}={format_value(given)}: an array of vectors is needed{hint}")
-    if isinstance(given, pd.DataFrame):
-        others = [name for name, kind in given.dtypes.items() if kind.kind not in "biuf"]
+def _to_array_of_numbers(argument: str, value: Any) -> NDArray[Any]:
+    if are_texts(value):
+        raise UserError(f"{argument}={format_value(value)}: {_explain_texts(value)}")
+    if value is None or isinstance(value, _NON_VECTOR_TYPES):
+        hint = "; pass list(...) of it" if isinstance(value, Iterator) else ""
+        raise UserError(f"{argument}={format_value(value)}: an array of vectors is needed{hint}")
+    if isinstance(value, pd.DataFrame):
+        others = [name for name, kind in value.dtypes.items() if kind.kind not in "biuf"]
         if others:
             raise UserError(
                 f"{argument}: the column {others[0]!r} has no numbers; select the columns of the vector, frame[COLUMNS], or "
                 "numpy.stack(frame[COLUMN]) if one column has the vectors"
             )
-        return given.to_numpy(np.float64, na_value=np.nan)
-    if hasattr(given, "toarray"):  # a sparse matrix of scipy
-        given = given.toarray()
+        return value.to_numpy(np.float64, na_value=np.nan)
+    if hasattr(value, "toarray"):  # a sparse matrix of scipy
+        value = value.toarray()
     try:
-        rows = [to_numpy(row) for row in given] if _holds_arrays(given) else None
-        array = to_numpy(given) if rows is None else np.stack(rows)
+        rows = [to_numpy(row) for row in value] if _holds_arrays(value) else None
+        array = to_numpy(value) if rows is None else np.stack(rows)
     except (ValueError, TypeError, RuntimeError):
-        raise UserError(f"{argument}={format_value(given)}: the rows are not vectors of the same length") from None
+        raise UserError(f"{argument}={format_value(value)}: the rows are not vectors of the same length") from None
     if array.dtype.kind not in "biuf":
-        raise UserError(f"{argument}={format_value(given)}: an array of real numbers is needed, not of {array.dtype}")
+        raise UserError(f"{argument}={format_value(value)}: an array of real numbers is needed, not of {array.dtype}")
     return array
 
 
-def _holds_arrays(given: Any) -> bool:
+def _holds_arrays(value: Any) -> bool:
     """Return whether a value is a list of arrays or tensors, or a column of pandas whose cells are vectors."""
-    if not _is_list(given) or not len(given):
+    if not _is_list(value) or not len(value):
         return False
-    return hasattr(next(iter(given)), "shape") or str(getattr(given, "dtype", "")) == "object"
+    return hasattr(next(iter(value)), "shape") or str(getattr(value, "dtype", "")) == "object"
 
 
-def _explain_texts(given: Any) -> str:
-    if isinstance(given, str | os.PathLike):
+def _explain_texts(value: Any) -> str:
+    if isinstance(value, str | os.PathLike):
         return "an array is needed, not a path; numpy.load reads a file of an array, and vse.train trains on a feature cache"
     return (
         "vectors are needed, not texts or paths; compute them first, or pass the function that does so to vse.Model: "
@@ -114,11 +114,11 @@ def _explain_texts(given: Any) -> str:
     )
 
 
-def read_texts(argument: str, given: Any) -> list[str]:
+def read_texts(argument: str, value: Any) -> list[str]:
     """Return texts or paths as a list of strings. Raises UserError if an item is empty or of another type."""
-    if isinstance(given, str | os.PathLike):
-        raise UserError(f"{argument}={format_value(given)}: a list is needed; pass [{format_value(given)}]")
-    texts = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in given]
+    if isinstance(value, str | os.PathLike):
+        raise UserError(f"{argument}={format_value(value)}: a list is needed; pass [{format_value(value)}]")
+    texts = [os.fspath(item) if isinstance(item, os.PathLike) else item for item in value]
     for row, text in enumerate(texts):
         if not is_text(text):
             raise UserError(f"{argument}: row {row} is {format_value(text)}, and not a text; leave such rows out")
@@ -127,14 +127,14 @@ def read_texts(argument: str, given: Any) -> list[str]:
     return [str(text) for text in texts]
 
 
-def read_image_rows(argument: str, given: Any, n_images: int, n_captions: int) -> NDArray[np.int64]:
+def read_image_rows(argument: str, value: Any, n_images: int, n_captions: int) -> NDArray[np.int64]:
     """Return for each caption the row of its image, (n_captions,).
 
-    ``given`` has these rows as the user passed them; None stands for one caption per image, in the same order. Raises
+    ``value`` has these rows as the user passed them; None stands for one caption per image, in the same order. Raises
     UserError if there is not one row from 0 to ``n_images - 1`` for each caption. ``argument`` is the name of the argument for
     messages.
     """
-    if given is None:
+    if value is None:
         if n_captions == n_images:
             return np.arange(n_images)
         each, rest = divmod(n_captions, n_images)
@@ -143,11 +143,11 @@ def read_image_rows(argument: str, given: Any, n_images: int, n_captions: int) -
             f"{argument}=None: {n_captions} captions for {n_images} images; pass the row of each caption's image{example}"
         )
     try:
-        rows = to_numpy(given)
+        rows = to_numpy(value)
     except (ValueError, TypeError, RuntimeError):
         rows = np.empty((0, 0))
     if rows.ndim != 1 or rows.dtype.kind not in "iuf" or not np.array_equal(rows, rows.astype(np.int64)):
-        raise UserError(f"{argument}={format_value(given)}: one whole number for each caption is needed, the row of its image")
+        raise UserError(f"{argument}={format_value(value)}: one whole number for each caption is needed, the row of its image")
     if len(rows) != n_captions:
         raise UserError(f"{argument}: {len(rows)} numbers for {n_captions} captions; one for each caption is needed")
     rows = rows.astype(np.int64)
@@ -161,35 +161,35 @@ def read_image_rows(argument: str, given: Any, n_images: int, n_captions: int) -
 
 
 def read_image_input(
-    argument: str, given: Any, photo_features: Callable[[list[str]], Any] | None
+    argument: str, value: Any, photo_features: Callable[[list[str]], Any] | None
 ) -> tuple[NDArray[np.float32], list[str] | None]:
     """Return the vectors of images, and the paths of their photos.
 
-    ``given`` has vectors, or paths of photos whose vectors ``photo_features`` computes. Paths without such a function raise
-    UserError. The returned paths are None if ``given`` has vectors.
+    ``value`` has vectors, or paths of photos whose vectors ``photo_features`` computes. Paths without such a function raise
+    UserError. The returned paths are None if ``value`` has vectors.
     """
-    if photo_features is None or not are_texts(given):
-        return read_vectors(argument, given), None
-    paths = read_texts(argument, given)
+    if photo_features is None or not are_texts(value):
+        return read_vectors(argument, value), None
+    paths = read_texts(argument, value)
     return _compute_vectors("photo_features", photo_features, paths), paths
 
 
 def read_caption_input(
-    argument: str, given: Any, text_features: Callable[[list[str]], Any] | None
+    argument: str, value: Any, text_features: Callable[[list[str]], Any] | None
 ) -> tuple[NDArray[np.float32] | None, list[str] | None]:
     """Return the vectors and the texts of captions.
 
-    ``given`` has vectors, or texts whose vectors ``text_features`` computes. The returned vectors are None for texts without
-    such a function. The returned texts are None if ``given`` has vectors.
+    ``value`` has vectors, or texts whose vectors ``text_features`` computes. The returned vectors are None for texts without
+    such a function. The returned texts are None if ``value`` has vectors.
     """
-    if not are_texts(given):
-        if _is_list(given) and len(given) and _is_list(first := next(iter(given))) and are_texts(first):
+    if not are_texts(value):
+        if _is_list(value) and len(value) and _is_list(first := next(iter(value))) and are_texts(first):
             raise UserError(
                 f"{argument}: a list of lists; pass one list, [text for texts in {argument} for text in texts], and "
                 f"image_of_caption=[row for row, texts in enumerate({argument}) for text in texts]"
             )
-        return read_vectors(argument, given), None
-    texts = read_texts(argument, given)
+        return read_vectors(argument, value), None
+    texts = read_texts(argument, value)
     return None if text_features is None else _compute_vectors("text_features", text_features, texts), texts
 
 
@@ -219,14 +219,14 @@ def read_array_data(
     return ArrayData(image_vectors, caption_vectors, texts, rows), paths
 
 
-def read_validation(given: Any) -> tuple[Any, Any, Any]:
+def read_validation(value: Any) -> tuple[Any, Any, Any]:
     """Return the images, captions and image_of_caption in the argument ``validation``, a tuple of 2 or 3 items.
 
     With 2 items, image_of_caption is None: there is one caption per image.
     """
-    if not isinstance(given, tuple | list) or len(given) not in (2, 3):
-        raise UserError(f"validation={format_value(given)}: a tuple (images, captions, image_of_caption) is needed")
-    return given[0], given[1], given[2] if len(given) == 3 else None
+    if not isinstance(value, tuple | list) or len(value) not in (2, 3):
+        raise UserError(f"validation={format_value(value)}: a tuple (images, captions, image_of_caption) is needed")
+    return value[0], value[1], value[2] if len(value) == 3 else None
 
 
 def read_query_vectors(query: Any, is_set: bool) -> NDArray[np.float32]:

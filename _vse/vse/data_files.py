@@ -68,7 +68,7 @@ class SavableObject:
         return str(self.path)
 
 
-def html_summary(title: object, facts: str, frame: pd.DataFrame | None = None) -> str:
+def build_html_summary(title: object, facts: str, frame: pd.DataFrame | None = None) -> str:
     """Return the HTML by which a notebook displays an object: a title, some facts, and the first rows of a frame."""
     rows = "" if frame is None else frame.head(N_DISPLAYED_ROWS).to_html()
     return f"<p><b>{html.escape(str(title))}</b>: {html.escape(facts)}</p>{rows}"
@@ -152,7 +152,7 @@ class DatasetFile(PathWrapper):
         return len(self._dataset.images)
 
     def _repr_html_(self) -> str:
-        head = html_summary(self.path, f"data set {self.name!r}, {len(self):,} images", self.splits)
+        head = build_html_summary(self.path, f"data set {self.name!r}, {len(self):,} images", self.splits)
         return head + self.frame.head(N_DISPLAYED_ROWS).to_html()
 
 
@@ -276,7 +276,7 @@ class FeatureFile(PathWrapper):
         return self._reader.find_rows(wanted.astype(np.int64))
 
     def _repr_html_(self) -> str:
-        return html_summary(self.path, f"{self._cache.describe()}; data set {self.dataset!r}, feature {self.feature!r}")
+        return build_html_summary(self.path, f"{self._cache.describe()}; data set {self.dataset!r}, feature {self.feature!r}")
 
 
 class ImportedData:
@@ -288,9 +288,9 @@ class ImportedData:
             photos were imported
     """
 
-    def __init__(self, dataset: Path, written: Sequence[Path]) -> None:
+    def __init__(self, dataset: Path, written_files: Sequence[Path]) -> None:
         self.dataset = DatasetFile(dataset)
-        self.features = tuple(FeatureFile(path) for path in written if path.suffix == ".h5")
+        self.features = tuple(FeatureFile(path) for path in written_files if path.suffix == ".h5")
 
     def __repr__(self) -> str:
         return f"ImportedData({self.dataset!r}, {list(self.features)!r})"

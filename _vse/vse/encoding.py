@@ -30,7 +30,7 @@ from vse.array_inputs import (
     read_texts,
 )
 from vse.eval.search.top_k import SearchHit
-from vse.features.exchange.embeddings import ARRAYS_NAME, ArrayData
+from vse.features.exchange.embeddings import ARRAYS_DATASET_NAME, ArrayData
 from vse.pipeline.dataset.preparation import check_dataset_output
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import lock_for_writing, write_bytes
@@ -130,11 +130,11 @@ class InputEncoder:
         self.array_encoder, self.photo_features, self.text_features = array_encoder, photo_features, text_features
 
     def encode(
-        self, given: Any, are_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
+        self, items: Any, are_captions: bool, batch_size: int, show_progress_bar: bool, normalize_embeddings: bool
     ) -> EncodedArrays:
-        """Return the embeddings of captions or images. If ``given`` is a single text or path, return a single embedding."""
-        single = isinstance(given, str | os.PathLike)
-        packed = self.encode_packed([given] if single else given, are_captions, batch_size, not show_progress_bar)
+        """Return the embeddings of the captions or images ``items``; a single embedding if ``items`` is one text or path."""
+        single = isinstance(items, str | os.PathLike)
+        packed = self.encode_packed([items] if single else items, are_captions, batch_size, not show_progress_bar)
         vectors = packed.vectors.float().numpy()
         if normalize_embeddings:
             vectors = _scale_to_unit_length(vectors)
@@ -144,14 +144,14 @@ class InputEncoder:
         return sets[0] if single else sets
 
     def encode_packed(
-        self, given: Any, are_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hidden: bool = True
+        self, items: Any, are_captions: bool, batch_size: int = DEFAULT_BATCH_SIZE, hide_progress_bar: bool = True
     ) -> PackedEmbeddings:
         """Return the embeddings of captions or images as tensors.
 
         For a model that compares sets of vectors, one tensor has the vectors of all sets, and another the length of each set.
-        ``hidden`` hides the progress bar.
+        ``batch_size`` is the number of vectors or texts that are encoded at once.
         """
-        return self._encode(self._read_input(given, are_captions), are_captions, batch_size, hidden)
+        return self._encode(self._read_input(items, are_captions), are_captions, batch_size, hide_progress_bar)
 
     def encode_query(self, query: Any, are_captions: bool) -> PackedEmbeddings:
         """Return the embedding of a text, of the photo at a path, or of a vector."""
@@ -173,19 +173,19 @@ class InputEncoder:
         encoded_captions = self._encode(inputs[1], are_captions=True, allow_unknown=True)
         return SplitEmbeddings(None, self.array_encoder.build_embeddings(encoded_images, encoded_captions, rows))
 
-    def _read_input(self, given: Any, are_captions: bool) -> NDArray[np.float32] | list[str]:
-        """Return captions or images as vectors. If the model reads texts or photos, return texts or paths instead."""
+    def _read_input(self, items: Any, are_captions: bool) -> NDArray[np.float32] | list[str]:
+        """Return captions or images as vectors; as texts or paths of photos if the model itself reads these."""
         name = "captions" if are_captions else "images"
-        if isinstance(given, list | tuple) and not given:
-            raise UserError(f"{name}={given!r}: at least one {'text' if are_captions else 'path'} or vector is needed")
+        if isinstance(items, list | tuple) and not items:
+            raise UserError(f"{name}={items!r}: at least one {'text' if are_captions else 'path'} or vector is needed")
         compute = self.text_features if are_captions else self.photo_features
         vectors: NDArray[np.float32] | None
         if are_captions:
-            vectors, texts = read_caption_input(name, given, compute)
-        elif compute is None and are_texts(given):
-            vectors, texts = None, read_texts(name, given)
+            vectors, texts = read_caption_input(name, items, compute)
+        elif compute is None and are_texts(items):
+            vectors, texts = None, read_texts(name, items)
         else:
-            vectors, texts = read_image_input(name, given, compute)
+            vectors, texts = read_image_input(name, items, compute)
         if vectors is not None:
             self.array_encoder.check_vectors(name, vectors, are_captions)
             return vectors
@@ -200,17 +200,17 @@ class InputEncoder:
 
     def _encode(
         self,
-        given: NDArray[np.float32] | list[str],
+        items: NDArray[np.float32] | list[str],
         are_captions: bool,
         batch_size: int = DEFAULT_BATCH_SIZE,
-        hidden: bool = True,
+        hide_progress_bar: bool = True,
         allow_unknown: bool = False,
     ) -> PackedEmbeddings:
-        if isinstance(given, np.ndarray):
-            return self.array_encoder.encode_vectors(given, are_captions, batch_size, hidden)
+        if isinstance(items, np.ndarray):
+            return self.array_encoder.encode_vectors(items, are_captions, batch_size, hide_progress_bar)
         if are_captions:
-            return self.array_encoder.encode_texts(given, batch_size, hidden, allow_unknown)
-        return self.array_encoder.encode_photos([Path(path) for path in given], hidden)
+            return self.array_encoder.encode_texts(items, batch_size, hide_progress_bar, allow_unknown)
+        return self.array_encoder.encode_photos([Path(path) for path in items], hide_progress_bar)
 
 
 def build_cosine_embeddings(images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
@@ -311,7 +311,7 @@ class FittedRun:
         out = RunFolder(folder)
         with lock_for_writing(folder, folder=True):
             out.check_output_folder([])
-            check_dataset_output(folder / DATA_FOLDER, ARRAYS_NAME)
+            check_dataset_output(folder / DATA_FOLDER, ARRAYS_DATASET_NAME)
             for old in out.output_files:
                 old.unlink(missing_ok=True)
             record = out.record_file.relative_to(folder)

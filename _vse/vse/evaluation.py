@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import pandas as pd
 
 from vse.arguments import Names, PositiveIntegers, StrPath, are_paths, as_path, check_arguments, describe_arguments, public_api
-from vse.array_inputs import Rows, VectorsOrPaths, VectorsOrTexts, are_texts
+from vse.array_inputs import ImageRows, VectorsOrPaths, VectorsOrTexts, are_texts
 from vse.encoding import EncodingModel, build_cosine_embeddings
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import COMPARISON_KIND, RESULT_KIND, UNSAVED_RESULT_PATH, Result, read_comparison
@@ -26,7 +26,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
 from vse.pipeline.option_types import AllowedValues, NonNegativeInteger, PositiveInteger, Share, Text
 from vse.pipeline.options import Options, format_value
-from vse.reports import SavableResult, rebase_file_references, table_html
+from vse.reports import SavableResult, build_html_table, rebase_file_references
 from vse.split_embeddings import SplitEmbeddings
 
 _EMBEDDINGS_DESCRIPTION = "vse.embeddings(...), a path, or a list of these"
@@ -51,8 +51,8 @@ class Ensemble(Options):
         super().__init__(members=members, experiment=experiment, alpha=alpha)
 
 
-_EVALUATED_DESCRIPTION = f"{_EMBEDDINGS_DESCRIPTION}, a vse.Ensemble, or a fitted model with arrays"
-EvaluationInput = Annotated[Any, AllowedValues(_EVALUATED_DESCRIPTION, lambda value: True, may_be_path=True)]
+_EVALUATION_INPUT_DESCRIPTION = f"{_EMBEDDINGS_DESCRIPTION}, a vse.Ensemble, or a fitted model with arrays"
+EvaluationInput = Annotated[Any, AllowedValues(_EVALUATION_INPUT_DESCRIPTION, lambda value: True, may_be_path=True)]
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Evaluation(SavableResult):
                 return ModelComparison([*own, *others], folder, ours.with_options(bootstrap=bootstrap))
 
     def _write_extra_files(self, **changes: Any) -> None:
-        """Evaluate again, with options that write further files, such as ``save``."""
+        """Evaluate again with the options ``changes``, which name further files to write, such as ``save`` for embeddings."""
         left_out = {"bootstrap": 0, "cross_check": False, "index": None, "index_parameters": "", "rerank": ()}
         self._job.evaluate(**left_out, **changes)
 
@@ -236,7 +236,7 @@ class Evaluation(SavableResult):
         return "\n".join(format_result_lines(self._result))
 
     def _repr_html_(self) -> str:
-        return table_html(build_printed_summary(self.frame))
+        return build_html_table(build_printed_summary(self.frame))
 
 
 class ModelComparison(SavableResult):
@@ -265,7 +265,7 @@ class ModelComparison(SavableResult):
         return "\n".join(self._difference_lines)
 
     def _repr_html_(self) -> str:
-        return table_html(build_printed_significance(self.frame))
+        return build_html_table(build_printed_significance(self.frame))
 
 
 def _list_embeddings_inputs(embeddings: Any) -> tuple[Path | SplitEmbeddings, ...]:
@@ -275,22 +275,22 @@ def _list_embeddings_inputs(embeddings: Any) -> tuple[Path | SplitEmbeddings, ..
     return tuple(one if isinstance(one, SplitEmbeddings) and one.path is None else as_path(one) for one in listed)
 
 
-def _read_protocol(second: Any) -> str | Sequence[str]:
-    """Return ``second``, the protocol in a call ``vse.evaluate(embeddings, protocol)`` of an earlier version.
+def _read_protocol(second_argument: Any) -> str | Sequence[str]:
+    """Return the protocol, the second argument in a call ``vse.evaluate(embeddings, protocol)`` of an earlier version.
 
-    Raises UserError if ``second`` is an array: images must not be given next to embeddings.
+    Raises UserError if the argument is an array: images must not be given next to embeddings.
     """
-    if not are_texts(second):
-        raise UserError(f"images={format_value(second)}: the first argument has embeddings already; leave images out")
-    names: str | Sequence[str] = second
+    if not are_texts(second_argument):
+        raise UserError(f"images={format_value(second_argument)}: the first argument has embeddings already; leave images out")
+    names: str | Sequence[str] = second_argument
     return names
 
 
 def _embed_inputs(first: Any, images: Any, captions: Any, image_of_caption: Any) -> SplitEmbeddings:
     """Return the embeddings of the images and captions in the arguments of :func:`evaluate`.
 
-    In a call ``evaluate(model, X, Y, i)``, ``first`` is the model. In a call ``evaluate(X, Y, i)`` without names, ``first``
-    has the images, ``images`` the captions, and ``captions`` the rows of the images. None stands for an argument not given.
+    In a call ``evaluate(model, X, Y, i)``, ``first`` is the model. A call ``evaluate(X, Y, i)`` shifts the arguments:
+    ``first`` has the images X, ``images`` the captions Y, and ``captions`` the rows i of the images. Missing ones are None.
     """
     model = first if isinstance(first, EncodingModel) else None
     if first is not None and model is None and images is None:
@@ -301,7 +301,7 @@ def _embed_inputs(first: Any, images: Any, captions: Any, image_of_caption: Any)
         images, captions, image_of_caption = first, images, captions if image_of_caption is None else image_of_caption
     if images is None or captions is None:
         call = "vse.evaluate(images, captions, image_of_caption)" if model is None else "vse.evaluate(model, images, captions)"
-        raise UserError(f"embeddings={format_value(first)}: {_EVALUATED_DESCRIPTION} is needed; for arrays call {call}")
+        raise UserError(f"embeddings={format_value(first)}: {_EVALUATION_INPUT_DESCRIPTION} is needed; for arrays call {call}")
     if model is None:
         return build_cosine_embeddings(images, captions, image_of_caption)
     with model.permit_own_code():
@@ -314,7 +314,7 @@ def evaluate(
     embeddings: EvaluationInput = None,
     images: VectorsOrPaths = None,
     captions: VectorsOrTexts = None,
-    image_of_caption: Rows = None,
+    image_of_caption: ImageRows = None,
     *,
     protocol: Names = "auto",
     k: PositiveIntegers = (),

@@ -19,9 +19,9 @@ NEW_CALLS_BY_FUNCTION = {
 
 
 def _map_arguments_to_options(function: str, options: str, names: str) -> dict[str, str]:
-    """Return a dict from each argument in ``names`` (separated by blanks) to the text of the call that now passes it.
+    """Return the new call of ``function``, as a text, for each argument in ``names`` (separated by blanks) that has moved.
 
-    ``options`` is a format string for the object that has the argument now, such as ``options=vse.ExtractOptions({})``.
+    ``options`` is a format string for the object that takes the argument now, such as ``options=vse.ExtractOptions({})``.
     """
     return {name: f"vse.{function}(..., {options.format(f'{name}=...')})" for name in names.split()}
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from vse.arguments import ChangedSettings, Paths, StrPath, as_path, check_arguments, public_api, settings_as_texts
 from vse.array_inputs import (
-    Rows,
-    Validation,
+    ImageRows,
+    ValidationData,
     VectorFunction,
     VectorsOrPaths,
     VectorsOrTexts,
@@ -25,9 +25,9 @@ from vse.array_inputs import (
     read_texts,
     read_validation,
 )
-from vse.data_files import N_DISPLAYED_ROWS, html_summary
+from vse.data_files import N_DISPLAYED_ROWS, build_html_summary
 from vse.encoding import DATA_FOLDER, EncodingModel, FittedRun, InputEncoder
-from vse.features.exchange.embeddings import ARRAYS_NAME, ArrayData, sample_validation_images, write_array_data
+from vse.features.exchange.embeddings import ARRAYS_DATASET_NAME, ArrayData, sample_validation_images, write_array_data
 from vse.features.options import ExtractOptions, FeatureRequest
 from vse.pipeline.dataset.photo_folder import QUERY_PHOTO_SUFFIXES
 from vse.pipeline.errors import Interrupted, UserError
@@ -94,9 +94,9 @@ class Model(EncodingModel):
         self,
         images: VectorsOrPaths,
         captions: VectorsOrTexts,
-        image_of_caption: Rows = None,
+        image_of_caption: ImageRows = None,
         *,
-        validation: Validation = None,
+        validation: ValidationData = None,
         files: Paths | None = None,
     ) -> Self:
         """Fit the model to images and their captions, and return this object. For the arguments see [`vse.fit`][]."""
@@ -141,7 +141,7 @@ class Model(EncodingModel):
             by = "image" if os.fspath(query).lower().endswith(QUERY_PHOTO_SUFFIXES) else "caption"
         with self.permit_own_code():
             encoded = self.encoder.encode_query(query, are_captions=by == "caption")
-            hits = self._require_fit().search(encoded, k, by == "image")
+            hits = self._require_fitted_run().search(encoded, k, by == "image")
         return SearchResults(os.fspath(query) if is_text else f"vector of {by}", hits)
 
     @public_api
@@ -152,24 +152,24 @@ class Model(EncodingModel):
         already in the folder is replaced; ``force`` replaces files of any kind.
         """
         out = as_path(folder)
-        self._require_fit().write(out)
+        self._require_fitted_run().write(out)
         return out
 
     @property
     def frame(self) -> pd.DataFrame:
-        return self._require_fit().frame
+        return self._require_fitted_run().frame
 
     @property
     def json(self) -> dict[str, Any]:
-        return self._require_fit().record
+        return self._require_fitted_run().record
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self._require_fit().settings
+        return self._require_fitted_run().settings
 
     @property
     def encoder(self) -> InputEncoder:
-        return InputEncoder(self._require_fit().array_encoder, self.photo_features, self.text_features)
+        return InputEncoder(self._require_fitted_run().array_encoder, self.photo_features, self.text_features)
 
     @property
     def expression(self) -> str:
@@ -180,7 +180,7 @@ class Model(EncodingModel):
 
         return allow_own_code(self.options.allow_code)
 
-    def _require_fit(self) -> FittedRun:
+    def _require_fitted_run(self) -> FittedRun:
         if self._fitted_run is None:
             raise UserError(f"{self!r} is not fitted; call its method fit(images, captions, image_of_caption) first")
         return self._fitted_run
@@ -229,7 +229,7 @@ class Model(EncodingModel):
                 FeatureRequest(
                     dataset=folder / DATA_FOLDER / "dataset.json",
                     feature=feature,
-                    out=images.with_name(f"{ARRAYS_NAME}_{feature}.h5"),
+                    out=images.with_name(f"{ARRAYS_DATASET_NAME}_{feature}.h5"),
                     options=ExtractOptions(device=options.device).with_environment(),
                 )
             )
@@ -258,8 +258,8 @@ class Model(EncodingModel):
 
     def _repr_html_(self) -> str:
         if self._fitted_run is None:
-            return html_summary(self, "not fitted")
-        return html_summary(self, f"best epoch {self.json['best_epoch']}", self.frame.tail(N_DISPLAYED_ROWS))
+            return build_html_summary(self, "not fitted")
+        return build_html_summary(self, f"best epoch {self.json['best_epoch']}", self.frame.tail(N_DISPLAYED_ROWS))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UserError('a vse.Model cannot be pickled; call model.save("FOLDER"), and later vse.load("FOLDER")')
@@ -269,10 +269,10 @@ class Model(EncodingModel):
 def fit(
     images: VectorsOrPaths,
     captions: VectorsOrTexts,
-    image_of_caption: Rows = None,
+    image_of_caption: ImageRows = None,
     *,
     experiment: str = "vsepp",
-    validation: Validation = None,
+    validation: ValidationData = None,
     files: Paths | None = None,
     sets: ChangedSettings | None = None,
     seed: NonNegativeInteger = 0,
@@ -319,11 +319,11 @@ def fit(
 
 @contextmanager
 def _replace_paths_in_errors(folder: Path) -> Iterator[None]:
-    """Replace temporary paths in errors of the caller's ``with`` block by the arguments in these files, e.g. ``images``."""
+    """Replace paths of temporary files in errors of the caller's ``with`` block by argument names, such as ``images``."""
     data = folder / "model" / DATA_FOLDER
     names = {
-        data / f"{ARRAYS_NAME}_images.h5": "images",
-        data / f"{ARRAYS_NAME}_captions.h5": "captions",
+        data / f"{ARRAYS_DATASET_NAME}_images.h5": "images",
+        data / f"{ARRAYS_DATASET_NAME}_captions.h5": "captions",
         data / "dataset.json": "captions",
         folder / "model": "the model",
     }

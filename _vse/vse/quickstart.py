@@ -31,9 +31,9 @@ N_FOLDS = 5
 # Presets of image features, the highest rsum on Flickr8k first (docs/ladder.md).
 IMAGE_FEATURES = ("effnet2", "effnet", "mobilenet")
 # On Flickr8k, CCA with this correction of hubs has the highest rsum of all compared models (docs/hubness.md).
-CORRECTION = "inverted-softmax"
-REGULARIZATION = (0.1, 0.3, 1, 3, 10, 30)  # with few pairs, values above those of the preset are better (docs/quickstart.md)
-FEW_PAIRS_MIN_COUNT = 1  # with few pairs, TF-IDF reads words that occur at least this number of times
+HUB_CORRECTION = "inverted-softmax"
+CCA_REGULARIZATIONS = (0.1, 0.3, 1, 3, 10, 30)  # with few pairs, larger ones than the preset's are better (docs/quickstart.md)
+FEW_PAIRS_MIN_WORD_COUNT = 1  # with few pairs, TF-IDF reads words that occur at least this number of times
 _ENGLISH_WORDS = {"a", "the", "of", "in", "on", "and", "is", "with", "are"}
 _MIN_ENGLISH_SHARE = 0.1  # captions count as English if _ENGLISH_WORDS are at least this share of their words
 _N_CAPTIONS_FOR_LANGUAGE = 1000
@@ -65,7 +65,7 @@ def run_quickstart(request: QuickstartRequest) -> str:
     """Run all steps, and return a text with the result, the path of the report, and the commands that were run."""
     from vse.pipeline.dataset.dataset import load_dataset_file
 
-    steps, name = _CommandRunner(request.threads), _choose_name(request)
+    steps, name = _CommandRunner(request.threads), _choose_dataset_name(request)
     dataset_file = Path("data", name, "dataset.json")
     _prepare_dataset(steps, request, dataset_file)
     dataset = load_dataset_file(dataset_file)
@@ -74,14 +74,14 @@ def run_quickstart(request: QuickstartRequest) -> str:
     images, captions = (Path("features", f"{name}_{feature}.h5") for feature in (image_feature, caption_feature))
     steps.run("vse-extract", "cnn", "--dataset", dataset_file, "--feature", image_feature, "--out", images)
     is_small = n_pairs < MIN_PAIRS_FOR_SPLIT
-    min_count = FEW_PAIRS_MIN_COUNT if is_small else None
+    min_count = FEW_PAIRS_MIN_WORD_COUNT if is_small else None
     if load_feature_preset(caption_feature).fits_encoder:  # the settings may differ from the preset, so the name does, too
         captions = captions.with_name(f"{name}_quickstart_{caption_feature}.h5")
-    steps.extract_captions(dataset_file, caption_feature, captions, min_count)
-    training = ["--features", images, "--experiment", f"cca_effnet+{caption_feature}+{image_feature}"]
-    training += ["--set", f"solver.regularization={list(REGULARIZATION)}"]
+    steps.extract_caption_feature(dataset_file, caption_feature, captions, min_count)
+    arguments = ["--features", images, "--experiment", f"cca_effnet+{caption_feature}+{image_feature}"]
+    arguments += ["--set", f"solver.regularization={list(CCA_REGULARIZATIONS)}"]
     run = Path("runs", f"{name}_quickstart", "seed-0")
-    embeddings = [steps.train(training, dataset_file, captions, run)]
+    embeddings = [steps.train(arguments, dataset_file, captions, run)]
     if is_small:
         log.info("%d pairs are too few for one test split: the result covers %d folds", n_pairs, N_FOLDS)
         folds, embeddings = Path("data", f"{name}_folds"), []
@@ -90,13 +90,13 @@ def run_quickstart(request: QuickstartRequest) -> str:
             fold = folds / f"fold-{k}.json"
             if load_feature_preset(caption_feature).fits_encoder:  # fit it to the training captions of each fold
                 captions = Path("features", f"{name}_folds-{k}_{caption_feature}.h5")
-                steps.extract_captions(fold, caption_feature, captions, min_count)
-            embeddings.append(steps.train(training, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))
+                steps.extract_caption_feature(fold, caption_feature, captions, min_count)
+            embeddings.append(steps.train(arguments, fold, captions, Path("runs", f"{name}_folds_quickstart", f"seed-{k}")))
     result = Path("results", f"{name}_quickstart.json")
     report = result.with_suffix(".html")
-    steps.run("vse-eval", *embeddings, "--correct", CORRECTION, "--out", result)
+    steps.run("vse-eval", *embeddings, "--correct", HUB_CORRECTION, "--out", result)
     steps.run("vse-report", result, "--out", report)
-    commands = [f"  {line}" for line in steps.lines if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))]
+    commands = [f"  {line}" for line in steps.commands if "_folds" not in line or line.startswith(("vse-data", "vse-eval"))]
     return "\n".join(
         [
             *_describe_result(result),
@@ -134,41 +134,41 @@ def _prepare_dataset(steps: _CommandRunner, request: QuickstartRequest, dataset_
 
 
 class _CommandRunner:
-    """A runner of ``vse`` commands in this process. ``lines`` has their command lines as a user types them."""
+    """A runner of ``vse`` commands in this process. ``commands`` has the finished commands as a user types them."""
 
     def __init__(self, threads: int | None) -> None:
-        self.lines: list[str] = []
+        self.commands: list[str] = []
         self._threads = threads
 
     def run(self, name: str, *arguments: object) -> None:
         """Run the command ``name``, and print its output to stderr. Raises UserError if the command refuses its input."""
         words = [str(argument) for argument in arguments]
         line = shlex.join([name, *words])
-        self.lines.append(line)
+        self.commands.append(line)
         log.info("$ %s", line)
         if self._threads is not None and name in ("vse-extract", "vse-train", "vse-embed"):
             words += ["--threads", str(self._threads)]
         with record_command(line), redirect_stdout(sys.stderr):
             load_command(name.removeprefix("vse-")).main(args=words, prog_name=name, standalone_mode=False)
 
-    def extract_captions(self, dataset_file: Path, feature: str, cache: Path, min_count: int | None) -> None:
+    def extract_caption_feature(self, dataset_file: Path, feature: str, cache: Path, min_count: int | None) -> None:
         """Extract a caption feature into ``cache``. If ``min_count`` is given, TF-IDF ignores words that occur less often."""
         extractor = load_feature_preset(feature).extractor_name()
         changes = ["--set", f"min_count={min_count}"] if min_count is not None and extractor == "tfidf" else []
         self.run("vse-extract", extractor, "--dataset", dataset_file, "--feature", feature, *changes, "--out", cache)
 
-    def train(self, training: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
+    def train(self, arguments: Sequence[object], dataset_file: Path, captions: Path, run: Path) -> Path:
         """Train a run, embed the test split of the data set, and return the path of the embeddings.
 
-        The embeddings also have a correction for hubs. A hub is a candidate that too many queries rank high. ``training`` has
-        further arguments of ``vse-train``.
+        The embeddings also have a correction for hubs. A hub is a candidate that too many queries rank high.
+        ``arguments`` has further arguments of ``vse-train``.
         """
-        self.run("vse-train", *training, "--captions", dataset_file, "--caption-features", captions, "--out", run, "--resume")
-        self.run("vse-embed", run, "--correct", CORRECTION)
+        self.run("vse-train", *arguments, "--captions", dataset_file, "--caption-features", captions, "--out", run, "--resume")
+        self.run("vse-embed", run, "--correct", HUB_CORRECTION)
         return run / "test.h5"
 
 
-def _choose_name(request: QuickstartRequest) -> str:
+def _choose_dataset_name(request: QuickstartRequest) -> str:
     if request.name is not None:
         return request.name
     if request.photos is None:

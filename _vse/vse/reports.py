@@ -122,9 +122,9 @@ class SearchResults:
     def _repr_html_(self) -> str:
         title = f"<p><b>{html.escape(self.query)}</b></p>"
         if "file" not in self.frame:
-            return title + _image_html(self._photo) + self.frame.to_html(index=False)
+            return title + _build_thumbnail_html(self._photo) + self.frame.to_html(index=False)
         cells = [
-            f'<td style="vertical-align:top;text-align:left">{_image_html(row["file"])}<br>'
+            f'<td style="vertical-align:top;text-align:left">{_build_thumbnail_html(row["file"])}<br>'
             f"{row['rank']}: {row['score']:.4f}<br>{html.escape(str(row['caption'] or row['image_id']))}</td>"
             for row in self.json
         ]
@@ -174,7 +174,7 @@ class ResultTable:
         return format_text_table(self._cells)
 
     def _repr_html_(self) -> str:
-        return table_html(self._cells)
+        return build_html_table(self._cells)
 
 
 @public_api
@@ -254,7 +254,7 @@ def table(
     return ResultTable(find_table_kind(name).build(request, written_to), written_to)
 
 
-def table_html(cells: PrintedTable) -> str:
+def build_html_table(cells: PrintedTable) -> str:
     """Return a printed table as HTML."""
     titles = [" ".join(part for part in title if part) for title in cells.column_titles]
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in cells.notes if note)
@@ -266,7 +266,7 @@ def _frame_to_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return records
 
 
-def _image_html(photo: str | Path | None) -> str:
+def _build_thumbnail_html(photo: str | Path | None) -> str:
     """Return the thumbnail of a photo as HTML; an empty text if ``photo`` is None or cannot be read."""
     try:
         return "" if photo is None else f'<img src="{thumbnail_data_uri(Path(photo), _THUMBNAIL_SIDE)}" alt="">'

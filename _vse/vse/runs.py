@@ -21,7 +21,7 @@ from vse.arguments import (
     public_api,
     settings_as_texts,
 )
-from vse.data_files import N_DISPLAYED_ROWS, FeatureFile, PathWrapper, html_summary
+from vse.data_files import N_DISPLAYED_ROWS, FeatureFile, PathWrapper, build_html_summary
 from vse.encoding import EncodingModel, InputEncoder
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import AllowedValues, FileOrFolderPath, NonNegativeInteger, PositiveInteger, Text, is_path
@@ -222,7 +222,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         return corpus if corpus.is_dir() and not any(corpus.glob("*.npy")) else None
 
     def _choose_files(self, photos: Path | None) -> RunFileOptions:
-        """Return the input files of a search in the folder ``photos``, without data set and caches; None searches a split."""
+        """Return the input files of a search: for the folder ``photos`` alone or, if it is None, all files of this model."""
         files = self._file_options
         return files if photos is None else RunFileOptions(images=photos, weights_dir=files.weights_dir)
 
@@ -251,7 +251,7 @@ class TrainedModel(EncodingModel, PathWrapper):
     def _repr_html_(self) -> str:
         keys = ("dataset", "experiment", "seed", "state", "best_epoch")
         facts = ", ".join(f"{key.replace('_', ' ')} {self.json[key]}" for key in keys if key in self.json)
-        return html_summary(self.path, facts, self.frame.tail(N_DISPLAYED_ROWS))
+        return build_html_summary(self.path, facts, self.frame.tail(N_DISPLAYED_ROWS))
 
 
 @public_api

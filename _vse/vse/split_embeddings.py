@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vse.arguments import Array, ArrayOrPath, StrPath, as_path, check_arguments, public_api
 from vse.array_inputs import to_numpy
-from vse.data_files import SavableObject, html_summary
+from vse.data_files import SavableObject, build_html_summary
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_score_file, read_phrase_scores
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import Text, is_path
@@ -71,7 +71,7 @@ class SplitEmbeddings(SavableObject):
 
     @property
     def embeddings(self) -> Embeddings:
-        """The embeddings as the object that evaluators read. Raises UserError if the model localises phrases."""
+        """The embeddings in the form that evaluations read. Raises UserError if the model localises phrases."""
         if self._embeddings is None:
             raise UserError(f"{self.path}: holds scores of phrases and boxes, and no embeddings")
         return self._embeddings
@@ -145,7 +145,7 @@ class SplitEmbeddings(SavableObject):
         return f"SplitEmbeddings({str(self.path or self.name)!r})"
 
     def _repr_html_(self) -> str:
-        return html_summary(self.path or self.name, f"{self.split} of data set {self.dataset!r}", self.frame)
+        return build_html_summary(self.path or self.name, f"{self.split} of data set {self.dataset!r}", self.frame)
 
 
 @public_api

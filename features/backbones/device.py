@@ -128,7 +128,7 @@ def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
 
 @contextmanager
 def use_deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """If ``enabled``, use slower, deterministic algorithms in the caller's ``with`` block. A GPU then repeats results exactly.
+    """Use slower, deterministic algorithms in the caller's ``with`` block if ``enabled``. A GPU then repeats results exactly.
 
     Raises UserError if an operation has no deterministic algorithm.
     """
@@ -209,20 +209,20 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
     native = has_bf16(device)
     if requested == "auto":
         chosen = "bf16" if native else "fp32"
-        log.info("%s: auto is %s on this %s", setting, chosen, _name_device(device))
+        log.info("%s: auto is %s on this %s", setting, chosen, _name_device_kind(device))
         return chosen
     if requested == "bf16" and not native:
         slower = _EMULATION_SLOWDOWNS[workload] if device.type == "cpu" else "it may take several times as long as fp32"
         message = "%s: bf16 is emulated, because this %s has no instructions for it: %s; --set %s=auto selects fp32 here"
-        log.warning(message, setting, _name_device(device), slower, setting)
+        log.warning(message, setting, _name_device_kind(device), slower, setting)
     return requested
 
 
 def choose_query_precision(cache_precision: str) -> str:
     """Return the setting ``precision`` for encoding queries that are compared with the features of a cache.
 
-    ``cache_precision`` is the precision in which the cache was computed. The setting equals it, except that ``bf16`` becomes
-    ``auto``. A device without bf16 then computes in fp32: emulated bf16 is slow, and fp32 differs only by rounding.
+    ``cache_precision`` is the precision in which the cache was computed. It is returned unchanged, except that ``bf16``
+    becomes ``auto``. A device without bf16 then computes in fp32: emulated bf16 is slow, and fp32 differs only by rounding.
     """
     return "auto" if cache_precision == "bf16" else cache_precision
 
@@ -273,5 +273,5 @@ def describe_processor(device: torch.device) -> str:
     return f"{names[0] if names else platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
 
 
-def _name_device(device: torch.device) -> str:
+def _name_device_kind(device: torch.device) -> str:
     return "processor" if device.type == "cpu" else "GPU"

@@ -53,7 +53,7 @@ def download_model(
     model : name of the model's repository on the Hugging Face hub
     files : patterns of file names
     revision : branch, tag or commit; None: the newest commit
-    advice : end of the error message; None: how to provide the files in a folder
+    advice : end of the error message; None: the advice to put the files into a local folder
     """
     hub = HUB_LIBRARY.load(model)
     try:
@@ -192,7 +192,7 @@ def reject_code_references(file: Path, content: Any) -> None:
 def _copy_module(source: Path, target: Path, class_name: str) -> None:
     """Check and copy the files of one module of a text encoder, such as its transformer or its pooling.
 
-    ``class_name`` is the class of the module; "" for the model's main folder if all modules lie in subfolders.
+    ``class_name`` is the class of the module; "" for a main folder in which no module lies.
     """
     if not source.is_dir():  # a module without settings has no folder
         return

@@ -48,7 +48,7 @@ def load_backbone(
     file = find_weights_file(config.model, config.weights, weights_dir)
     pretrained = file is None and config.weights != "random"
     is_replaced = file is not None or (pretrained and "/" not in config.model)  # torchvision's weights are loaded below
-    with torch.random.fork_rng(devices=[]), _SkipInitialisation() if is_replaced else nullcontext():
+    with torch.random.fork_rng(devices=[]), _InitialisationSkipper() if is_replaced else nullcontext():
         torch.manual_seed(config.seed)
         model = _build_model(config, pretrained, family, notes, options)
     if file is not None:
@@ -57,8 +57,8 @@ def load_backbone(
     return model.eval().requires_grad_(False)
 
 
-class _SkipInitialisation(TorchFunctionMode):
-    """A block in which the most common initialisers of weights do nothing, because the caller loads all weights afterwards.
+class _InitialisationSkipper(TorchFunctionMode):
+    """A context in which the most common initialisers of weights do nothing, because the caller loads all weights later.
 
     Drawing VGG19's weights takes almost as long as ``import torch``. Other initialisers, such as trunc_normal_, still run.
     """
@@ -81,11 +81,11 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-class LayerOutput(nn.Module):
-    """The output of one layer of a model: (n, 3, height, width) -> (n, dim), or (n, n_positions, dim) with ``positions``.
+class TruncatedNetwork(nn.Module):
+    """A network that maps images to the output of one layer of a model; later layers are not computed.
 
-    Layers after this one are not computed. An output has several positions if it has height and width, or a token per patch.
-    Tokens in front of the patches (class token, registers) are dropped.
+    The result is (n, dim) or, with ``positions``, (n, n_positions, dim). An output has several positions if it has
+    height and width, or a token per patch. Tokens in front of the patches (class token, registers) are dropped.
 
     layer : name of a module; ``penultimate``, the input of the last Linear layer; or ``output``, the output of ``model``
     grid : number of positions per side to which the output is averaged; ``all`` keeps every position
@@ -138,7 +138,7 @@ class LayerOutput(nn.Module):
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     """Return the module of ``model`` with a dotted name.
 
-    Raises UserError if no module has this name. The message suggests similar names among the modules and ``others``.
+    Raises UserError if no module has this name. The message suggests a similar name. ``others`` are more valid names.
     """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
@@ -248,7 +248,7 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
 
 
 def _download_timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-    """Download a timm model's weights; return settings for timm to read the file; {} if the hub lacks the weights."""
+    """Download a timm model's weights; return the arguments by which timm reads them; {} if the hub lacks them."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
@@ -295,7 +295,7 @@ def _download_open_clip_weights(open_clip: Any, name: str, weights: str, notes: 
 
 @contextmanager
 def prevent_open_clip_log_handler() -> Iterator[None]:
-    """Prevent in the caller's ``with`` block that OpenCLIP adds a handler to the root logger, which would repeat log lines."""
+    """Keep OpenCLIP from adding a handler to the root logger in the caller's ``with`` block, which would repeat log lines."""
     with suppress(ImportError):  # let transformers reject code in a model's folder without asking on the terminal
         from transformers import dynamic_module_utils
 

@@ -107,7 +107,7 @@ def hash_tokenizer(tokenizer: Any, *settings: object) -> str:
 
 _DOWNLOADED_FILE_PATTERNS = ["*.json", "*.txt", "*.model", "*.safetensors"]  # no pickle, no code
 _UNHASHED_SETTINGS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
-_MAX_TOKENS = 100_000  # for models that state no limit
+_DEFAULT_MAX_TOKENS = 100_000  # for models that state no limit
 
 
 class SentenceTextBackbone(TextBackbone):
@@ -130,7 +130,7 @@ class SentenceTextBackbone(TextBackbone):
                 f"{config.model}: its first module is a {type(self._transformer_module).__name__}, not a transformer of text"
             )
         self._tokenizer: Any = tokenizer
-        limit = min(int(self._model.max_seq_length or _MAX_TOKENS), _MAX_TOKENS)
+        limit = min(int(self._model.max_seq_length or _DEFAULT_MAX_TOKENS), _DEFAULT_MAX_TOKENS)
         self.max_length = config.max_length or limit
         if self.max_length > limit:
             raise UserError(f"max_length {self.max_length}: {config.model} reads at most {limit} tokens")
@@ -198,9 +198,9 @@ def _describe_weights(folder: Path, modules: Sequence[Mapping[str, Any]], config
 
 
 def _read_network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], all_modules: bool) -> list[Any]:
-    """Return the settings of the transformer in ``folder``.
+    """Return a list with the settings of the transformer in ``folder``, the first of the ``modules`` of the model.
 
-    ``modules`` lists the transformer and the other parts of the model. ``all_modules`` adds the others' classes and settings.
+    With ``all_modules``, the class and the settings of each other module, such as its pooling, follow.
     """
 
     def read_settings(path: str) -> Any:

@@ -41,7 +41,7 @@ class Transformer:
     name : name of the model, for messages
     config : content of ``config.json``
     tokenizer_json : content of ``tokenizer.json``
-    max_length : maximum number of tokens of a text, with special tokens; None: the number of positions
+    max_length : maximum number of tokens of a text, with special tokens; None: the network's number of positions
     weight_files : files of weights; empty for random weights
     commit : hash of the downloaded commit of the Hugging Face hub; None without a download
     """
@@ -147,7 +147,7 @@ class Transformer:
         return _remove_pooler(network)
 
 
-def find_layers(network: Any, model_name: str) -> tuple[nn.Module, list[nn.Module]]:
+def find_embeddings_and_layers(network: Any, model_name: str) -> tuple[nn.Module, list[nn.Module]]:
     """Return the embeddings and the layers of a transformer, in order.
 
     Raises UserError, which names ``model_name``, if these modules have other names than in BERT.

@@ -73,8 +73,8 @@ class WeightsFile:
         )
 
 
-def find_weights(provenance: Mapping[str, Any], model_folder: Path | None, weights_dir: Path | None) -> dict[str, str]:
-    """Find the weights that computed a feature; return ``{"weights": path}``, or {} if they are not found.
+def find_weights_setting(provenance: Mapping[str, Any], model_folder: Path | None, weights_dir: Path | None) -> dict[str, str]:
+    """Return the setting ``{"weights": path}`` for the weights that computed a feature; {} if no file of them is found.
 
     For the extractor ``text`` with a model of the Hugging Face hub, the path is the folder of the model.
 
@@ -122,7 +122,7 @@ def list_download_folders() -> list[Path]:
 
 
 def _list_files(folder: Path, suffix: str) -> Iterator[Path]:
-    """Yield the files in a folder and its subfolders that have this suffix. Hidden or deep subfolders are left out."""
+    """Yield the files with this suffix in a folder and down to its fourth level of subfolders, except hidden subfolders."""
     for parent, folders, names in os.walk(folder):
         depth = len(Path(parent).relative_to(folder).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < _MAX_DEPTH else []

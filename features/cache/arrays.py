@@ -112,7 +112,7 @@ def compute_shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def are_checksums(value: object) -> bool:
-    """Return whether ``value`` is a dictionary from array names, including ``features``, to hexadecimal checksums."""
+    """Return whether a value is a dictionary from array names to hexadecimal checksums, with an entry for ``features``."""
     if not isinstance(value, Mapping) or "features" not in value:
         return False
     return all(isinstance(text, str) and set(text) <= set("0123456789abcdef") for text in value.values())
@@ -161,7 +161,7 @@ class BlockChecker:
                 self._check_block(shard, block - int(self._firsts[shard]), contents[shard])
 
     def check_shard(self, shard: int, content: ByteSource) -> None:
-        """Check all blocks of a shard. Raises UserError, which names the first block whose checksum differs."""
+        """Check all blocks of shard ``shard``, given its bytes. Raises UserError, which names the first wrong block."""
         for block in range(self._shards[shard].n_blocks):
             self._check_block(shard, block, content)
 

@@ -27,7 +27,7 @@ from vse.features.cache.shards import (
     concatenate_offsets,
     encode_cache_file,
     read_arrays,
-    read_finished_record,
+    read_intact_shard_record,
     read_manifest,
     read_shard_record,
     shard_path,
@@ -130,7 +130,7 @@ class FeatureCache:
 
     @property
     def text_unit(self) -> TextUnit:
-        """The kind of text that a row of a cache of texts belongs to: a caption, or a distinct phrase in captions."""
+        """The texts that the rows of a cache of texts belong to: captions, or the distinct phrases in captions."""
         return find_text_unit(self.provenance.get("config", {}))
 
     def describe(self) -> str:
@@ -152,7 +152,7 @@ def merge_shards(
     n_shards: int,
     dataset_file: Path,
     wanted_ids: Ids,
-    more_provenance: Callable[[Sequence[Path]], Mapping[str, Any]] = lambda _: {},
+    collect_provenance: Callable[[Sequence[Path]], Mapping[str, Any]] = lambda _: {},
     dataset: Dataset | None = None,
 ) -> Path:
     """Check the finished shards of a cache, write its manifest and its file, and return the path ``cache``.
@@ -161,8 +161,8 @@ def merge_shards(
     n_shards : number of shards
     dataset_file : the ``dataset.json`` to which the cache refers
     wanted_ids : ids of all rows in order, including skipped ones
-    more_provenance : function that returns further provenance entries, given the paths of the checked shards
-    dataset : data set whose caption hashes the cache records, to recognise the data set later; None: no hashes
+    collect_provenance : function that returns further provenance entries, given the paths of the checked shards
+    dataset : data set; the cache records hashes of its captions, to recognise it later; None: no such hashes
 
     Raises UserError if a shard is missing or damaged, has other ids, or has other settings than the first shard.
     """
@@ -170,7 +170,7 @@ def merge_shards(
     for index in range(n_shards):
         path = shard_path(cache, index, n_shards)
         record = read_shard_record(path)
-        shard = read_finished_record(path, (shards[0] if shards else record).identity) if record else None
+        shard = read_intact_shard_record(path, (shards[0] if shards else record).identity) if record else None
         if shard is None:
             raise UserError(f"{path}: missing or damaged; extract shard {index} of {n_shards} again")
         expected = wanted_ids[shard_slice(len(wanted_ids), index, n_shards)]
@@ -183,7 +183,7 @@ def merge_shards(
         write_bytes(skipped_images_path(cache), "".join(json.dumps(dict(item)) + "\n" for item in skipped).encode())
     else:
         skipped_images_path(cache).unlink(missing_ok=True)
-    provenance = more_provenance([shards_folder(cache) / shard.file for shard in shards])
+    provenance = collect_provenance([shards_folder(cache) / shard.file for shard in shards])
     arrays: dict[str, NDArray[Any]] = {}
     if dataset is not None:
         provenance = {**provenance, "data": {"sha256": dataset.sha256}}

@@ -151,9 +151,9 @@ class FeatureReader:
         return self._read_vector_ranges(indices, indices + 1)
 
     def read_sets(self, indices: NDArray[np.int64]) -> PaddedSets:
-        """Return the vectors of each row and a mask, padded to the largest set. The cache must hold sets.
+        """Return the sets of vectors of some rows, padded with zeros to the largest set. The cache must hold sets.
 
-        The padded size is at least 1, so that a maximum over a set exists even if all of these sets are empty.
+        Sets are padded to at least one vector, so that a maximum over a set exists even if all sets are empty.
         """
         assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
         if self.cache.offsets is not None:
@@ -171,7 +171,7 @@ class FeatureReader:
         return RegionBoxes(self.cache)
 
     def read_padded_regions(self, indices: NDArray[np.int64], min_regions: int = 0) -> PaddedSets:
-        """Return the regions of each row, padded with zeros to the largest number of regions, at least to ``min_regions``."""
+        """Return the regions of rows, padded to the largest number or to ``min_regions``. The cache must have ``offsets``."""
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[indices], self.cache.offsets[indices + 1] - self.cache.offsets[indices]
         column = np.arange(counts.max(initial=min_regions))
@@ -191,8 +191,8 @@ class FeatureReader:
     def _read_vector_ranges(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
         """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated; each range must lie in one shard.
 
-        ``per_row`` > 1: each row has this number of vectors; an index is a position in the list of all rows' vectors. 1: an
-        index is a row (read as one vector) or, if the cache has ``offsets``, a position in that list.
+        ``firsts`` and ``ends`` are positions in the list of the vectors of all rows. Without ``offsets``, each row counts as
+        ``per_row`` vectors: 1 if complete rows are read, else the number of vectors in a row.
         """
         shape = self.cache.row_shape[-1:] if per_row > 1 else self.cache.row_shape
         size = self.cache.dtype.itemsize * int(np.prod(shape))
@@ -218,14 +218,14 @@ class FeatureReader:
             self.cache.block_checker.check_byte_ranges(shards, firsts[on_disk], ends[on_disk], self._shard_bytes)
 
 
-def check_text_unit(cache: FeatureCache, wanted: TextUnit) -> None:
-    """Raise UserError unless the rows of a cache are texts of the kind ``wanted``, captions or phrases."""
-    if cache.kind != "text" or cache.text_unit != wanted:
-        hint = f" (a preset with of: {wanted})" if cache.kind == "text" else ""
-        raise UserError(f"{cache.path} holds {cache.describe()}; features of {wanted} are needed{hint}")
+def check_text_unit(cache: FeatureCache, wanted_unit: TextUnit) -> None:
+    """Raise UserError unless the rows of a cache are texts of the kind ``wanted_unit``, captions or phrases."""
+    if cache.kind != "text" or cache.text_unit != wanted_unit:
+        hint = f" (a preset with of: {wanted_unit})" if cache.kind == "text" else ""
+        raise UserError(f"{cache.path} holds {cache.describe()}; features of {wanted_unit} are needed{hint}")
 
 
-_DATA_NOTES = {"counts", "data", "upper_bound"}  # entries of the provenance that describe the rows, not the feature
+_ROW_PROVENANCE_NAMES = {"counts", "data", "upper_bound"}  # entries of the provenance that describe the rows, not the feature
 
 
 class FeatureDescription(BaseModel):
@@ -251,9 +251,9 @@ class FeatureDescription(BaseModel):
     def build_rowless_cache(self, path: Path, model_folder: Path | None = None) -> FeatureCache:
         """Return the feature as a :class:`FeatureCache` without rows, for code that needs only a cache's settings and shape.
 
-        path : path for messages: the feature's cache file, which need not exist, or a packed model's file of descriptions
-        model_folder : folder of that packed model (a trained model with its encoders); None: without such a model, a fitted
-            encoder is read from a file next to ``path``
+        path : path for messages: the cache file, which need not exist; for a packed model, its file of feature descriptions
+        model_folder : folder of the packed model (a trained model with its encoders), from which a fitted encoder is read;
+            None: no packed model, the encoder's file lies next to ``path``
         """
         return FeatureCache(
             path=path,
@@ -276,7 +276,7 @@ class FeatureDescription(BaseModel):
 
 def describe_feature(cache: FeatureCache) -> FeatureDescription:
     """Return the description of the feature in a cache."""
-    left_out = {*ROW_HASH_NAMES, *_DATA_NOTES}
+    left_out = {*ROW_HASH_NAMES, *_ROW_PROVENANCE_NAMES}
     return FeatureDescription.model_validate(
         {
             **{name: getattr(cache, name) for name in ("dataset", "feature", "kind", "key", "row_shape")},

@@ -146,8 +146,8 @@ def write_shard(
     return shard
 
 
-def read_finished_record(path: Path, identity: CacheIdentity) -> ShardRecord | None:
-    """Return the record of a shard; None if the shard is missing or damaged.
+def read_intact_shard_record(path: Path, identity: CacheIdentity) -> ShardRecord | None:
+    """Return the record (hash and settings) of a shard; None if the shard is missing or damaged.
 
     The shard is hashed only if its modification time differs from the recorded one. If the hash is right, the record gets the
     new modification time. Raises UserError if the names, settings or hashes of the shard differ from ``identity``.
@@ -175,7 +175,7 @@ def read_finished_record(path: Path, identity: CacheIdentity) -> ShardRecord | N
     return shard
 
 
-def read_precision(identity: CacheIdentity) -> str | None:
+def get_network_precision(identity: CacheIdentity) -> str | None:
     """Return the precision of the network in the settings of a cache; None if no network computed the rows."""
     config = identity.content.get("config")
     precision = config.get("precision") if isinstance(config, Mapping) else None
@@ -200,7 +200,7 @@ def find_other_precision_shards(cache: Path, n_shards: int, identity: CacheIdent
 
 def mixed_precision_error(folder: Path, one: CacheIdentity, other: CacheIdentity) -> UserError:
     """Return the error for a cache whose shards would have two precisions."""
-    there, here = read_precision(one), read_precision(other)
+    there, here = get_network_precision(one), get_network_precision(other)
     return UserError(
         f"{folder} was made with other settings (config.precision: {there} -> {here}), and a cache has one precision; "
         f"use --set precision={there} to continue in that precision, or delete that folder and use "
@@ -329,7 +329,7 @@ def _create_virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> 
 def concatenate_offsets(parts: Sequence[Ids]) -> Ids:
     """Return the offsets of all rows, given the offsets of each shard's rows.
 
-    The regions (or tokens) of row k are ``offsets[k]:offsets[k + 1]``. All offsets start at 0.
+    The regions (or tokens) of row k are ``offsets[k]:offsets[k + 1]``. The result and the offsets of each shard start at 0.
     """
     counts = np.concatenate([np.diff(part) for part in parts])
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
@@ -348,10 +348,10 @@ _FAILURES_KIND = OutputKind(
 )
 
 
-def build_cache_kind(out: Path) -> OutputKind:
-    """Return the kind of files, feature caches, that a new cache at ``out`` may replace.
+def build_cache_output_kind(out: Path) -> OutputKind:
+    """Return the test for feature caches, the only files that a new cache at ``out`` may replace.
 
-    A damaged cache is recognised, too, if it begins like HDF5 and its shards' folder has a manifest (list of shards).
+    A damaged cache passes, too, if it begins like HDF5 and the folder of its shards has a manifest (list of shards).
     """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(
@@ -370,7 +370,7 @@ def check_cache_output(out: Path, dataset: str, feature: str, inputs: Iterable[P
     the ``inputs``, and no cache of another data set or feature.
     """
     files = list(inputs)
-    check_output(out, build_cache_kind(out), files)
+    check_output(out, build_cache_output_kind(out), files)
     check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES_KIND, files)
     if encoder is not None:
         check_output(encoder, _ENCODER_KIND, files)

@@ -68,7 +68,7 @@ def import_bottom_up_tsv(files: Sequence[Path], dataset_file: Path, out: Path, m
             raise UserError(f"{path}: no such TSV file")
     watched = [WatchedFile(path) for path in files]
     dataset = load_dataset_file(dataset_file)
-    tsv_ids = _map_tsv_ids(dataset, match)
+    tsv_ids = _map_image_ids_to_tsv_ids(dataset, match)
     places = _locate_tsv_lines(files, {str(tsv_id) for tsv_id in tsv_ids.values()})
     missing = [imgid for imgid, tsv_id in tsv_ids.items() if str(tsv_id) not in places]
     if missing:
@@ -139,7 +139,7 @@ def write_imported_cache(
         empty: list[int] = []
         for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
             path = shards.shard_path(out, index, n_shards)
-            if shards.read_finished_record(path, identity) is None:
+            if shards.read_intact_shard_record(path, identity) is None:
                 empty += _write_shard(path, identity, read_rows(shards.shard_slice(len(ids), index, n_shards)), files)
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])
@@ -192,11 +192,11 @@ def gather_rows(arrays: Sequence[NDArray[Any]], array_index: Ids, rows: Ids) -> 
         for index in np.unique(array_index[block]).tolist():
             chosen = np.flatnonzero(array_index[block] == index)
             gathered[start + chosen] = arrays[index][rows[block][chosen]]
-        release_pages(arrays)
+        release_mapped_memory(arrays)
     return gathered
 
 
-def release_pages(arrays: Sequence[NDArray[Any]]) -> None:
+def release_mapped_memory(arrays: Sequence[NDArray[Any]]) -> None:
     """Release the memory of mapped files. The system reads the files again on access."""
     for array in arrays:
         mapped: Any = array
@@ -293,7 +293,7 @@ def _find_rows_by_id(path: Path, ids: Ids, wanted_ids: Ids) -> Ids:
     return rows
 
 
-def _map_tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
+def _map_image_ids_to_tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
     """Return a dictionary from each image's id in the data set (imgid) to the image's id in TSV files (image_id).
 
     ``match`` is the field of an image that equals image_id: ``cocoid``, ``imgid`` or ``filename`` (the digits at its end);

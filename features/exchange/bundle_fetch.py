@@ -220,7 +220,7 @@ class _UrlSource(_BundleSource):
 
 @contextmanager
 def _open_source(source: str, out: Path) -> Iterator[_BundleSource]:
-    """Yield the source of the bundle at a path or an address.
+    """Open the bundle at a path or an address, and yield an object that reads it.
 
     An archive at an address is first downloaded into the folder ``out``. The downloaded archive is removed after success, or
     if it is damaged. After another error it stays, so that a second call can continue.
@@ -291,7 +291,7 @@ def _move_file(path: Path, target: Path) -> None:
 def _copy_and_hash(source: _Readable, bar: Any, max_bytes: int, target: IO[bytes] | None = None) -> tuple[int, str]:
     """Copy ``source`` to ``target`` (None: only read it), and update the progress ``bar``.
 
-    Return the number of bytes and their SHA-256. Copying stops after more than ``max_bytes`` bytes.
+    Return the number of bytes and their SHA-256. Copying stops as soon as more than ``max_bytes`` bytes were read.
     """
     digest, n_bytes = hashlib.sha256(), 0
     while n_bytes <= max_bytes and (chunk := source.read(CHUNK_BYTES)):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.rows import FeatureRows, Ids
 from vse.features.cache.shards import check_cache_output, read_manifest, shards_folder
-from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_pages, write_imported_cache
+from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_mapped_memory, write_imported_cache
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.dataset import load_dataset_file, remember_checks
 from vse.pipeline.dataset.file_formats import choose_dataset_format, write_dataset_tables
@@ -52,7 +52,7 @@ from vse.pipeline.progress import progress_bar
 
 log = logging.getLogger(__name__)
 _PART_VERSION = 1  # increase it if the checks of rows or the tokenisers change
-_CACHED_PATHS = 10_000  # size of a cache by image path; the rows of an image are usually next to each other
+_MAX_CACHED_PATHS = 10_000  # size of a cache by image path; the rows of an image are usually next to each other
 _ROWS_PER_CHECK, _ROWS_PER_BLOCK = 4096, 16_384
 METADATA_SUFFIXES = (".parquet", ".jsonl", ".csv")
 _PART_NAME_PATTERN = re.compile(r"(img_emb|text_emb|metadata)_([0-9]+)")
@@ -107,8 +107,8 @@ def import_clip_folder(
         return caches
     try:
         with lock_for_writing(settings.out, folder=True), pause_garbage_collection():
-            imported_parts = _read_unfinished_parts(parts, parts_folder, settings, images)
-            file, origins = _join_parts(parts, imported_parts, settings, images)
+            imported_parts = _import_parts(parts, parts_folder, settings, images)
+            file, origins = _write_joined_dataset(parts, imported_parts, settings, images)
             _write_caches(parts, file, origins, caches)
             shards = [(shards_folder(one), entry) for one in caches for entry in read_manifest(one)["shards"]]
             hashed = {folder / entry["file"]: entry["sha256"] for folder, entry in shards}
@@ -120,10 +120,10 @@ def import_clip_folder(
     return caches
 
 
-def _read_unfinished_parts(
+def _import_parts(
     parts: list[_FolderPart], parts_folder: Path, settings: ImportSettings, images: Path | None
 ) -> list[ImportedPart]:
-    """Read the metadata of each part of a folder, and return the files in ``parts_folder`` that store the parts' rows.
+    """Read the metadata of each part of a folder, and store its rows in a file in ``parts_folder``; return these files.
 
     Parts that an interrupted import has already stored are not read again. ``images`` is the folder of photos; None: no
     photos.
@@ -150,10 +150,10 @@ def _hash_part(part: _FolderPart, settings: ImportSettings, images: Path | None)
     return sha256_json([_PART_VERSION, chosen, files])
 
 
-def _join_parts(
+def _write_joined_dataset(
     parts: list[_FolderPart], imported_parts: list[ImportedPart], settings: ImportSettings, images: Path | None
 ) -> tuple[Path, CaptionOrigins]:
-    """Join the parts of a folder and write the data set; return the path of its file, and the origins of its captions.
+    """Write one data set of all parts of a folder; return the path of its file, and the origins of its captions.
 
     ``imported_parts`` hold the rows of ``parts``. The origins are the part and the row that each image and caption comes from.
     """
@@ -258,7 +258,7 @@ def _read_rows(
     rows: list[CaptionRow] = []
     images_folder = None if images is None else images.absolute()
     tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
-    check_photo = lru_cache(_CACHED_PATHS)((lambda file: None) if images is None else _build_fault_finder(images))
+    check_photo = lru_cache(_MAX_CACHED_PATHS)((lambda file: None) if images is None else _build_photo_checker(images))
     digests = _hash_image_vectors(part.image_vectors)
     fault_of_vector: dict[int, str] = {}
     for path, vectors in reversed([*zip(part.vector_files, (part.image_vectors, part.text_vectors), strict=True)]):
@@ -275,7 +275,7 @@ def _read_rows(
         try:
             if index >= len(part.image_vectors):
                 raise BadRow(f"{part.vector_files[0].name} has no row {index}")
-            file, split = _make_relative(row.file, images_folder), parse_split(row.split)
+            file, split = _make_path_relative(row.file, images_folder), parse_split(row.split)
             if index in fault_of_vector:
                 raise BadRow(fault_of_vector[index])
             if len(row.captions) != 1:
@@ -305,8 +305,8 @@ def _read_rows(
         yield rows
 
 
-def _build_fault_finder(images: Path) -> Callable[[str], str | None]:
-    """Return a function that describes a photo's fault, given the photo's file name; None if the photo can be used."""
+def _build_photo_checker(images: Path) -> Callable[[str], str | None]:
+    """Return a function from a photo's file name to a description of its fault, or to None if the photo can be used."""
     check = build_photo_checker(images)
 
     def find_fault(file: str) -> str | None:
@@ -339,11 +339,11 @@ def _iterate_blocks(vectors: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]
     """Yield the first index and the vectors of each block. The pages of a mapped file do not stay in memory."""
     for start in range(0, len(vectors), _ROWS_PER_CHECK):
         yield start, vectors[start : start + _ROWS_PER_CHECK]
-        release_pages([vectors])
+        release_mapped_memory([vectors])
 
 
-@lru_cache(maxsize=_CACHED_PATHS)
-def _make_relative(file: str, images_folder: Path | None) -> str:
+@lru_cache(maxsize=_MAX_CACHED_PATHS)
+def _make_path_relative(file: str, images_folder: Path | None) -> str:
     """Return an image's path relative to ``images_folder`` or, if that is None, the path without slashes at its start.
 
     Raises BadRow if an absolute path lies outside the folder.

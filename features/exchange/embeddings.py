@@ -76,13 +76,13 @@ def read_backbone(cache: FeatureCache) -> Backbone | None:
     return Backbone(sha256, str(details.get("experiment")), details, run_folder)
 
 
-def write_backbone_cache(
+def write_embeddings_cache(
     out: Path,
     dataset: Dataset,
     kind: FeatureKind,
     backbone: Backbone,
     ids: Ids,
-    vectors: Callable[[Ids], NDArray[np.float32]],
+    read_vectors: Callable[[Ids], NDArray[np.float32]],
     skipped: Mapping[int, str],
 ) -> Path:
     """Write the embeddings of images or of captions as a cache of float32 vectors; return ``out``.
@@ -90,8 +90,8 @@ def write_backbone_cache(
     An existing cache of the same data set and feature is replaced.
 
     ids : (n,) ids of the images or captions of the data set, in the order of ``dataset.json``
-    vectors : function that returns the embeddings (m, dim) of m ids
-    skipped : for each id without an embedding, the reason
+    read_vectors : function that returns the embeddings (m, dim) of m ids
+    skipped : for each id without an embedding, the reason why it has none
     """
     content = {
         "backbone": {"experiment": backbone.experiment, **backbone.more_provenance},
@@ -106,7 +106,7 @@ def write_backbone_cache(
         else {"backbone_run": Path(os.path.relpath(backbone.run_folder, out.parent)).as_posix()}
     )
     embedded = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
-    n_shards = min(len(ids), max(1, -(-len(embedded) * vectors(embedded[:1]).nbytes // MAX_SHARD_BYTES)))
+    n_shards = min(len(ids), max(1, -(-len(embedded) * read_vectors(embedded[:1]).nbytes // MAX_SHARD_BYTES)))
     check_cache_output(out, dataset.name, identity.feature, [dataset.path])
     with lock_for_writing(out):
         out.unlink(missing_ok=True)
@@ -116,14 +116,14 @@ def write_backbone_cache(
             shard_ids = ids[shard_slice(len(ids), index, n_shards)]
             present = np.asarray([i for i in shard_ids.tolist() if i not in skipped], np.int64)
             left_out = [{"id": i, "path": "", "reason": skipped[i]} for i in shard_ids.tolist() if i in skipped]
-            features = vectors(present)
+            features = read_vectors(present)
             hashes = hash_rows(features) if len(features) else np.empty((0, 32), np.uint8)
             rows = FeatureRows(present, features, hashes, skipped=left_out)
             write_shard(shard_path(out, index, n_shards), identity, rows, notes)
         return open_cache(merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)).path
 
 
-ARRAYS_NAME = "arrays"  # the name of the data set
+ARRAYS_DATASET_NAME = "arrays"  # the name of the data set
 Vectors = NDArray[np.float32]
 
 
@@ -194,7 +194,7 @@ def _write_dataset(data: ArrayData, validation: Ids, folder: Path) -> Path:
         {"imgid": row, "filename": str(row), "split": "val" if is_validation[row] else "train", "sentences": listed}
         for row, listed in enumerate(sentences)
     ]
-    content = {"dataset": ARRAYS_NAME, "tokeniser": IMPORT_TOKENISER, "pictures": False, "images": images}
+    content = {"dataset": ARRAYS_DATASET_NAME, "tokeniser": IMPORT_TOKENISER, "pictures": False, "images": images}
     return write_dataset(content, folder, None, [])
 
 
@@ -205,6 +205,6 @@ def _write_cache(vectors: Vectors, dataset: Dataset, kind: FeatureKind, folder: 
         values = vectors[ids[part]]
         return FeatureRows(ids[part], values, hash_rows(values))
 
-    layout = {"layout": ARRAYS_NAME, "array_sha256": hashlib.sha256(np.ascontiguousarray(vectors).data).hexdigest()}
-    out = folder / f"{ARRAYS_NAME}_{'images' if kind == 'image' else 'captions'}.h5"
+    layout = {"layout": ARRAYS_DATASET_NAME, "array_sha256": hashlib.sha256(np.ascontiguousarray(vectors).data).hexdigest()}
+    out = folder / f"{ARRAYS_DATASET_NAME}_{'images' if kind == 'image' else 'captions'}.h5"
     return write_imported_cache(out, dataset, kind, layout, [], ids, read_rows, vectors[:1].nbytes)

@@ -39,10 +39,10 @@ class ImportFormat:
 def _require_single_source(request: ImportRequest) -> Path:
     if len(request.sources) > 1:
         raise UserError(f"{request.sources[1]}: this format allows only one source per import")
-    return _first_path(request)
+    return _get_first_source_path(request)
 
 
-def _first_path(request: ImportRequest) -> Path:
+def _get_first_source_path(request: ImportRequest) -> Path:
     return Path(to_path_or_url(request.sources[0]))
 
 
@@ -61,19 +61,19 @@ IMPORT_FORMATS: Mapping[str, ImportFormat] = {
         option_names=("key_until",),
     ),
     "table": ImportFormat(
-        lambda request: request.captions is not None or find_table(_first_path(request)) is not None,
+        lambda request: request.captions is not None or find_table(_get_first_source_path(request)) is not None,
         _import_table,
         option_names=("captions", "images", "quoting", "encoding"),
     ),
     "clip-retrieval": ImportFormat(
-        lambda request: is_clip_folder(_first_path(request)),
+        lambda request: is_clip_folder(_get_first_source_path(request)),
         lambda request, settings: import_clip_folder(
             _require_single_source(request), settings, request.options.out_features, request.images
         ),
         option_names=("images", "quoting"),
     ),
     "hugging-face": ImportFormat(
-        lambda request: is_saved_dataset(_first_path(request)),
+        lambda request: is_saved_dataset(_get_first_source_path(request)),
         lambda request, settings: [import_hugging_face(_require_single_source(request), settings, request.images)],
         option_names=("images",),
     ),

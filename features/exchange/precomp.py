@@ -184,7 +184,7 @@ def import_precomp(
 
 
 def tokenize_caption(text: str, tokenise: Callable[[str], list[str]] = ascii_words) -> list[str]:
-    """Return the tokens that ``tokenise`` finds in a caption, or else its Unicode words, or else its parts between blanks."""
+    """Return the tokens that ``tokenise`` finds in a caption; if none, Unicode words; if none, the parts between blanks."""
     return tokenise(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 
@@ -328,7 +328,7 @@ def export_precomp(cache_file: Path, out: Path, dataset_file: Path | None = None
             line_end=layout.get("newline", "\n"),
             has_final_line_end=layout.get("ends", True),
         )
-        _check_split(path, images, times, text)
+        _check_export_layout(path, images, times, text)
         arrays[out / f"{name}_ims.npy"] = images, times
         texts[out / f"{name}_caps.txt"] = text.to_bytes()
         if layout.get("ids", True):
@@ -362,7 +362,7 @@ def _check_precomp_entry(layouts: Mapping[str, Any]) -> None:
             raise ValueError(f"the layout of split {split!r} is not valid")
 
 
-def _check_split(path: Path, images: Sequence[Image], times: int, text: CaptionFile) -> None:
+def _check_export_layout(path: Path, images: Sequence[Image], times: int, text: CaptionFile) -> None:
     counts = {len(image.captions) for image in images}
     if len(counts) > 1:
         raise UserError(

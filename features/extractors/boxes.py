@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vse.features.backbones.device import move_tensor
-from vse.features.backbones.networks import LayerOutput, autocast, find_module, hash_weights, load_backbone
+from vse.features.backbones.networks import TruncatedNetwork, autocast, find_module, hash_weights, load_backbone
 from vse.features.data_checks import check_box_photos
 from vse.features.extractors.cnn import compute_scaled_size, image_to_tensor, normalize_pixels
 from vse.features.extractors.images import ImageVectors, NetworkExtractor
@@ -87,7 +87,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._maps: list[Tensor] = []
         for layer in config.layers:
             find_module(backbone, layer).register_forward_hook(lambda _, __, output: self._maps.append(output))
-        network = LayerOutput(backbone, config.layers[-1] if config.layers else config.layer, config.grid)
+        network = TruncatedNetwork(backbone, config.layers[-1] if config.layers else config.layer, config.grid)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
         if config.map is not None:
             find_module(backbone, config.map).register_forward_hook(lambda _, __, output: self._pool_boxes(output))
@@ -198,11 +198,11 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._input_size = (images.shape[2], images.shape[3])
         relative = (item.boxes / np.asarray(item.image_size * 2, np.float32)).clip(0, 1)
         with torch.inference_mode(), autocast(config.precision, self.device):
-            features = self._pool_layers(images, relative) if config.layers else self._run_layers(images, relative)
+            features = self._average_layers(images, relative) if config.layers else self._run_later_layers(images, relative)
         features = nn.functional.normalize(features, dim=1) if config.normalize else features
         return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.image_size)
 
-    def _run_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
+    def _run_later_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
         """Return the vector of each box by the layers after ``map``: (n_boxes, dim).
 
         ``relative_boxes`` are x1, y1, x2, y2 as fractions of the image's width and height.
@@ -216,7 +216,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             raise UserError(f"layer {config.layer!r} does not come after the map {config.map!r}; choose a later layer")
         return features
 
-    def _pool_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
+    def _average_layers(self, images: Tensor, relative_boxes: Floats) -> Tensor:
         """Average each box over the cells of each of the ``layers``; return the averages, (n_boxes, channels of all layers).
 
         ``relative_boxes`` are x1, y1, x2, y2 as fractions of the image's width and height.

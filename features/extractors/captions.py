@@ -23,7 +23,7 @@ from vse.features.backbones.device import collect_library_versions, pick_device
 from vse.features.backbones.model_folder import hash_tensors
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import ExtractorInput, FeatureRows, RowBlocks, list_input_ids
-from vse.features.settings import find_extractor
+from vse.features.settings import find_extractor_settings
 from vse.features.settings.base import ExtractionArguments, Extractor
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, FittedCaptionSettings, select_phrase_words
 from vse.pipeline.dataset.columns import count_words
@@ -89,9 +89,9 @@ class CaptionExtractor(Extractor):
         return FeatureRows(list_input_ids(items), features, np.stack([item.hash_input() for item in items]), counts=counts)
 
     def _encode_blocks(self, items: Sequence[ExtractorInput], counts: dict[str, int]) -> Iterator[NDArray[Any]]:
-        """Yield the vectors of captions in blocks, and add the number of zero vectors to the only entry of ``counts``.
+        """Yield the vectors of captions in blocks, and count the captions whose vector is zero.
 
-        The key of this entry is a description for the log.
+        The only entry of ``counts`` holds this number; its key describes the number for the log.
         """
         chunk, (name,) = self.config.chunk, counts
         dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
@@ -189,7 +189,7 @@ def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEnco
 
 def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncoder:
     name = fitted.metadata["extractor"]
-    settings = find_extractor(name)
+    settings = find_extractor_settings(name)
     if settings is None or not issubclass(settings, FittedCaptionSettings):
         raise UserError(f"{path}: fitted by the extractor {name!r}, but it is not installed here")
     encoder = settings.encoder_class().from_tensors(fitted.tensors, pick_device(device))

@@ -15,8 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from vse.features.backbones.device import choose_query_precision, move_tensor
-from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, hash_weights, load_backbone
-from vse.features.backbones.weight_files import add_weights_hint, find_weights
+from vse.features.backbones.networks import TruncatedNetwork, autocast, fold_batch_norms, hash_weights, load_backbone
+from vse.features.backbones.weight_files import add_weights_hint, find_weights_setting
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
 from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnsuitableImageSize
@@ -168,7 +168,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         self.batch_size = max(1, config.batch_size // config.n_crops)
         backbone = load_backbone(config, weights_dir, notes=self.provenance)
         self.weights_sha256 = hash_weights(backbone)
-        network = LayerOutput(backbone, config.layer, config.grid, config.positions)
+        network = TruncatedNetwork(backbone, config.layer, config.grid, config.positions)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
         self._try_blank_image()
         if config.fold_batch_norm:
@@ -242,7 +242,9 @@ def rebuild_cnn_extractor(
     trainable : True for a CNN that the caller will train; batch norms are not folded
     """
     changes: dict[str, object] = {"fold_batch_norm": False} if random_weights or trainable else {}
-    changes |= {"weights": "random"} if random_weights else find_weights(cache.provenance, cache.model_folder, weights_dir)
+    changes |= (
+        {"weights": "random"} if random_weights else find_weights_setting(cache.provenance, cache.model_folder, weights_dir)
+    )
     config = read_cnn_config(cache, allow_positions, **changes)
     config = config.model_copy(update={"precision": choose_query_precision(config.precision)})
     try:
@@ -260,7 +262,8 @@ def load_cnn_weights(cache: FeatureCache, weights_dir: Path | None = None) -> tu
     Raises UserError if the weights are missing or have changed.
     """
     notes: dict[str, Any] = {}
-    config = read_cnn_config(cache, allow_positions=True, **find_weights(cache.provenance, cache.model_folder, weights_dir))
+    weights = find_weights_setting(cache.provenance, cache.model_folder, weights_dir)
+    config = read_cnn_config(cache, allow_positions=True, **weights)
     try:
         network = load_backbone(config, weights_dir, notes=notes)
     except UserError as error:

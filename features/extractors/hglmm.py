@@ -56,7 +56,7 @@ class ProjectedMixture:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> ProjectedMixture:
-        """Build a mixture from the ``tensors`` with names that start with ``prefix`` and end as in :meth:`tensors`."""
+        """Build a mixture from those ``tensors`` whose names are ``prefix`` and then a name from the method ``tensors``."""
         mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
         return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
 
@@ -134,15 +134,13 @@ class HglmmEncoder(CaptionEncoder):
         return cls(word_vectors, unmixing, config.scale, parts, config.normalize, device)
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
-        rows, lengths = self.word_vectors.find_indices(captions)
+        rows, lengths = self.word_vectors.find_word_rows(captions)
         vectors = torch.cat([self._encode_on_mixture(mixture, rows, lengths) for mixture in self._mixtures_on_device], dim=1)
         vectors[lengths.to(vectors.device) == 0] = 0
         return vectors.cpu()
 
-    def compute_fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
-        """Return the Fisher vectors of n sets of words on one mixture, before they are projected on principal components.
-
-        The result has the signed square roots of the Fisher vectors, normalised to unit length.
+    def compute_normalized_fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
+        """Return the signed square roots of the Fisher vectors of n sets of words on one mixture, normalised to unit length.
 
         rows : row of each word in the table of word vectors, one set after the other
         lengths : (n,) number of words of each set
@@ -152,11 +150,13 @@ class HglmmEncoder(CaptionEncoder):
             compute_fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table))
         )
 
-    def iter_fisher_vectors(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
-        """Yield the Fisher vectors on a mixture for blocks of ``chunk`` captions, without captions that have no known word."""
+    def iter_normalized_fisher_vectors(
+        self, mixture: Mixture, captions: TokenLists, chunk: int
+    ) -> Iterator[Float[Tensor, "n two_K_D"]]:
+        """Yield normalised Fisher vectors for blocks of ``chunk`` captions; captions without a known word are left out."""
         for k in range(0, len(captions), chunk):
-            rows, lengths = self.word_vectors.find_indices(captions[k : k + chunk])
-            yield self.compute_fisher_vectors(mixture, rows, lengths[lengths > 0])
+            rows, lengths = self.word_vectors.find_word_rows(captions[k : k + chunk])
+            yield self.compute_normalized_fisher_vectors(mixture, rows, lengths[lengths > 0])
 
     def _encode_on_mixture(self, projected: ProjectedMixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
         """Return the vectors of n captions on one mixture.
@@ -164,7 +164,7 @@ class HglmmEncoder(CaptionEncoder):
         rows : row of each word in the table of word vectors, one caption after the other
         lengths : (n,) number of words of each caption
         """
-        vectors = self.compute_fisher_vectors(projected.mixture, rows, lengths)
+        vectors = self.compute_normalized_fisher_vectors(projected.mixture, rows, lengths)
         if projected.pca_mean is None or projected.pca_axes is None:
             return vectors
         vectors = (vectors - projected.pca_mean) @ projected.pca_axes.T
@@ -197,14 +197,14 @@ def fit_principal_components(
     """
     device, dim = encoder._table.device, 2 * mixture.mean.numel()
     total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
-    for block in encoder.iter_fisher_vectors(mixture, captions, chunk):  # a second pass computes the covariance
+    for block in encoder.iter_normalized_fisher_vectors(mixture, captions, chunk):  # a second pass computes the covariance
         total += block.sum(0, dtype=torch.float64)
         count += len(block)
     if count < 2:
         raise UserError("fewer than two training captions have a known word, so principal components cannot be fitted")
     centre = (total / count).float()
     covariance = torch.zeros(dim, dim, device=device)
-    blocks = encoder.iter_fisher_vectors(mixture, captions, chunk)
+    blocks = encoder.iter_normalized_fisher_vectors(mixture, captions, chunk)
     for block in progress_bar(blocks, desc="covariance", total=-(-len(captions) // chunk)):
         block -= centre
         covariance.addmm_(block.T, block, alpha=1 / (count - 1))

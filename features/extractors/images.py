@@ -28,7 +28,7 @@ _Loaded = TypeVar("_Loaded")
 def load_in_threads(items: Sequence[_Item], load: Callable[[_Item], _Loaded], workers: int, ahead: int) -> Iterator[_Loaded]:
     """Yield ``load(item)`` for every item in order; ``workers`` threads load at most ``ahead`` items in advance.
 
-    Without workers, this thread loads the items. ``load`` should release the interpreter lock, as Pillow and NumPy do.
+    With 0 workers, the caller's thread loads the items. ``load`` should release the interpreter lock, as Pillow and NumPy do.
     """
     if workers == 0:
         yield from map(load, items)
@@ -119,7 +119,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         if not kept:
             raise UserError(f"all {len(items)} images are unreadable, the first:  {skipped[0]['reason']}")
         ids, input_hashes = zip(*kept, strict=True)
-        return _stack_rows(np.asarray(ids, np.int64), np.stack(input_hashes), vectors, skipped)
+        return _move_vectors_to_rows(np.asarray(ids, np.int64), np.stack(input_hashes), vectors, skipped)
 
     def _load_image(self, item: ExtractorInput) -> tuple[ExtractorInput, _Prepared | BadImage, NDArray[np.uint8]]:
         assert item.path is not None
@@ -185,7 +185,7 @@ def _add_paths_to_errors(paths: Sequence[Path | None]) -> Iterator[None]:
         raise
 
 
-def _stack_rows(
+def _move_vectors_to_rows(
     ids: Ids, input_hashes: NDArray[np.uint8], images: list[ImageVectors], skipped: Sequence[Mapping[str, Any]]
 ) -> FeatureRows:
     """Return the vectors of images as rows, and empty the list ``images``, so that no vector is in memory twice."""

@@ -73,10 +73,10 @@ def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: i
     Pass float64 samples: squared distances are expanded into matrix products, as in scikit-learn, and this loses precision.
     """
     mixture, squares = _set_mixture_kind(mixture, kind), samples.square()
-    ordered = None if kind == "gaussian" else _SortedSamples.from_samples(samples)
+    sorted_samples = None if kind == "gaussian" else _SortedSamples.from_samples(samples)
     for _ in range(n_iterations):
         weights = _compute_posteriors_fast(samples, squares, mixture, kind)
-        mixture = _set_mixture_kind(_maximise_likelihood(samples, squares, weights, mixture, ordered), kind)
+        mixture = _set_mixture_kind(_maximise_likelihood(samples, squares, weights, mixture, sorted_samples), kind)
     return mixture
 
 
@@ -172,11 +172,11 @@ def _compute_posteriors_fast(samples: Tensor, squares: Tensor, mixture: Mixture,
 
 
 def _maximise_likelihood(
-    samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ordered: _SortedSamples | None
+    samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, sorted_samples: _SortedSamples | None
 ) -> Mixture:
     """Return the mixture that maximises the likelihood, given the posteriors ``weights`` of the samples (an EM step).
 
-    ``squares`` is ``samples ** 2``. ``ordered`` has the sorted samples for the medians; None for a Gaussian mixture.
+    ``squares`` is ``samples ** 2``. ``sorted_samples`` serve for the medians; None for a Gaussian mixture, which needs none.
     """
     totals = weights.sum(1)
     safe_totals = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
@@ -184,9 +184,9 @@ def _maximise_likelihood(
     squared = (weights @ squares / safe_totals - means.square()).clamp(min=0)
     variances = squared.clamp(min=MIN_SPREAD)
     gaussian = replace(mixture, priors=totals / totals.sum(), mean=means, variance=variances)
-    if ordered is None:
+    if sorted_samples is None:
         return gaussian
-    medians, absolute = ordered.compute_medians(weights), torch.zeros_like(means)
+    medians, absolute = sorted_samples.compute_medians(weights), torch.zeros_like(means)
     for block, weight in zip(torch.split(samples, _BLOCK_SAMPLES), torch.split(weights, _BLOCK_SAMPLES, 1), strict=True):
         for k in range(len(totals)):
             absolute[k] += weight[k] @ (block - medians[k]).abs_()

@@ -31,7 +31,7 @@ MIN_BOX_SIDE = 1e-2  # pixels of the network's input
 
 
 @dataclass(frozen=True)
-class Proposals:
+class ProposalNetworkOutput:
     """The output of the region-proposal network for one image.
 
     feature_maps : feature maps by name
@@ -47,7 +47,7 @@ class Proposals:
 
 
 @dataclass(frozen=True)
-class ScoredBoxes:
+class BoxesWithVectors:
     """Selected boxes of an image: (n, 4), xyxy in pixels of the network's input, with scores (n,) and vectors (n, dim)."""
 
     boxes: Tensor
@@ -127,7 +127,7 @@ def set_map_strides(detector: Any) -> None:
         detector.roi_heads.box_roi_pool(maps, [torch.zeros(1, 4)], [(256, 256)])
 
 
-def propose_boxes(detector: Any, pixels: Tensor) -> Proposals:
+def propose_boxes(detector: Any, pixels: Tensor) -> ProposalNetworkOutput:
     """Return the boxes that the region-proposal network finds in an image (3, height, width), 0-255, best first."""
     images, _ = detector.transform([pixels.float() / 255])
     maps = detector.backbone(images.tensors)
@@ -137,10 +137,10 @@ def propose_boxes(detector: Any, pixels: Tensor) -> Proposals:
     scores, shifts = torchvision.models.detection.rpn.concat_box_prediction_layers(objectness, deltas)
     boxes = rpn.box_coder.decode(shifts, rpn.anchor_generator(images, levels)).view(1, -1, 4)
     kept, values = rpn.filter_proposals(boxes, scores, images.image_sizes, n_anchors)
-    return Proposals(maps, kept[0], values[0], images.image_sizes[0])
+    return ProposalNetworkOutput(maps, kept[0], values[0], images.image_sizes[0])
 
 
-def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[ScoredBoxes, tuple[int, int]]:
+def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[BoxesWithVectors, tuple[int, int]]:
     """Return the boxes of one image (3, height, width), best first, and the height and width of the network's input.
 
     The result has the boxes with scores above ``config.score``, but at least ``min_boxes`` and at most ``max_boxes`` boxes. If
@@ -161,12 +161,12 @@ def detect_boxes(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[
     if config.selection == "bottom_up":
         best = _compute_scores_after_nms(proposals, scores, config.nms)
         order = _find_best_boxes(best, config)
-        selected = ScoredBoxes(proposals[order], best[order], features[order])
+        selected = BoxesWithVectors(proposals[order], best[order], features[order])
     else:
         regressed = heads.box_coder.decode(deltas.float(), [proposals])[:, 1:]
         boxes, best = _suppress_boxes_by_class(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
         order = _find_best_boxes(best, config)
-        selected = ScoredBoxes(boxes[order], best[order], compute_vectors(boxes[order]) if len(order) else features[:0])
+        selected = BoxesWithVectors(boxes[order], best[order], compute_vectors(boxes[order]) if len(order) else features[:0])
     return (selected if len(order) else _build_whole_image_box(size, proposals, compute_vectors)), size
 
 
@@ -208,6 +208,8 @@ def _find_best_boxes(scores: Tensor, config: RegionsConfig) -> Tensor:
     return order[: min(max(above, config.min_boxes), config.max_boxes)]
 
 
-def _build_whole_image_box(size: tuple[int, int], like: Tensor, compute_vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
+def _build_whole_image_box(
+    size: tuple[int, int], like: Tensor, compute_vectors: Callable[[Tensor], Tensor]
+) -> BoxesWithVectors:
     box = like.new_tensor([[0, 0, size[1], size[0]]])
-    return ScoredBoxes(box, like.new_zeros(1), compute_vectors(box))
+    return BoxesWithVectors(box, like.new_zeros(1), compute_vectors(box))

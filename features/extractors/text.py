@@ -24,7 +24,7 @@ from vse.features.backbones.device import (
 )
 from vse.features.backbones.networks import autocast
 from vse.features.backbones.texts import load_text_backbone
-from vse.features.backbones.weight_files import add_weights_hint, find_weights
+from vse.features.backbones.weight_files import add_weights_hint, find_weights_setting
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import ExtractorInput, FeatureRows, list_input_ids
 from vse.features.extractors.captions import load_cache_encoder
@@ -162,7 +162,7 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
     on a device without bf16. Raises UserError if the encoder is missing or has changed.
     """
     provenance = cache.provenance
-    found = find_weights(provenance, cache.model_folder, weights_dir)
+    found = find_weights_setting(provenance, cache.model_folder, weights_dir)
     with wrap_read_errors(cache.path, "a cache of a text encoder's vectors, by its provenance"):
         sources = {key: provenance[key] for key in ("weights", "seed", "revision") if key in provenance}
         if "revision" in sources and not str(provenance["config"]["model"]).startswith("open_clip/"):

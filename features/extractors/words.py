@@ -55,7 +55,7 @@ class WordVectors:
     def index_by_word(self) -> dict[str, int]:
         return {word: row for row, word in enumerate(self.words)}
 
-    def find_indices(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
+    def find_word_rows(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
         """Return each known word's row in the table, caption by caption, and the number (n,) of known words per caption."""
         found = [[self.index_by_word[word] for word in caption if word in self.index_by_word] for caption in captions]
         lengths = torch.tensor([len(indices) for indices in found], dtype=torch.int64)
@@ -69,10 +69,10 @@ class WordVectors:
         """Build the word vectors from the result of :meth:`tensors`."""
         return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
-    def select_words(self, wanted: Iterable[str], n_first: int) -> WordVectors:
-        """Return the vectors of the first ``n_first`` words and of the words ``wanted``, in the order of the table."""
-        wanted = set(wanted)
-        rows = [row for row, word in enumerate(self.words) if row < n_first or word in wanted]
+    def select_words(self, extra_words: Iterable[str], n_first: int) -> WordVectors:
+        """Return the vectors of the first ``n_first`` words and of ``extra_words``, in the order of the table."""
+        extra_words = set(extra_words)
+        rows = [row for row, word in enumerate(self.words) if row < n_first or word in extra_words]
         return WordVectors(tuple(self.words[row] for row in rows), self.vectors[rows])
 
 
@@ -256,7 +256,7 @@ class MeanVectorEncoder(CaptionEncoder):
         self.word_vectors, self.dim = word_vectors, word_vectors.vectors.shape[1]
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
-        indices, lengths = self.word_vectors.find_indices(captions)
+        indices, lengths = self.word_vectors.find_word_rows(captions)
         starts = lengths.cumsum(0) - lengths
         return normalize(
             torch.nn.functional.embedding_bag(indices, torch.from_numpy(self.word_vectors.vectors), starts, mode="mean")

@@ -61,7 +61,7 @@ def load_feature_preset(name: str, dataset: str | None = None, sets: Sequence[st
     return validate_settings(settings, "feature", name, apply_overrides(settings, content, sets))
 
 
-def find_extractor(name: object) -> type[FeatureSettings] | None:
+def find_extractor_settings(name: object) -> type[FeatureSettings] | None:
     """Return the settings class of a registered extractor; None for any other name, such as the name of a user's own code."""
     return EXTRACTORS[name] if isinstance(name, str) and not is_code_name(name) and name in EXTRACTORS else None
 

@@ -105,8 +105,8 @@ class FeatureSettings(Settings):
     def list_rerun_settings(self) -> dict[str, Any]:
         """Return the settings whose change makes the workflow run a job again.
 
-        These settings determine the vectors, or name sources of weights and boxes. A feature without such a source has None
-        for it. Adding a source to this method would change the result for all features, and so run all their jobs again.
+        These settings determine the vectors, or name a source of weights or boxes. A source that the feature lacks is None.
+        Adding a source to this method would change the result for all features, and so run all their jobs again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
         return {**self.list_cache_key_settings(), **{key: getattr(self, key, None) for key in sources}}
@@ -123,12 +123,12 @@ class FeatureSettings(Settings):
 
     @property
     def n_network_passes(self) -> int | None:
-        """Number of forward passes of the network for one row; None if the number does not determine the time of a row."""
+        """Number of forward passes of the network for one row; None if the time of a row depends on other work."""
         return None
 
     @property
     def text_unit(self) -> Literal["captions", "phrases"]:
-        """The kind of text that a row of a text feature belongs to: a caption, or a distinct phrase in captions."""
+        """The texts that the rows of a text feature belong to: captions, or the distinct phrases in captions."""
         return "captions"
 
     @property

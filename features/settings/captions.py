@@ -39,7 +39,7 @@ def select_phrase_words(tokens: Sequence[str], drop_stop_words: bool = False) ->
     """Return the words of a phrase in lower case, without stop words if ``drop_stop_words``.
 
     A phrase that consists of stop words only, such as *them*, keeps its words. Plummer et al. did not publish their list of
-    stop words; :data:`STOP_WORDS` lists closed word classes.
+    stop words; :data:`STOP_WORDS` lists articles, pronouns, prepositions and the like.
     """
     words = tuple(token.lower() for token in tokens)
     return (tuple(word for word in words if word not in STOP_WORDS) or words) if drop_stop_words else words
@@ -155,9 +155,9 @@ class FittedCaptionSettings(TextSettings):
         return super().list_fields_outside_key() | {"chunk"}
 
     def hash_fit_inputs(self, corpus: CaptionCorpus, word_file: Path | None) -> Mapping[str, str | None]:
-        """Return the SHA-256 of each input of the fit, by name, except settings and ``corpus.fit_texts``; by default {}.
+        """Return the SHA-256 of further inputs of the fit, by name; by default {}.
 
-        The program records those two for every encoder.
+        The settings and ``corpus.fit_texts`` are not needed here, because the program records them for every encoder.
         """
         return {}
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import is_compile_supported
 
 from tests.conftest import TINY_FEATURE
-from vse.features.backbones.networks import LayerOutput, fold_batch_norms, hash_weights, load_backbone
+from vse.features.backbones.networks import TruncatedNetwork, fold_batch_norms, hash_weights, load_backbone
 from vse.features.cache.rows import list_extractor_inputs
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.libraries import replace_compiler
@@ -38,11 +38,11 @@ def test_the_penultimate_output_is_what_the_last_layer_reads() -> None:
     model = torchvision.models.mobilenet_v3_small(weights=None).eval()
     with torch.inference_mode():
         slow = model.classifier[:2](torch.flatten(model.avgpool(model.features(IMAGES)), 1))
-        torch.testing.assert_close(LayerOutput(copy.deepcopy(model), "classifier.1")(IMAGES), slow)
-        torch.testing.assert_close(LayerOutput(model, "penultimate")(IMAGES), slow)
+        torch.testing.assert_close(TruncatedNetwork(copy.deepcopy(model), "classifier.1")(IMAGES), slow)
+        torch.testing.assert_close(TruncatedNetwork(model, "penultimate")(IMAGES), slow)
     resnet = torchvision.models.resnet18(weights=None).eval()
     with torch.inference_mode():
-        found = LayerOutput(resnet, "penultimate")(IMAGES)
+        found = TruncatedNetwork(resnet, "penultimate")(IMAGES)
         resnet.fc = torch.nn.Identity()
         torch.testing.assert_close(found, resnet(IMAGES))
 
@@ -54,9 +54,9 @@ def test_all_positions_are_the_map_itself_which_a_grid_of_its_size_is_too(positi
         flat = whole.flatten(2).transpose(1, 2) if positions else whole.flatten(1)
         assert whole.shape[2] == whole.shape[3] > 1
         pooled = torch.nn.functional.adaptive_avg_pool2d(whole, 2).flatten(1)
-        torch.testing.assert_close(LayerOutput(load_backbone(small()), "features", grid=2)(IMAGES), pooled)
+        torch.testing.assert_close(TruncatedNetwork(load_backbone(small()), "features", grid=2)(IMAGES), pooled)
         for grid in ("all", whole.shape[2]):
-            assert torch.equal(LayerOutput(load_backbone(small()), "features", grid, positions)(IMAGES), flat)
+            assert torch.equal(TruncatedNetwork(load_backbone(small()), "features", grid, positions)(IMAGES), flat)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_an_unknown_network_or_layer_is_answered_with_the_nearest(changes: dict[
     with pytest.raises(UserError, match=message):
         load_backbone(small(**changes))
     with pytest.raises(UserError, match="unknown layer 'featurs'.*did you mean 'features'"):
-        LayerOutput(load_backbone(small()), "featurs")
+        TruncatedNetwork(load_backbone(small()), "featurs")
     with pytest.raises(UserError, match="a grid needs a layer with height and width"), torch.inference_mode():
-        LayerOutput(load_backbone(small(layer="x")), "output", positions=True)(IMAGES)
+        TruncatedNetwork(load_backbone(small(layer="x")), "output", positions=True)(IMAGES)
 
 
 def test_random_weights_depend_on_the_seed_alone() -> None:
@@ -106,7 +106,7 @@ def test_timm_models_give_their_pooled_vector() -> None:
     pytest.importorskip("timm")
     model = load_backbone(small(model="timm/mobilenetv3_small_050", weights="random"))
     with torch.inference_mode():
-        found = LayerOutput(model, "penultimate")(IMAGES)
+        found = TruncatedNetwork(model, "penultimate")(IMAGES)
         torch.testing.assert_close(found, model.forward_head(model.forward_features(IMAGES), pre_logits=True))
 
 
@@ -114,9 +114,9 @@ def test_the_patches_of_a_transformer_are_a_grid_without_its_class_token() -> No
     model = torchvision.models.VisionTransformer(64, 16, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64).eval()
     with torch.inference_mode():
         tokens = model.encoder(torch.cat([model.class_token.expand(2, -1, -1), model._process_input(IMAGES)], dim=1))
-        positions = LayerOutput(copy.deepcopy(model), "encoder.ln", grid=4, positions=True)(IMAGES)
-        pooled = LayerOutput(copy.deepcopy(model), "encoder.ln")(IMAGES)
-        token = LayerOutput(model, "penultimate")(IMAGES)
+        positions = TruncatedNetwork(copy.deepcopy(model), "encoder.ln", grid=4, positions=True)(IMAGES)
+        pooled = TruncatedNetwork(copy.deepcopy(model), "encoder.ln")(IMAGES)
+        token = TruncatedNetwork(model, "penultimate")(IMAGES)
     torch.testing.assert_close(positions, tokens[:, 1:])
     torch.testing.assert_close(pooled, tokens[:, 1:].mean(1))
     torch.testing.assert_close(token, tokens[:, 0])
@@ -126,8 +126,8 @@ def test_a_model_with_its_channels_last_is_read_the_same_way() -> None:
     model = torchvision.models.SwinTransformer([4, 4], 16, [1, 1, 1, 1], [2, 2, 2, 2], [7, 7]).eval()
     with torch.inference_mode():
         maps = model.norm(model.features(IMAGES))
-        pooled = LayerOutput(copy.deepcopy(model), "norm")(IMAGES)
-        positions = LayerOutput(model, "norm", grid=2, positions=True)(IMAGES)
+        pooled = TruncatedNetwork(copy.deepcopy(model), "norm")(IMAGES)
+        positions = TruncatedNetwork(model, "norm", grid=2, positions=True)(IMAGES)
     assert maps.shape == (2, 2, 2, 128)
     torch.testing.assert_close(pooled, maps.mean((1, 2)))
     torch.testing.assert_close(positions, maps.flatten(1, 2))

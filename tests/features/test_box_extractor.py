@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.ops import box_iou, roi_align
 
 from tests.features.conftest import Fails, extracted_cache, sets
-from vse.features.backbones.networks import LayerOutput, load_backbone
+from vse.features.backbones.networks import TruncatedNetwork, load_backbone
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import list_extractor_inputs
 from vse.features.cli import extract_main as main
@@ -74,7 +74,7 @@ def test_the_whole_picture_as_a_box_gives_what_the_network_gives(tmp_path: Path)
     image = picture(64, 64)
     found = extractor.compute_vectors([extractor.prepare(image, 0)])[0]
     with torch.inference_mode():
-        plain = LayerOutput(load_backbone(config), "avgpool")(normalized(image, config))
+        plain = TruncatedNetwork(load_backbone(config), "avgpool")(normalized(image, config))
     assert found.features.shape == (1, 512)
     np.testing.assert_allclose(found.features, plain, rtol=1e-3, atol=1e-4)
 

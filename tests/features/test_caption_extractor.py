@@ -71,7 +71,7 @@ def test_principal_components_are_scikit_learn_s(demo: Path, fitted: Path) -> No
     encoder = load_encoder(fitted)
     assert isinstance(encoder, HglmmEncoder)
     mixture, captions = encoder.projected_mixtures[0].mixture, training(demo)
-    vectors = torch.cat(list(encoder.iter_fisher_vectors(mixture, captions, 1000))).double().numpy()
+    vectors = torch.cat(list(encoder.iter_normalized_fisher_vectors(mixture, captions, 1000))).double().numpy()
     assert vectors.shape == (len(captions), 2 * 3 * 8)
     plain = PCA(10, svd_solver="full").fit(vectors)
     centre, components = fit_principal_components(encoder, mixture, captions, 10, chunk=37)
@@ -80,7 +80,7 @@ def test_principal_components_are_scikit_learn_s(demo: Path, fitted: Path) -> No
     assert (alike[:5] > 0.999).all(), "the axes, but for their sign"
     test = [list(c.tokens) for image in load_dataset_file(demo).split("test") for c in image.captions]
     lengths = np.linalg.norm(encoder.encode(test).numpy(), axis=1)
-    whole = torch.cat(list(encoder.iter_fisher_vectors(mixture, test, 9))).double().numpy()
+    whole = torch.cat(list(encoder.iter_normalized_fisher_vectors(mixture, test, 9))).double().numpy()
     np.testing.assert_allclose(lengths, np.linalg.norm(plain.transform(whole), axis=1), rtol=0.02)
 
 

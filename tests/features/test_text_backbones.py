@@ -23,7 +23,7 @@ from sentence_transformers import SentenceTransformer
 from tests.features.conftest import Fails, sets, succeed
 from tests.features.tiny_text import add_tiny_clip, pooling_module, tiny_bert, with_modules
 from vse.features.backbones.model_folder import download_model
-from vse.features.backbones.networks import LayerOutput, hash_weights, load_backbone
+from vse.features.backbones.networks import TruncatedNetwork, hash_weights, load_backbone
 from vse.features.backbones.texts import TextBackbone, load_text_backbone
 from vse.features.backbones.transformer import read_transformer
 from vse.features.cache.feature_cache import open_cache
@@ -82,7 +82,7 @@ def test_both_towers_of_an_openclip_file_are_read(clip: str, tmp_path: Path) -> 
     network, pixels = load_backbone(from_file), torch.ones(1, 3, 32, 32)
     assert hash_weights(network) == hash_weights(load_backbone(images))
     with torch.inference_mode():
-        torch.testing.assert_close(LayerOutput(network, "output")(pixels), whole.eval().encode_image(pixels))
+        torch.testing.assert_close(TruncatedNetwork(network, "output")(pixels), whole.eval().encode_image(pixels))
     torch.save({k: v for k, v in whole.state_dict().items() if k.startswith("visual.")}, tmp_path / "images.pth")
     with pytest.raises(UserError, match=r"images\.pth: not weights of this model"):
         loaded(model=clip, weights=str(tmp_path / "images.pth"))

@@ -79,7 +79,7 @@ def test_principal_components_are_those_of_the_different_training_phrases(demo: 
     assert isinstance(encoder, HglmmEncoder)
     different = [list(phrase) for phrase in dict.fromkeys(map(tuple, training_phrases(demo)))]
     assert len(different) < len(training_phrases(demo))
-    (blocks,) = list(encoder.iter_fisher_vectors(encoder.projected_mixtures[0].mixture, different, 10_000))
+    (blocks,) = list(encoder.iter_normalized_fisher_vectors(encoder.projected_mixtures[0].mixture, different, 10_000))
     slow = PCA(n_components=10, svd_solver="full").fit(blocks.double().numpy())
     assert encoder.projected_mixtures[0].pca_axes is not None
     cosines = np.abs((encoder.projected_mixtures[0].pca_axes.double().numpy() * slow.components_).sum(1))

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from tests.transformers_made import BERT, POSITIONS, make_bert, make_transformer, word_pieces
-from vse.features.backbones.transformer import build_tiny_transformer, find_layers, read_transformer
+from vse.features.backbones.transformer import build_tiny_transformer, find_embeddings_and_layers, read_transformer
 from vse.pipeline.errors import UserError
 
 TEXTS = ["A red disc on the grass.", "zebra", "", "two (2) blue squares under a green triangle " * 20]
@@ -96,7 +96,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 def test_other_families_read_as_many_tokens_as_they_have_positions_whatever_the_padding(family: str, tmp_path: Path) -> None:
     transformer = read_transformer(str(make_transformer(tmp_path / family, CONFIGS[family]())))
     network = transformer.load_network().eval()
-    _, layers = find_layers(network, family)
+    _, layers = find_embeddings_and_layers(network, family)
     assert len(layers) == 2
     longest = transformer.tokenizer.encode("disc " * POSITIONS).ids
     assert len(longest) == transformer.n_positions == POSITIONS - 2 * (family in ("roberta", "mpnet"))
@@ -165,7 +165,7 @@ def test_what_is_no_encoder_is_refused(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=BERT["vocab_size"], n_embd=8, n_layer=2, n_head=2, n_positions=POSITIONS)
     network = read_transformer(str(make_transformer(tmp_path / "gpt", config))).load_network()
     with pytest.raises(UserError, match="gpt: not a text encoder like BERT"):
-        find_layers(network, "gpt")
+        find_embeddings_and_layers(network, "gpt")
 
 
 def test_weights_that_are_replaced_meanwhile_are_refused(folder: Path) -> None:

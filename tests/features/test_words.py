@@ -81,7 +81,7 @@ def test_the_first_words_and_the_wanted_ones_are_kept() -> None:
     found = WordVectors(WORDS, VECTORS).select_words({"don't", "cat"}, n_first=2)
     assert found.words == ("a", "dog", "don't")
     np.testing.assert_array_equal(found.vectors, VECTORS[[0, 1, 3]])
-    assert found.find_indices([["a", "cat", "don't"]])[0].tolist() == [0, 2]
+    assert found.find_word_rows([["a", "cat", "don't"]])[0].tolist() == [0, 2]
 
 
 def test_training_can_be_repeated() -> None:

@@ -48,7 +48,7 @@ def test_few_photographs_are_evaluated_in_folds_and_a_second_call_keeps_what_is_
     folder: Path, demo: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(quickstart, "N_FOLDS", 3)
-    monkeypatch.setattr(quickstart, "REGULARIZATION", (1, 10))
+    monkeypatch.setattr(quickstart, "CCA_REGULARIZATIONS", (1, 10))
     write_photos(demo, folder, 24)
     words = ("quickstart", "Meine Fotos", "captions.csv", "--threads", "1")
     succeeds(main, *words)

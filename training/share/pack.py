@@ -23,7 +23,7 @@ from vse.features.cache.reader import FeatureDescription, describe_feature
 from vse.features.extractors.captions import PACKED_ENCODER_NAME, encoder_path, load_cache_encoder
 from vse.features.extractors.cnn import load_cnn_weights
 from vse.features.extractors.text import TextExtractor, rebuild_text_extractor
-from vse.features.settings import find_extractor
+from vse.features.settings import find_extractor_settings
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import InputFile, error_reason
@@ -78,7 +78,7 @@ def pack_caption_feature(cache: FeatureCache, out: Path, weights_dir: Path | Non
     logged. Raises UserError if an encoder that must be written is missing.
     """
     extractor = cache.provenance.get("config", {}).get("extractor")
-    settings = find_extractor(extractor)
+    settings = find_extractor_settings(extractor)
     if settings is not None and settings.fits_encoder:
         load_cache_encoder(cache, "cpu")
         write_bytes(out / PACKED_ENCODER_NAME, InputFile(encoder_path(cache.path)).read())

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import Embeddings
-from vse.features.exchange.embeddings import ARRAYS_NAME, ArrayData, Vectors
+from vse.features.exchange.embeddings import ARRAYS_DATASET_NAME, ArrayData, Vectors
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import QUERY_IMAGE_FORMATS, decode_image
 from vse.pipeline.progress import progress_bar
@@ -142,7 +142,7 @@ class ArrayEncoder:
             image_ids=np.arange(len(images)),
             caption_ids=np.arange(len(captions)),
             caption_image_ids=image_of_caption,
-            dataset=ARRAYS_NAME,
+            dataset=ARRAYS_DATASET_NAME,
             split="test",
             experiment=trained.experiment.name,
             seed=trained.record["seed"],

@@ -28,7 +28,7 @@ from vse.features.cache.rows import FeatureKind as RowKind
 from vse.features.cache.rows import Ids, list_row_ids
 from vse.features.cache.shards import check_cache_output, parse_feature_name
 from vse.features.data_checks import compute_data_checksums
-from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, build_cache_paths, write_backbone_cache
+from vse.features.exchange.embeddings import KIND_PLURALS, Backbone, build_cache_paths, write_embeddings_cache
 from vse.pipeline.dataset.captions import UNKNOWN_ID
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.identity import build_identity, check_recorded_data, describe_data_differences
@@ -342,7 +342,7 @@ def _write_caches(
         return lambda item_ids: np.stack([by_id[i] for i in item_ids.tolist()]) if len(item_ids) else empty
 
     return [
-        write_backbone_cache(out, dataset, kind, backbone, ids[kind], build_vector_reader(kind), without[kind])
+        write_embeddings_cache(out, dataset, kind, backbone, ids[kind], build_vector_reader(kind), without[kind])
         for kind, out in outs.items()
     ]
 

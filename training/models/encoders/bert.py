@@ -16,7 +16,7 @@ from vse.features.backbones.transformer import (
     TINY_MODEL_NAME,
     Transformer,
     build_tiny_transformer,
-    find_layers,
+    find_embeddings_and_layers,
     read_transformer,
 )
 from vse.pipeline.errors import UserError
@@ -92,7 +92,7 @@ class BertEncoder(Encoder):
         self.gpo = GeneralisedPooling() if settings.pooling == "gpo" else None
         share = settings.size_augmentation
         self.augmentation = _build_augmentation(transformer, share) if share else None
-        embeddings, layers = find_layers(self.network, transformer.name)
+        embeddings, layers = find_embeddings_and_layers(self.network, transformer.name)
         n_frozen = settings.frozen_layers
         if n_frozen > len(layers):
             raise UserError(f"frozen_layers: {n_frozen} of {transformer.name}, which has {len(layers)} layers")
