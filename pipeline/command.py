@@ -26,7 +26,7 @@ import click
 from vse.pipeline import __version__
 from vse.pipeline.errors import Interrupted, UserError, to_printable_line
 from vse.pipeline.files.inputs import error_reason, find_nearest_path, is_path_text, report_changed_inputs
-from vse.pipeline.presets.own_code import describe_own_error
+from vse.pipeline.presets.own_code import describe_own_code_error
 
 PROC_FOLDER, CGROUPS_FOLDER = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -232,7 +232,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         except (KeyboardInterrupt, click.Abort):
             sys.exit(130)
         except Exception as error:
-            if (own_error := describe_own_error(error)) is None:
+            if (own_error := describe_own_code_error(error)) is None:
                 raise
             _exit_with_error(command, own_error)
         sys.exit(code if isinstance(code, int) else 0)

@@ -28,7 +28,7 @@ from vse.pipeline.dataset.preparation import (
     check_dataset_output,
     load_and_check_dataset,
     read_dataset_content,
-    write_dataset,
+    write_json_dataset,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
@@ -165,7 +165,7 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
                 both = [caption.tokens, _exchange_phrases(caption.tokens, first, second)]
                 ids = [next_id, next_id + 1]
                 next_id += 2
-                sentences[image.imgid] += map(build_sentence, ids, [image.imgid] * 2, both)
+                sentences[image.imgid] += map(build_caption_from_tokens, ids, [image.imgid] * 2, both)
                 scores = [text_model.score(tokens) for tokens in both]
                 choices.append(Choice(imgid=image.imgid, sentids=ids, kind=kind, text_scores=scores))
     if not choices:
@@ -179,11 +179,11 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
     pictures = dataset_file.parent / "images" if dataset.has_image_files else None
     about = {"dataset": name, "parent": dataset.parent or dataset.name}
     origin = f"two phrases of a caption of {dataset.name} exchanged by vse, seed {seed}; no person checked them"
-    write_dataset({**content, **about, "images": entries}, out, pictures, [dataset_file])
+    write_json_dataset({**content, **about, "images": entries}, out, pictures, [dataset_file])
     return write_choices(out, name, origin, choices)
 
 
-def build_sentence(sentid: int, imgid: int, tokens: Sequence[str]) -> dict[str, Any]:
+def build_caption_from_tokens(sentid: int, imgid: int, tokens: Sequence[str]) -> dict[str, Any]:
     """Return a caption as a JSON object for ``dataset.json``. The text is the tokens, joined by blanks."""
     return {"sentid": sentid, "imgid": imgid, "raw": " ".join(tokens), "tokens": list(tokens)}
 
@@ -272,7 +272,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
         for text in item.captions:
             if (imgid, text) not in sentids:
                 sentids[imgid, text] = len(sentids)
-                sentence = build_sentence(sentids[imgid, text], imgid, tokenise(text))
+                sentence = build_caption_from_tokens(sentids[imgid, text], imgid, tokenise(text))
                 sentences.setdefault(imgid, []).append({**sentence, "raw": text})
             ids.append(sentids[imgid, text])
         scores = [] if text_model is None else [text_model.score(tokenise(text)) for text in item.captions]
@@ -284,7 +284,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
         where = {} if path.parent == Path() else {"filepath": path.parent.as_posix()}
         entries.append({"imgid": imgid, **where, "filename": path.name, "split": "test", "sentences": sentences[imgid]})
     content = {"dataset": name, "tokeniser": IMPORT_TOKENISER, "images": entries}
-    write_dataset(content, out, None if folder == out / "images" else folder, list(files))
+    write_json_dataset(content, out, None if folder == out / "images" else folder, list(files))
     return write_choices(out, name, f"published: {', '.join(file.name for file in files)}", choices)
 
 

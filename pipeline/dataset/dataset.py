@@ -28,10 +28,10 @@ from vse.pipeline.dataset.columns import (
     Ids,
     ImageColumns,
     build_tables,
-    caption_counts,
     caption_ids,
     count_languages,
     image_ids,
+    n_captions_per_image,
     select_images,
 )
 from vse.pipeline.dataset.images import Caption, Image, Phrase, intern_tokens, parse_images, pause_garbage_collection
@@ -45,7 +45,7 @@ from vse.pipeline.files.inputs import (
     changed_file_error,
     is_valid_name,
 )
-from vse.pipeline.files.known_hashes import recall_sha256, remember_sha256
+from vse.pipeline.files.known_hashes import remember_sha256, set_remembered_sha256
 from vse.pipeline.files.writing import open_atomic, parse_json, read_json
 
 __all__ = [
@@ -158,7 +158,7 @@ class Dataset:
 
     @cached_property
     def _caption_ends(self) -> NDArray[np.int64]:
-        return np.cumsum(caption_counts(self.images))
+        return np.cumsum(n_captions_per_image(self.images))
 
     def split(self, name: str) -> Sequence[Image]:
         """Return the images of a split. Raises UserError if the split has no images."""
@@ -229,7 +229,7 @@ def _read_parquet(path: Path, file: InputFile) -> Dataset:
 
 def _open_columns(file: InputFile) -> ParquetColumns:
     """Open a parquet file. Check all its values, unless it is known to be unchanged since its last check."""
-    if not recall_sha256(file, _CHECK_VERSION):
+    if not set_remembered_sha256(file, _CHECK_VERSION):
         check_parquet_columns(file)
         if file.has_changed:
             raise changed_file_error(file.path)
@@ -252,7 +252,7 @@ def remember_checks(dataset: Dataset) -> None:
 def _read_json(path: Path, file: InputFile) -> Dataset:
     if file.size < MIN_LARGE_BYTES:
         return _parse_dataset(path, file)[0]
-    if not recall_sha256(file):
+    if not set_remembered_sha256(file):
         remember_sha256(file)
     if (dataset := _read_parquet_copy(path, file.sha256)) is not None:
         return dataset
@@ -350,7 +350,7 @@ def describe_splits(dataset: Dataset) -> str:
     """Return a report with a line for each split: the numbers of images, captions, and captions per image."""
     lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.has_image_files else ', without image files'}"]
     for split, images in dataset.splits.items():
-        counts = caption_counts(images)
+        counts = n_captions_per_image(images)
         n_captions, least, most = int(counts.sum()), counts.min(), counts.max()
         per_image = f"{least}" if least == most else f"{least}-{most}"
         lines.append(f"  {split:8s} {len(images):7d} images {n_captions:7d} captions ({per_image} per image)")

@@ -20,7 +20,7 @@ from jaxtyping import Bool
 from PIL import ImageOps
 
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, find_dataset_file, load_dataset_file
-from vse.pipeline.dataset.preparation import find_missing_image_files, load_and_check_dataset
+from vse.pipeline.dataset.preparation import list_image_file_errors, load_and_check_dataset
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.images import (
     IMAGE_FORMATS,
@@ -343,7 +343,7 @@ def _load_compared_dataset(against: Path, dataset: Dataset) -> Dataset:
     file = _find_known_dataset_file(name, dataset)
     if file is not None:
         known = load_dataset_file(file)
-        return replace(known, has_image_files=False) if find_missing_image_files(known) else known
+        return replace(known, has_image_files=False) if list_image_file_errors(known) else known
     if name in _list_published_names():
         how = f"create it with vse-data fetch {name} --no-images, or from its files with vse-data prepare {name}"
     elif name in list_preset_names("datasets"):

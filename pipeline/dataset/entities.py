@@ -170,7 +170,7 @@ def _parse_mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
     return match[1], tuple(match[2][1:].split("/"))
 
 
-def read_annotation(path: Path) -> ImageBoxAnnotations:
+def read_box_annotations(path: Path) -> ImageBoxAnnotations:
     """Read the size of the image and the boxes, clipped to the image, from a file in ``Annotations``.
 
     Raises UserError, which names the file and line, if an element is missing or has an impossible value.

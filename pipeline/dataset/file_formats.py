@@ -17,7 +17,7 @@ from vse.pipeline.dataset.preparation import (
     build_image_entry,
     check_dataset_name,
     link_images,
-    write_dataset,
+    write_json_dataset,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
@@ -41,7 +41,7 @@ def check_no_other_format(out: Path, file_format: DatasetFormat) -> None:
         raise UserError(f"{other} already exists, and a data set has one form; move it away, or give another --out")
 
 
-def write_dataset_tables(
+def write_dataset_from_tables(
     head: dict[str, Any],
     tables: Tables,
     out: Path,
@@ -64,7 +64,7 @@ def write_dataset_tables(
     if file_format == "parquet":
         return _write_parquet(head, tables, out, images, inputs)
     entries = _ImageEntries(tables)
-    path = write_dataset({**head, "images": entries}, out, images, inputs, may_replace=may_replace_other_kinds())
+    path = write_json_dataset({**head, "images": entries}, out, images, inputs, may_replace=may_replace_other_kinds())
     file = InputFile(path)
     if file.size >= MIN_LARGE_BYTES:
         write_parquet_copy(path, file.sha256, head, tables())
@@ -81,10 +81,10 @@ def write_dataset_content(
     """
     if file_format == "json":
         check_no_other_format(out, file_format)
-        return write_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
+        return write_json_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
     parsed = parse_images(out, list(content["images"]), find_tokeniser(content["tokeniser"], out))
     head = {key: value for key, value in content.items() if key != "images"}
-    return write_dataset_tables(head, lambda: build_tables(parsed), out, images, inputs, file_format)
+    return write_dataset_from_tables(head, lambda: build_tables(parsed), out, images, inputs, file_format)
 
 
 def convert_dataset(dataset_file: Path, out: Path) -> Path:
@@ -100,7 +100,7 @@ def convert_dataset(dataset_file: Path, out: Path) -> Path:
         raise UserError(f"{dataset_file}: its captions have phrases, which dataset.parquet cannot store")
     head = read_dataset_head(dataset_file)
     images = dataset_file.parent / "images" if dataset.has_image_files else None
-    return write_dataset_tables(head, lambda: build_tables(dataset.images), out, images, [dataset_file], file_format)
+    return write_dataset_from_tables(head, lambda: build_tables(dataset.images), out, images, [dataset_file], file_format)
 
 
 class _ImageEntries(Iterable[dict[str, Any]]):
@@ -138,7 +138,7 @@ def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path
 
     check_output(path, OutputKind(f"the data set {head['dataset']!r}", is_dataset), inputs)
     with lock_for_writing(out, folder=True):
-        has_content = _has_tables(path, head, tables)
+        has_content = _has_equal_tables(path, head, tables)
         if path.exists() and not has_content and not may_replace_other_kinds():
             raise UserError(f"{path} already exists with other content; move it away, or give another --out or --force")
         remove_temporary_files(out)
@@ -153,7 +153,7 @@ def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path
     return path
 
 
-def _has_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
+def _has_equal_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
     """Return whether a parquet file has exactly this head and these tables; False if it is missing or damaged.
 
     ``head`` holds all keys of ``dataset.json`` besides ``images``; they are in the metadata of the file. ``tables`` yields the

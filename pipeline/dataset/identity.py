@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from vse.pipeline.dataset.columns import IdIndex, Ids, caption_counts, caption_ids, caption_texts, image_ids
+from vse.pipeline.dataset.columns import IdIndex, Ids, caption_ids, caption_texts, image_ids, n_captions_per_image
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.images import Image
 from vse.pipeline.errors import UserError
@@ -90,7 +90,7 @@ def hash_captions(images: Sequence[Image]) -> Hashes:
     hashes = bytearray()
     for start in range(0, len(images), _IMAGES_PER_BLOCK):  # the texts of all images might not fit into memory
         block = images[start : start + _IMAGES_PER_BLOCK]
-        owners = np.repeat(image_ids(block), caption_counts(block)).tolist()
+        owners = np.repeat(image_ids(block), n_captions_per_image(block)).tolist()
         hashes += b"".join(map(hash_caption, owners, caption_texts(block)))
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_HASH_BYTES)
 

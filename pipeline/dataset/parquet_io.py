@@ -58,7 +58,7 @@ class CaptionTexts(NamedTuple):
     without a language.
     """
 
-    raws: list[str]
+    raw_texts: list[str]
     tokens: list[str]
     ends: list[int]
     languages: list[str | None] | None
@@ -144,7 +144,7 @@ class ParquetColumns:
         ends = np.cumsum(_to_numpy(compute.list_value_length(lists)), dtype=np.int64)
         return ends, _to_numpy(compute.struct_field(compute.list_flatten(lists), [0]))
 
-    def read_raws(self, group: int) -> list[str]:
+    def read_raw_texts(self, group: int) -> list[str]:
         """Return the text of each caption of a row group."""
         raws: list[str] = self._read_caption_field("raw", group).to_pylist()
         return raws

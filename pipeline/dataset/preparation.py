@@ -105,7 +105,7 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
         content = mark_entities_phrases(_read_karpathy_split(annotations[0], images), source / config.entities, images)
     if config.tokeniser is not None:
         content = retokenise(content, config.tokeniser, f"data set {config.name!r}")
-    return write_dataset({**content, "dataset": config.name}, out, images, annotations)
+    return write_json_dataset({**content, "dataset": config.name}, out, images, annotations)
 
 
 def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def add_phrases(
     elif chunker is not None:
         content = mark_noun_phrases(content, chunker)
     own = {"parent": dataset.parent or dataset.name} if name != dataset.name else {}
-    return write_dataset({**content, "dataset": name, **own}, out, images, inputs)
+    return write_json_dataset({**content, "dataset": name, **own}, out, images, inputs)
 
 
 def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def check_dataset_output(out: Path, name: str, inputs: Iterable[Path] = ()) -> N
     check_output(out / "dataset.json", OutputKind(f"the data set {name!r}", is_dataset), inputs)
 
 
-def write_dataset(
+def write_json_dataset(
     content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], may_replace: bool = True
 ) -> Path:
     """Write ``out/dataset.json``, create the link ``out/images`` to the folder ``images``, and return the path of the file.
@@ -330,13 +330,13 @@ def check_and_describe_dataset(path: Path) -> str:
 def load_and_check_dataset(path: Path) -> Dataset:
     """Load a data set. Raises UserError if the data set is invalid or an image file is missing."""
     dataset = load_dataset_file(path)
-    missing = find_missing_image_files(dataset)
+    missing = list_image_file_errors(dataset)
     if missing:
         raise UserError(f"{path}: {len(missing)} of {len(dataset.images)} image files are missing, the first is {missing[0]}")
     return dataset
 
 
-def find_missing_image_files(dataset: Dataset) -> list[BadImage]:
+def list_image_file_errors(dataset: Dataset) -> list[BadImage]:
     """Return an error for each image file that is missing, or that lies in a missing or changed archive.
 
     The list is empty for a data set without image files.

@@ -27,7 +27,7 @@ from vse.pipeline.dataset.entities import (
     NOT_VISUAL_CHAIN,
     ImageBoxAnnotations,
     MarkedCaption,
-    read_annotation,
+    read_box_annotations,
     read_marked_captions,
     read_photo_numbers,
     read_unrelated_captions,
@@ -183,7 +183,7 @@ class _EntitiesReader:
         Captions that do not describe their photo (``UNRELATED_CAPTIONS``) lose their phrases.
         """
         captions = list(read_marked_captions(self.sentences_file(number)))
-        annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")
+        annotation = read_box_annotations(self.folder / "Annotations" / f"{number}.xml")
         marked = [phrase for caption in captions for phrase in caption.phrases]
         with_box = sum(phrase.chain != NOT_VISUAL_CHAIN and phrase.chain in annotation.boxes_by_chain for phrase in marked)
         self.counts.update(images=1, boxes=annotation.n_boxes, clipped=annotation.n_clipped)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from vse.pipeline.dataset.columns import caption_counts, caption_ids, image_ids
+from vse.pipeline.dataset.columns import caption_ids, image_ids, n_captions_per_image
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.duplicates import group_similar_photos
 from vse.pipeline.dataset.images import Caption, Image
@@ -99,7 +99,7 @@ def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "c
     if kind == "word":
         changes = _draw_wrong_words([caption for image in images for caption in image.captions], rate, rng)
     else:
-        wrong_image_of_caption = np.repeat(np.arange(len(images)), caption_counts(images))
+        wrong_image_of_caption = np.repeat(np.arange(len(images)), n_captions_per_image(images))
         if kind == "image":
             wrong_image_of_caption = _shuffle_images(np.arange(len(images)), rate, rng, "images")[wrong_image_of_caption]
         else:
@@ -121,7 +121,7 @@ def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     dataset = load_dataset_file(dataset_file)
     splits = _training_splits(dataset)
     images = [image for split in splits for image in dataset.split(split)]
-    counts = caption_counts(images)
+    counts = n_captions_per_image(images)
     file = InputFile(index_file)
     with wrap_read_errors(index_file, "an array of integers (.npy)"):
         index = np.load(index_file, allow_pickle=False)
@@ -203,7 +203,7 @@ def _training_splits(dataset: Dataset) -> list[str]:
 
 
 def _describe_dataset(dataset: Dataset, splits: Sequence[str]) -> dict[str, Any]:
-    n_captions = sum(int(caption_counts(dataset.split(split)).sum()) for split in splits)
+    n_captions = sum(int(n_captions_per_image(dataset.split(split)).sum()) for split in splits)
     return {
         "dataset": dataset.name,
         "captions_sha256": dataset.sha256,
@@ -251,7 +251,7 @@ def _list_changed_images(images: Sequence[Image], new_image_of_caption: NDArray[
 
     ``new_image_of_caption`` (n_captions,) is the index of the image of each caption after the changes.
     """
-    changed = new_image_of_caption != np.repeat(np.arange(len(images)), caption_counts(images))
+    changed = new_image_of_caption != np.repeat(np.arange(len(images)), n_captions_per_image(images))
     return {
         "sentids": caption_ids(images)[changed].tolist(),
         "imgids": image_ids(images)[new_image_of_caption[changed]].tolist(),
@@ -311,7 +311,7 @@ def write_folds(
     content = read_dataset_content(dataset_file)
     paths = {number: out / f"fold-{number}.json" for number in (range(count) if only is None else [only])}
     for path in paths.values():
-        check_output(path, OutputKind(f"a fold of the data set {name!r}", _is_fold_of(name)), [dataset_file])
+        check_output(path, OutputKind(f"a fold of the data set {name!r}", _build_fold_recogniser(name)), [dataset_file])
     with lock_for_writing(out, folder=True):
         remove_temporary_files(out)
         if dataset.has_image_files:
@@ -336,7 +336,7 @@ def assign_parts(imgids: list[int], count: int, seed: int) -> dict[int, int]:
     return {imgid: place % count for place, imgid in enumerate(ordered)}
 
 
-def _is_fold_of(name: str) -> Any:
+def _build_fold_recogniser(name: str) -> Any:
     def is_fold(path: Path) -> bool:
         content = read_json_object(path)
         return content.get("dataset") == name and "fold" in content

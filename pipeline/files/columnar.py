@@ -14,7 +14,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from vse.pipeline.files.inputs import check_decoded_size, check_gzip_xz_bz2, check_input, check_zip, wrap_read_errors
+from vse.pipeline.files.inputs import (
+    check_decoded_gzip_xz_bz2_size,
+    check_decoded_size,
+    check_decoded_zip_size,
+    check_input,
+    wrap_read_errors,
+)
 
 _MAX_FIELDS = 1000  # the most fields of a page header, nested fields included
 _INTEGER_TYPES, _DOUBLE_TYPE, _BINARY_TYPE, _LIST_TYPES, _STRUCT_TYPE = (
@@ -153,7 +159,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose_columns: Callable[
             yield arrow.RecordBatch.from_pylist([], arrow.schema([parquet.schema_arrow.field(name) for name in columns]))
 
 
-def check_parquet(path: Path) -> None:
+def check_decoded_parquet_size(path: Path) -> None:
     """Raise UserError if a parquet file expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`).
 
     A repeated text is counted each time.
@@ -220,7 +226,7 @@ def _count_expanded_bytes(array: Any) -> int:
     return int(array.nbytes)
 
 
-def check_arrow(path: Path) -> None:
+def check_decoded_arrow_size(path: Path) -> None:
     """Raise UserError if an Arrow stream expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`)."""
     library = import_module("pyarrow")
     with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
@@ -270,17 +276,17 @@ class _FlatBuffersTable:
 
 
 _CHECK_BY_MAGIC: dict[bytes, Callable[[Path], None]] = {
-    b"PAR1": check_parquet,
-    b"ARROW1": check_arrow,
-    b"\xff\xff\xff\xff": check_arrow,
-    b"PK": check_zip,
-    b"\x1f\x8b": check_gzip_xz_bz2,
-    b"\xfd7zXZ": check_gzip_xz_bz2,
-    b"BZh": check_gzip_xz_bz2,
+    b"PAR1": check_decoded_parquet_size,
+    b"ARROW1": check_decoded_arrow_size,
+    b"\xff\xff\xff\xff": check_decoded_arrow_size,
+    b"PK": check_decoded_zip_size,
+    b"\x1f\x8b": check_decoded_gzip_xz_bz2_size,
+    b"\xfd7zXZ": check_decoded_gzip_xz_bz2_size,
+    b"BZh": check_decoded_gzip_xz_bz2_size,
 }
 
 
-def check_compressed_file(path: Path) -> None:
+def check_decoded_file_size(path: Path) -> None:
     """Raise UserError if a file of any known compression expands to over 100 times its size.
 
     The exact limit is :func:`max_decoded_bytes`. A file of another kind is accepted.
@@ -288,6 +294,6 @@ def check_compressed_file(path: Path) -> None:
     with path.open("rb") as stream:
         start = stream.read(6)
     check = next((check for magic, check in _CHECK_BY_MAGIC.items() if start.startswith(magic)), None)
-    if check is not None and (check is not check_zip or zipfile.is_zipfile(path)):
+    if check is not None and (check is not check_decoded_zip_size or zipfile.is_zipfile(path)):
         with wrap_read_errors(path, "a file that can be decoded"):
             check(path)

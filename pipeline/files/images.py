@@ -222,7 +222,7 @@ def check_image_exists(path: Path) -> None:
     """Raise BadImage if an image file is missing, or if its archive is missing or has another size or version."""
     if not path.is_file():
         with _wrap_archive_errors(path):
-            _require_archived_photo(path).archive.check_unchanged()
+            _require_archived_photo(path).archive.require_unchanged()
 
 
 def _require_archived_photo(path: Path) -> ArchivedPhoto:

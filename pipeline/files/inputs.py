@@ -353,7 +353,7 @@ def open_decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
         yield stream
 
 
-def check_gzip_xz_bz2(path: Path) -> None:
+def check_decoded_gzip_xz_bz2_size(path: Path) -> None:
     """Raise UserError if a gzip, xz or bzip2 file expands to over 100 times its size (limit: :func:`max_decoded_bytes`)."""
     with open_decoded_stream(path) as stream:
         if isinstance(stream.raw, _LimitedStream):
@@ -361,7 +361,7 @@ def check_gzip_xz_bz2(path: Path) -> None:
                 pass
 
 
-def check_zip(path: Path) -> None:
+def check_decoded_zip_size(path: Path) -> None:
     """Raise UserError if a zip file expands to over 100 times its size (limit: :func:`max_decoded_bytes`).
 
     The sizes in the list of members are summed. Python never decodes a member beyond its listed size, so nothing is decoded

@@ -18,7 +18,7 @@ from vse.pipeline.files.writing import read_json, write_json
 _RECORD_NAME = ".known_files.json"
 
 
-def recall_sha256(file: InputFile, version: int = 0) -> bool:
+def set_remembered_sha256(file: InputFile, version: int = 0) -> bool:
     """Set ``file.sha256`` to the remembered hash; return False if the file is unknown or may have changed.
 
     A caller that also checks the content passes the ``version`` of its checks. A hash with another version is ignored, so that

@@ -61,7 +61,7 @@ class PhotoArchive:
         """The path of a local archive; None for a URL."""
         return _find_path(self.location)
 
-    def check_unchanged(self) -> FileState | RemoteFile:
+    def require_unchanged(self) -> FileState | RemoteFile:
         """Return the remote file of an archive at a URL, or the size and times of a local archive without opening it.
 
         Raises UserError if the archive is missing, or has another size or version than at the import.
@@ -81,7 +81,7 @@ class PhotoArchive:
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes from ``start`` to ``stop``. Raises UserError if the archive is missing or has changed."""
-        found = self.check_unchanged()
+        found = self.require_unchanged()
         if isinstance(found, RemoteFile):
             return _open_remote_reader(found).read(start, stop)
         return _open_local_reader(self.location, found).read(start, stop)

@@ -8,7 +8,7 @@ from typing import Any
 
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError, import_extra
-from vse.pipeline.files.columnar import check_arrow, check_compressed_file
+from vse.pipeline.files.columnar import check_decoded_arrow_size, check_decoded_file_size
 from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.inputs import error_reason, is_path_text, wrap_read_errors
 from vse.pipeline.files.photo_archives import MAX_PHOTO_BYTES
@@ -20,7 +20,7 @@ from vse.pipeline.imports.rows import (
     RowCollector,
     write_imported_data,
 )
-from vse.pipeline.imports.tables import build_row, choose_columns
+from vse.pipeline.imports.tables import build_imported_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
 _SUFFIX_BY_MAGIC = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
@@ -65,14 +65,14 @@ def _check_decoded_sizes(folder: Path) -> None:
     """
     for path in folder.rglob("*"):
         if path.is_file():
-            check_compressed_file(path)
+            check_decoded_file_size(path)
     for state in folder.rglob("state.json"):
         content = read_json(state)
         listed = content.get("_data_files") if isinstance(content, dict) else None
         for entry in listed or ():
             name = entry.get("filename") if isinstance(entry, dict) else None
             if isinstance(name, str) and is_path_text(name):
-                check_arrow(state.parent / name)
+                check_decoded_arrow_size(state.parent / name)
 
 
 def _list_image_folders(library: Any, source: Path, images: Path | None) -> list[Path]:
@@ -130,7 +130,7 @@ def _add_split(
             seen.add(name)
             values = {field: [row[name] for name in names] for field, names in chosen.items()}
             values = {**({"split": [split]} if split else {}), **values, "file": [f"{split}/{name}".lstrip("/")]}
-            photos.add(build_row(place, values), content)
+            photos.add(build_imported_row(place, values), content)
         except BadRow as reason:
             collector.add_bad_row(place, reason)
 

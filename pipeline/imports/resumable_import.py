@@ -182,14 +182,14 @@ class RowsByImage:
     def has_splits(self) -> bool:
         return any(row.split is not None for row in self._first_rows.values())
 
-    def count_splits(self, sampled: dict[str, str]) -> dict[str, int]:
-        """Return the number of images of each split. ``sampled`` maps files to splits if the source has no splits."""
-        return dict(Counter(row.split or sampled[file] for file, row in self._first_rows.items()))
+    def count_images_per_split(self, sampled_splits: dict[str, str]) -> dict[str, int]:
+        """Return the number of images of each split. ``sampled_splits`` maps files to splits if the source has no splits."""
+        return dict(Counter(row.split or sampled_splits[file] for file, row in self._first_rows.items()))
 
-    def build_tables(self, sampled: dict[str, str]) -> Iterator[Any]:
+    def build_tables(self, sampled_splits: dict[str, str]) -> Iterator[Any]:
         """Yield the images as tables (pyarrow) with the columns of a ``dataset.parquet``.
 
-        ``sampled`` maps each file to its split; it is only read if the source has no splits.
+        ``sampled_splits`` maps each file to its split; it is only read if the source has no splits.
         """
         arrow = import_module("pyarrow")
         schema = column_schema()
@@ -207,7 +207,9 @@ class RowsByImage:
             sentences = arrow.ListArray.from_arrays(
                 arrow.array(ends), arrow.StructArray.from_arrays(fields, fields=list(caption)), schema.field("sentences").type
             )
-            splits = [one.split or sampled[file] for file, one in zip(files[first:last], first_rows[first:last], strict=True)]
+            splits = [
+                one.split or sampled_splits[file] for file, one in zip(files[first:last], first_rows[first:last], strict=True)
+            ]
             cocoids = arrow.array([one.cocoid for one in first_rows[first:last]], arrow.int64())
             imgids = arrow.array(self.origins.imgids[first:last])
             yield arrow.table([imgids, files[first:last], splits, cocoids, sentences], schema=schema)
@@ -345,13 +347,14 @@ def is_import_finished(folder: Path, key: str) -> bool:
         return False
 
 
-def write_import_record(folder: Path, key: str, files: Sequence[Path], hashed: Mapping[Path, str]) -> None:
+def write_import_record(folder: Path, key: str, files: Sequence[Path], known_hashes: Mapping[Path, str]) -> None:
     """Record the files of a finished import, so that the same import need not run again.
 
-    ``key`` is a hash of all inputs and settings. ``files`` are written files. ``hashed`` maps further files to their known
-    SHA-256.
+    ``key`` is a hash of all inputs and settings. ``known_hashes`` has the SHA-256 of further files that the
+    record includes, by path.
     """
     hashes = {
-        str(path.absolute()): sha256 for path, sha256 in [*((path, sha256_file(path)) for path in files), *hashed.items()]
+        str(path.absolute()): sha256
+        for path, sha256 in [*((path, sha256_file(path)) for path in files), *known_hashes.items()]
     }
     write_json(folder / RECORD_NAME, {"key": key, "files": hashes})

@@ -105,7 +105,7 @@ class BadRowList:
         if len(self.places_and_faults) <= _MAX_LOGGED_ROWS:
             log.warning("%s: %s", *self.places_and_faults[-1])
 
-    def raise_or_write(self, file: Path, n_rows: int) -> None:
+    def raise_or_write_list(self, file: Path, n_rows: int) -> None:
         """Raise UserError if there are bad rows; with ``skip_bad``, write the list of bad rows to ``file`` instead.
 
         Without bad rows, an earlier ``file`` is removed. ``n_rows`` is the number of all rows, for the message.
@@ -164,7 +164,7 @@ class RowCollector:
             self.bad_rows.add(row.row_location, reason)
             return None
 
-    def add_photo(self, row: ImportedRow, content: bytes) -> str | None:
+    def add_row_with_photo(self, row: ImportedRow, content: bytes) -> str | None:
         """Add a row and return the normalised path of its image. Add an invalid row to ``bad_rows`` and return None.
 
         A row is also invalid if ``content``, the bytes of its photo, is not a readable image.
@@ -241,20 +241,22 @@ class RowCollector:
         self._drop_incomplete_images("imgid", lambda image: image.imgid)
         self._drop_incomplete_images("sentid", lambda image: image.captions[0][0])
         n_taken = sum(len(image.row_locations) for image in self._image_by_file.values())
-        n_refused = len(self.bad_rows.places_and_faults)
-        assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
-        self.bad_rows.raise_or_write(self._settings.out / "import.failures.jsonl", self.n_rows)
-        log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
+        n_bad_rows = len(self.bad_rows.places_and_faults)
+        assert n_taken + n_bad_rows == self.n_rows, "each row is taken or refused"
+        self.bad_rows.raise_or_write_list(self._settings.out / "import.failures.jsonl", self.n_rows)
+        log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_bad_rows)
         if not self._image_by_file:
             raise UserError(f"all {self.n_rows} rows lack an image with a caption")
         has_splits = next(iter(self._image_by_file.values())).split is not None
-        sampled = sample_missing_splits(self._settings, self.list_image_files(), has_splits, images_folder)
+        sampled_splits = sample_missing_splits(self._settings, self.list_image_files(), has_splits, images_folder)
         entries: list[dict[str, Any]] = []
         n_captions = 0
         for index, (file, image) in enumerate(self._image_by_file.items()):
-            entries.append(_build_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
+            entries.append(
+                _build_entry(index if image.imgid is None else image.imgid, file, image, sampled_splits, n_captions)
+            )
             n_captions += len(image.captions)
-        return {**build_import_head(self._settings, has_splits, n_refused, source_facts), "images": entries}
+        return {**build_import_head(self._settings, has_splits, n_bad_rows, source_facts), "images": entries}
 
     def _drop_incomplete_images(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
         """Remove images that lack a field, such as the split, if other images have it. Rows of removed images become bad rows.
@@ -287,15 +289,15 @@ def sample_missing_splits(
 
 
 def build_import_head(
-    settings: ImportSettings, has_splits: bool, n_refused: int, source_facts: dict[str, Any]
+    settings: ImportSettings, has_splits: bool, n_bad_rows: int, source_facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the keys of ``dataset.json`` besides ``images``.
 
-    The key ``imported`` holds ``source_facts`` (descriptions of the source), the number ``n_refused`` of bad rows and, for
+    The key ``imported`` holds ``source_facts`` (descriptions of the source), the number ``n_bad_rows`` of bad rows and, for
     sampled splits, the shares and the seed. ``has_splits`` states whether the source has splits.
     """
     shares = {"val": _share_or_default(settings.val), "test": _share_or_default(settings.test), "seed": settings.seed}
-    imported = {**source_facts, "splits": "given" if has_splits else shares, "bad_rows": n_refused}
+    imported = {**source_facts, "splits": "given" if has_splits else shares, "bad_rows": n_bad_rows}
     return {"dataset": settings.name, "tokeniser": settings.tokeniser, "imported": imported}
 
 
@@ -331,17 +333,19 @@ def parse_split(name: str | None) -> str | None:
     return split
 
 
-def _build_entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
+def _build_entry(
+    imgid: int, file: str, image: _CollectedImage, sampled_splits: dict[str, str], n_before: int
+) -> dict[str, Any]:
     """Return an image as a JSON object for ``dataset.json``.
 
-    ``sampled`` maps files to splits, for images without a split. ``n_before`` is the number of captions of earlier images:
-    captions without ids get the ids ``n_before``, ``n_before`` + 1 and so on.
+    ``sampled_splits`` maps files to splits, for images without a split. Captions without ids get the ids ``n_before``,
+    ``n_before`` + 1 and so on: ``n_before`` is the number of captions of earlier images.
     """
     sentences = [
         build_caption_entry(n_before + k if sentid is None else sentid, imgid, raw, tokens)
         for k, (sentid, raw, tokens) in enumerate(image.captions)
     ]
-    return build_image_entry(imgid, file, image.split or sampled[file], image.cocoid, sentences)
+    return build_image_entry(imgid, file, image.split or sampled_splits[file], image.cocoid, sentences)
 
 
 def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
@@ -353,7 +357,7 @@ def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
     return tuple(str(text or "") for text in flat)
 
 
-def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def parse_column_options(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the columns that the user chose for each field, e.g. ``{"caption": ("title", "text")}``.
 
     ``options`` are the values of ``--column``, such as ``caption=title``. Raises UserError if a value has another form.

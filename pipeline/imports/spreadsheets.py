@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
-from vse.pipeline.imports.photos import PHOTO_SUFFIXES, PhotoNames
+from vse.pipeline.imports.photos import PHOTO_SUFFIXES, PhotoNameIndex
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +39,17 @@ _MAX_CELL_LENGTH = 60  # characters of a cell in the example rows
 class TableLayout:
     """The encoding, delimiter, header and columns of a table.
 
-    ``names`` are the names of the columns: those of the header or, without a header, ``column 1`` and so on. ``columns`` maps
-    the fields ``file`` and ``caption`` to the columns whose contents fit; a field without such a column is left out. ``rows``
-    are the first rows. ``delimiter`` is empty for a table that is not CSV.
+    Without a header, the columns are called ``column 1`` and so on. ``columns_by_field`` maps the fields ``file`` and
+    ``caption`` to the columns whose contents fit; a field without such a column is left out. ``delimiter`` is empty for a
+    table that is not CSV.
     """
 
     encoding: str
     delimiter: str
     has_header: bool
-    names: tuple[str, ...]
-    columns: Mapping[str, tuple[str, ...]]
-    rows: Sequence[tuple[str, ...]]
+    column_names: tuple[str, ...]
+    columns_by_field: Mapping[str, tuple[str, ...]]
+    first_rows: Sequence[tuple[str, ...]]
 
     def log_summary(self, path: Path, columns: Mapping[str, tuple[str, ...]]) -> None:
         """Log the form of the table, the ``columns`` of its fields, and three example rows, in six lines."""
@@ -58,8 +58,8 @@ class TableLayout:
         log.info("%s: %s%s, %s", path, self.encoding.removesuffix("-sig"), parted, header)
         for field, title in (("file", "photographs"), ("caption", "captions")):
             log.info("%s: %s", title, ", ".join(f"column {name!r}" for name in columns[field]))
-        places = [self.names.index(name) for name in (*columns["file"], *columns["caption"])]
-        for row in self.rows[:_N_EXAMPLE_ROWS]:
+        places = [self.column_names.index(name) for name in (*columns["file"], *columns["caption"])]
+        for row in self.first_rows[:_N_EXAMPLE_ROWS]:
             log.info("%s", " | ".join(to_printable_line(row[place])[:_MAX_CELL_LENGTH] for place in places))
 
 
@@ -89,12 +89,12 @@ def _count_usual_characters(sample: bytes, encoding: str) -> int:
     return sum(character in _USUAL_CHARACTERS for character in sample.decode(encoding, errors="replace"))
 
 
-def choose_error_handler(encoding: str) -> str:
+def choose_decoding_error_handler(encoding: str) -> str:
     """Return the error handler that keeps undecodable bytes as lone surrogates; for UTF-16, the handler that raises errors."""
     return "strict" if encoding.startswith("utf-16") else "surrogateescape"
 
 
-def read_csv_layout(path: Path, photos: PhotoNames, encoding: str | None = None) -> TableLayout:
+def read_csv_layout(path: Path, photos: PhotoNameIndex, encoding: str | None = None) -> TableLayout:
     """Return the layout of a CSV file. ``photos`` recognises the names of photographs in the cells.
 
     ``encoding`` replaces the detected encoding. Raises UserError if the file cannot be decoded with this encoding.
@@ -102,7 +102,7 @@ def read_csv_layout(path: Path, photos: PhotoNames, encoding: str | None = None)
     check_input(path)
     encoding = encoding or detect_encoding(path)
     try:
-        with path.open(encoding=encoding, errors=choose_error_handler(encoding), newline="") as stream:
+        with path.open(encoding=encoding, errors=choose_decoding_error_handler(encoding), newline="") as stream:
             first = stream.readline(100_000)
             stream.seek(0)
             delimiter = max(CSV_DELIMITERS, key=first.count)
@@ -123,7 +123,7 @@ def find_table_layout(
     encoding: str,
     names: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],
-    photos: PhotoNames,
+    photos: PhotoNameIndex,
     delimiter: str = "",
     has_header: bool = True,
 ) -> TableLayout:
@@ -171,7 +171,7 @@ def read_csv_rows(
     on_bad_row : a function that is called with the file and line of an unreadable row, and the reason
     find_file_column : a function from the names of all columns to the name of the column of image files
     """
-    with path.open(encoding=encoding, errors=choose_error_handler(encoding), newline="") as stream:
+    with path.open(encoding=encoding, errors=choose_decoding_error_handler(encoding), newline="") as stream:
         first = stream.readline(100_000)
         stream.seek(0)
         delimiter = max(CSV_DELIMITERS, key=first.count)

@@ -19,7 +19,7 @@ from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
-from vse.pipeline.imports.photos import ImageFolders, PhotoNames
+from vse.pipeline.imports.photos import ImageFolders, PhotoNameIndex
 from vse.pipeline.imports.rows import (
     BadRow,
     ImportedRow,
@@ -56,7 +56,7 @@ _RowValues = Mapping[str, Any]
 _ColumnFinder = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
-def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings, photos: PhotoNames) -> None:
+def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings, photos: PhotoNameIndex) -> None:
     """Add the rows of a table to ``collector``; ``photos`` finds files by their names in the table.
 
     Raises UserError if the table cannot be read, or lacks a column of files or captions.
@@ -64,7 +64,7 @@ def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings
     rows = read_table_rows(path, settings, collector.add_bad_row)
     for place, values in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
-            row = build_row(place, values)
+            row = build_imported_row(place, values)
             collector.add(row._replace(file=photos.find_photo(row.file)))
         except BadRow as reason:
             collector.add_bad_row(place, reason)
@@ -126,7 +126,7 @@ def read_imported_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRo
         return
     for place, values in read_table_rows(path, settings, on_bad_row):
         try:
-            row = build_row(place, values)
+            row = build_imported_row(place, values)
         except BadRow as reason:
             on_bad_row(place, reason)
             continue
@@ -167,7 +167,7 @@ def _read_text_rows(path: Path, names: list[str], on_bad_row: OnBadRow) -> Itera
                     yield ImportedRow(f"{path}: row {row_number}", file, (caption or "",), split)
 
 
-def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
+def build_imported_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
     """Return the row with these ``values``. Raises BadRow if a value has the wrong type.
 
     ``values`` has a list of values for each field, such as ``file`` or ``caption``. ``place`` is the file and line of the row.
@@ -285,7 +285,7 @@ def _read_parquet_rows(path: Path, find_columns: _ColumnFinder) -> Iterator[tupl
 _TABLE_NAMES = ("metadata", "captions")  # usual names of a table in the folder of images
 
 
-def find_table(folder: Path) -> Path | None:
+def find_captions_table(folder: Path) -> Path | None:
     """Return the table of captions (``metadata.*`` or ``captions.*``) in a folder of images; None if there is no such file.
 
     Raises UserError if there are several such files.
@@ -305,15 +305,15 @@ def import_table(images: Path, table: Path, settings: ImportSettings, other_fold
     if not images.is_dir():
         raise UserError(f"{images}: no such folder of images")
     check_dataset_name(settings.name)
-    photos = PhotoNames(images)
-    settings = _detect_table_layout(table, photos, settings)
+    photos = PhotoNameIndex(images)
+    settings = _detect_and_confirm_columns(table, photos, settings)
     collector = RowCollector(settings, build_photo_checker(images, other_folder, photos))
     add_table_rows(table, collector, settings, photos)
     content = collector.build_dataset_content(images, format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 
-def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettings) -> ImportSettings:
+def _detect_and_confirm_columns(table: Path, photos: PhotoNameIndex, settings: ImportSettings) -> ImportSettings:
     """Return the settings with the encoding and the columns of a CSV file or spreadsheet, and log both for the user.
 
     The columns of a field are the columns that the user names, or else a column with a usual name, or else the columns with
@@ -331,16 +331,16 @@ def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettin
         if settings.encoding is not None:
             raise UserError(f"--encoding {settings.encoding}: {table.name}: it is for CSV files; leave it out")
         return settings
-    usual = {field for field, names in USUAL_NAMES_BY_FIELD.items() if any(name in layout.names for name in names)}
-    guessed = {field: names for field, names in layout.columns.items() if field not in usual}
+    usual = {field for field, names in USUAL_NAMES_BY_FIELD.items() if any(name in layout.column_names for name in names)}
+    guessed = {field: names for field, names in layout.columns_by_field.items() if field not in usual}
     settings = replace(
         settings,
         columns={**guessed, **settings.columns},
         encoding=layout.encoding,
-        column_names=None if layout.has_header else layout.names,
+        column_names=None if layout.has_header else layout.column_names,
     )
     try:
-        columns = choose_columns(table, dict.fromkeys(layout.names), settings.columns)
+        columns = choose_columns(table, dict.fromkeys(layout.column_names), settings.columns)
     except UserError:
         return settings  # the reader of the rows will raise an error with a better explanation
     layout.log_summary(table, columns)
@@ -350,7 +350,7 @@ def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettin
 
 
 def build_photo_checker(
-    images: Path, other_folder: Path | None = None, photos: PhotoNames | None = None
+    images: Path, other_folder: Path | None = None, photos: PhotoNameIndex | None = None
 ) -> Callable[[str], None]:
     """Return a function that raises BadRow if a file in the folder ``images`` is not usable.
 

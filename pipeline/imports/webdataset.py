@@ -17,7 +17,7 @@ from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_memb
 from vse.pipeline.files.inputs import error_reason
 from vse.pipeline.files.photo_archives import MAX_PHOTO_BYTES
 from vse.pipeline.files.writing import lock_for_writing, parse_json
-from vse.pipeline.imports.photos import ARCHIVE_SUFFIXES, Archive, PhotoIndexer, PhotoWriter, find_archives
+from vse.pipeline.imports.photos import ARCHIVE_SUFFIXES, PhotoIndexer, PhotoWriter, SourceArchive, find_archives
 from vse.pipeline.imports.rows import (
     BadRow,
     ImportedRow,
@@ -27,7 +27,7 @@ from vse.pipeline.imports.rows import (
     log,
     write_imported_data,
 )
-from vse.pipeline.imports.tables import build_row, choose_columns
+from vse.pipeline.imports.tables import build_imported_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
 PHOTO_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
@@ -239,7 +239,7 @@ def import_webdataset(
 
 
 def _add_archive(
-    archive: Archive,
+    archive: SourceArchive,
     reader: SampleReader,
     seen: dict[str, str],
     collector: RowCollector,
@@ -302,4 +302,4 @@ def _build_photo_row(
             raise BadRow("its text is not UTF-8") from None
     if not flatten_captions(values.get("caption", [])):
         raise BadRow(f"no caption (txt, json){sample.build_unread_hint()}")
-    return build_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), extension
+    return build_imported_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), extension

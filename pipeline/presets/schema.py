@@ -94,7 +94,7 @@ class ExperimentOutline(Settings):
             raise ValueError("an ensemble counts every member once, and ensemble_of names one twice")
         return self
 
-    def weight_settings(self) -> dict[str, Any]:
+    def settings_affecting_weights(self) -> dict[str, Any]:
         """Return the settings that determine the trained weights."""
         content = self.model_dump(mode="json", exclude={"about", "title", "label", "rows", "seeds", "protocols"})
         for *groups, name in _KEYS_NOT_AFFECTING_WEIGHTS:
@@ -293,7 +293,7 @@ class LadderConfig(Settings):
         entry = self.find_experiment(experiment)
         return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}
 
-    def combinations(self) -> list[ComposedName]:
+    def list_composed_names(self) -> list[ComposedName]:
         """Return all combinations of an experiment, image feature and caption feature, even if they do not fit together."""
         return [
             ComposedName(name, None if captions == WORDS_NAME else captions, feature, self.name)
