@@ -50,7 +50,7 @@ def set_up_openmp(
     allows fewer cores than the affinity mask. A busy machine does not lower ``OMP_NUM_THREADS``, because the number of threads
     changes the last bits of results.
 
-    Waiting threads spin (OpenMP's default) if this process may use all cores of the affinity mask and all cores are idle.
+    Waiting threads spin (OpenMP's default) if this process may use all cores of the mask (two or more), and all are idle.
     Otherwise waiting threads sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores; spinning
     costs a factor of 3 on busy cores. A server, which mostly waits, passes ``threads_may_spin=False``.
 
@@ -167,9 +167,9 @@ def current_provenance() -> dict[str, Any]:
 
 @cache
 def find_code_version(root: Path | None = None) -> dict[str, Any]:
-    """Return the package's ``version`` and, in a git checkout, the ``commit`` and ``changed``: whether files differ from it.
+    """Return the ``version`` of this package and, in a git checkout, the ``commit`` and whether files were ``changed`` since.
 
-    ``root`` is the folder that contains the code; None stands for the running code.
+    ``root`` is the folder that contains the code; None stands for the folder of the running code.
     """
     root = Path(__file__).resolve().parents[1] if root is None else root
     version = {"version": __version__}
@@ -245,7 +245,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 def explain_system_errors() -> Iterator[None]:
     """Turn an operating-system error in the ``with`` block, such as a full disk or too little memory, into a UserError.
 
-    Any other error becomes a UserError if an input file changed while the file was read.
+    Any other error becomes a UserError, too, if a file that the block reads has changed in the meantime.
     """
     with report_changed_inputs():
         try:

@@ -86,7 +86,7 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption that names the objects with the indices ``object_indices``, or the background if there are none."""
+    """A piece of a caption that names objects of the scene, by their indices. It names the background if there are none."""
 
     text: str
     object_indices: tuple[int, ...]

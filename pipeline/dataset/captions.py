@@ -53,7 +53,7 @@ def unicode_words(text: str) -> list[str]:
 
 @cache
 def _replace_non_word_character(character: str) -> str:
-    """Return a character that can be part of a word, an empty text for a soft hyphen, or a blank for any other character."""
+    """Return a blank for a character that cannot be part of a word. Return an empty text for a soft hyphen."""
     kind = unicodedata.category(character)[0]
     return character if kind in "LMN" or character in _JOINER_CHARACTERS else "" if character == "\u00ad" else " "
 

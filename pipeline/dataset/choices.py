@@ -75,7 +75,7 @@ class Choices(BaseModel):
     """The content of ``choices.json``.
 
     ``dataset`` : the name of the data set that has the images and captions.
-    ``origin`` : a sentence about the origin of the choices: the original data set and the random seed, or the published files.
+    ``origin`` : a sentence that states the original data set and the random seed, or the published files.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -189,14 +189,14 @@ def build_caption_from_tokens(sentid: int, imgid: int, tokens: Sequence[str]) ->
 
 
 def check_choices_output(out: Path, inputs: Sequence[Path]) -> None:
-    """Raise UserError if ``choices.json`` in the folder ``out`` is another kind of file, or is one of ``inputs``."""
+    """Raise UserError if ``out/choices.json`` exists but is not a file of choices, or if it is one of ``inputs``."""
     check_output(out / CHOICES_FILE, json_kind("a file of choices", "format", "origin", "choices"), inputs)
 
 
 def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> Path:
-    """Write ``choices`` to ``choices.json`` in the folder ``out`` of the data set ``name``, and return the path of this file.
+    """Write ``choices`` for the data set ``name`` to ``out/choices.json``, and return the path of this file.
 
-    ``origin`` is a sentence about the origin of the choices.
+    ``origin`` is a sentence about the published files or the data set from which the choices come.
     """
     path = out / CHOICES_FILE
     with lock_for_writing(path):
@@ -250,8 +250,8 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
 
     ``files`` are published files of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``).
     ``images`` is the folder of their images. The captions of ARO describe boxes in photographs: the boxes are cut out and
-    written to ``out/images``. :class:`BigramModel` learns from the training captions of the ``dataset.json`` in ``corpus``;
-    without ``corpus``, this model scores no captions. Raises UserError if a file has another form or an image is missing.
+    written to ``out/images``. If ``corpus``, the file of a data set, is given, a :class:`BigramModel` of its training
+    captions scores all captions. Raises UserError if a file has another form or an image is missing.
     """
     name = out.resolve().name
     check_dataset_name(name)
@@ -326,8 +326,8 @@ def _read_published_choices(file: Path) -> Iterator[_PublishedChoice]:
 def _parse_published_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:
     """Yield the choices in a published row: one, or two for Winoground, whose rows have two images and two captions.
 
-    ``kind`` is the name of the published file, and ``number`` the index of the row; the choices store both. Raises KeyError,
-    TypeError or ValueError if the row has another form.
+    ``kind`` is the name of the published file, which the choices store (Winoground: ``winoground``). ``number`` is the index
+    of the row. Raises KeyError, TypeError or ValueError if the row has another form.
     """
     if "caption_0" in row:
         captions = _read_text_field(row, "caption_0"), _read_text_field(row, "caption_1")

@@ -39,7 +39,7 @@ class IdIndex:
 
 
 class ImageColumns(Sequence[Image]):
-    """A sequence that reads each :class:`Image` from a parquet file on access. Sequences of equal images are equal.
+    """A sequence of images that reads each :class:`Image` from a parquet file on access.
 
     columns : the columns of the file
     rows : the indices of the images in the file; None for all images
@@ -141,7 +141,7 @@ class ImageColumns(Sequence[Image]):
             yield group, _list_caption_rows(self._find_caption_ends(group), rows)
 
     def _find_caption_ends(self, group: int) -> NDArray[np.int64]:
-        """Return, for each image of a row group, the number of captions from the start of the row group up to this image."""
+        """Return, for each image of a row group, the number of captions up to and including this image in the row group."""
         first, last = self._columns.group_ends[group - 1] if group else 0, self._columns.group_ends[group]
         ends = self._columns.caption_ends
         return ends[first:last] - (ends[first - 1] if first else 0)

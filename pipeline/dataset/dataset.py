@@ -109,7 +109,7 @@ class Dataset:
 
     @property
     def content_paths(self) -> list[Path]:
-        """The files and folders, besides ``path``, that determine the content; an empty list for a data set in a file."""
+        """The files, besides ``path``, that determine the content: none. Only a folder of photos has such files."""
         return []
 
     @cached_property

@@ -140,7 +140,7 @@ def find_same_images(
     checksums: Mapping[int, bytes] | None = None,
     other_checksums: Mapping[int, bytes] | None = None,
 ) -> list[tuple[Image, Image]]:
-    """Return pairs of an image and the first of ``others`` with the same id on Flickr or in MS-COCO, or the same bytes.
+    """Return pairs of an image and the first of ``others`` that has the same id on Flickr or in MS-COCO, or the same bytes.
 
     ``checksums`` and ``other_checksums`` map an ``imgid`` to the SHA-256 of the file. Images without a SHA-256 are compared by
     their ids on Flickr or in MS-COCO only.
@@ -164,8 +164,8 @@ def _list_identity_keys(image: Image, checksums: Mapping[int, bytes]) -> list[st
 def report_shared_images(dataset: Dataset, other: Dataset) -> str:
     """Report how many images two data sets share, with a line for each pair of splits.
 
-    A remark marks images that are for training in one of the two data sets only. Images are compared by their ids on Flickr
-    or in MS-COCO; files of the same size are also compared by their bytes.
+    A line ends with a remark if exactly one of its two splits is for training. Images are the same if they have the same id
+    on Flickr or in MS-COCO, or if their files have the same bytes.
     """
     pairs = find_same_images(dataset.images, other.images, *_hash_files_of_common_sizes(dataset, other))
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
@@ -215,9 +215,9 @@ def sort_by_splits(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[st
 
 
 def _hash_files_of_common_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return the SHA-256 by ``imgid`` for both data sets, but only for files whose size also occurs in the other data set.
+    """Return two dictionaries, one for each data set, from ``imgid`` to the SHA-256 of the image file.
 
-    Other files cannot have the same bytes, and are not read.
+    Files whose size does not occur in the other data set are left out: they cannot have the same bytes.
     """
     if not (dataset.has_image_files and other.has_image_files):
         return {}, {}
@@ -300,8 +300,8 @@ def _count_captions_by_text(dataset: Dataset) -> dict[str, Counter[str]]:
 def report_known_test_images(dataset: Dataset) -> list[str]:
     """Report how many images of a data set are test images of published data sets, by their ids on Flickr or in MS-COCO.
 
-    The file of a published data set must lie in ``data/NAME``, or in a folder next to this data set. If it is missing, and the
-    ids are from the same source (Flickr or MS-COCO), the report states that the published data set was not compared.
+    A published data set is read from ``data/NAME``, or from a folder next to this data set. If its file is missing although
+    its images come from the same website as those of this data set, a line states that the two were not compared.
     """
     lines: list[str] = []
     missing = set(_list_published_names()) - {dataset.name}

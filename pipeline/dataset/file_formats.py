@@ -30,12 +30,12 @@ Tables = Callable[[], Iterator[Any]]  # each call yields tables (pyarrow) with a
 
 
 def choose_dataset_format(n_pairs: int) -> DatasetFormat:
-    """Return the file format of a new data set with ``n_pairs`` captions."""
+    """Return the file format of a new data set: parquet for more than ``MAX_JSON_PAIRS`` captions, else JSON."""
     return "parquet" if n_pairs > MAX_JSON_PAIRS else "json"
 
 
 def check_no_other_format(out: Path, file_format: DatasetFormat) -> None:
-    """Raise UserError if the folder ``out`` has a data set in the other file format."""
+    """Raise UserError if the folder ``out`` has a data set in another file format than ``file_format``."""
     other = out / ("dataset.json" if file_format == "parquet" else "dataset.parquet")
     if other.exists():
         raise UserError(f"{other} already exists, and a data set has one form; move it away, or give another --out")
@@ -52,7 +52,7 @@ def write_dataset_from_tables(
     """Write a data set to the folder ``out``, link ``out/images`` to ``images``, and return the path of the file.
 
     A file that already has this content is left as it is. Raises UserError if the folder has a data set with other content, or
-    in the other file format.
+    in another format than ``file_format``.
 
     head : the keys of ``dataset.json`` besides ``images``
     tables : a function that yields the images as tables (pyarrow) with the columns of a ``dataset.parquet``. It may be called

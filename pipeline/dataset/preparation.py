@@ -231,9 +231,9 @@ def write_json_dataset(
 ) -> Path:
     """Write ``out/dataset.json``, create the link ``out/images`` to the folder ``images``, and return the path of the file.
 
-    Without ``images`` no link is created. A file that already has this content, in whatever JSON layout, is left as it is.
-    Raises UserError if the file has other content, unless ``may_replace``, or if it is one of ``inputs``, the files of the
-    source.
+    If ``images`` is None, no link is created. A file that already has this content, in whatever JSON layout, is left as it
+    is. Raises UserError if the file is one of ``inputs``, from which the data set was built. Unless ``may_replace`` is true,
+    also raises UserError if the file has other content.
     """
     folder, path = out / "images", out / "dataset.json"
     check_dataset_output(out, content["dataset"], inputs)
@@ -283,7 +283,7 @@ def _encode_json_pieces(content: dict[str, Any]) -> Iterator[bytes]:
 
 
 def read_dataset_content(dataset_file: Path) -> dict[str, Any]:
-    """Return the content of a ``dataset.json``. For a ``dataset.parquet``, return the same content with the same keys."""
+    """Return the content of a ``dataset.json``. The content of a ``dataset.parquet`` is returned in the same layout."""
     if dataset_file.suffix != ".parquet":
         content: dict[str, Any] = read_json(dataset_file)
         return content
@@ -337,9 +337,9 @@ def load_and_check_dataset(path: Path) -> Dataset:
 
 
 def list_image_file_errors(dataset: Dataset) -> list[BadImage]:
-    """Return an error for each image file that is missing, or that lies in a missing or changed archive.
+    """Return an error for each image file that is missing, or whose archive is missing or has changed since the import.
 
-    The list is empty for a data set without image files.
+    The list is empty for a data set that consists of features, without image files.
     """
     missing = []
     for image in dataset.images if dataset.has_image_files else ():

@@ -180,7 +180,7 @@ class _EntitiesReader:
     def read_photo(self, number: str, file: str) -> _AnnotatedPhoto:
         """Read the captions and boxes of the photo ``number``; ``file`` is its path in the folder of images.
 
-        Captions that do not describe their photo (``UNRELATED_CAPTIONS``) lose their phrases.
+        Captions that do not describe their photo (listed in the file ``UNRELATED_CAPTIONS``) lose their phrases.
         """
         captions = list(read_marked_captions(self.sentences_file(number)))
         annotation = read_box_annotations(self.folder / "Annotations" / f"{number}.xml")
@@ -212,8 +212,8 @@ class _EntitiesReader:
     def convert_phrases(self, caption: MarkedCaption, tokens: Sequence[str], photo: _AnnotatedPhoto) -> list[dict[str, Any]]:
         """Return the phrases of a caption as JSON objects for ``dataset.json``.
 
-        ``tokens`` are the tokens of the caption in ``dataset.json``. Phrases that cover no token, such as
-        ``[/EN#0/notvisual &]``, are left out and counted.
+        ``tokens`` are the tokens of the caption in ``dataset.json``. A phrase that covers no token, such as
+        ``[/EN#0/notvisual &]``, is left out, and ``counts`` counts it.
         """
         entries = []
         spans = transfer_spans([(phrase.start, phrase.stop) for phrase in caption.phrases], caption.words, tokens)

@@ -247,9 +247,9 @@ def _shuffle_images(image_of_item: NDArray[np.int64], rate: float, rng: np.rando
 
 
 def _list_changed_images(images: Sequence[Image], new_image_of_caption: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Return the fields ``sentids`` and ``imgids`` of :class:`Noise`: the captions whose image changes, and their new images.
+    """Return the ids of the captions whose image changes, and of their new images, as ``sentids`` and ``imgids``.
 
-    ``new_image_of_caption`` (n_captions,) is the index of the image of each caption after the changes.
+    ``new_image_of_caption`` (n_captions,) is the index of each caption's image in ``images`` after the changes.
     """
     changed = new_image_of_caption != np.repeat(np.arange(len(images)), n_captions_per_image(images))
     return {
@@ -327,7 +327,7 @@ def write_folds(
 
 
 def assign_parts(imgids: list[int], count: int, seed: int) -> dict[int, int]:
-    """Return the part of a cross-validation, from 0 to ``count`` - 1, for each image id.
+    """Divide images into ``count`` parts for a cross-validation; return the part, from 0 to ``count`` - 1, of each image id.
 
     Images are sorted by the SHA-256 of the seed and their id; image k in this order gets the part k modulo ``count``. So the
     parts depend neither on the order of the images nor on the version of a random number generator.
@@ -375,9 +375,9 @@ def sample_splits(files: Sequence[str], val: float, test: float, seed: int, imag
 
 
 def _fill_splits(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> list[str]:
-    """Return the split of each index in ``groups``, the groups of similar photos. ``sizes`` has the sizes of val and test.
+    """Return a split for each photo. ``groups`` holds the indices of similar photos, which get the same split.
 
-    A group goes to the first split with enough free places for all its photos, or else to ``train``.
+    ``sizes`` has the sizes of ``val`` and ``test``. A group goes to the first split with enough free places, or to ``train``.
     """
     splits = ["train"] * sum(map(len, groups))
     room = dict(sizes)

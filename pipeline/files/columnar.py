@@ -160,10 +160,7 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose_columns: Callable[
 
 
 def check_decoded_parquet_size(path: Path) -> None:
-    """Raise UserError if a parquet file expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`).
-
-    A repeated text is counted each time.
-    """
+    """Raise UserError if a parquet file expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`)."""
     with path.open("rb") as stream:
         for _ in read_parquet_batches(path, stream, lambda names: names):
             pass
@@ -212,7 +209,7 @@ def _count_decoded_bytes_and_rows(
 
 
 def _count_expanded_bytes(array: Any) -> int:
-    """Return the size in bytes that an array would have if each row had its own copy of its texts."""
+    """Return the size of an Arrow array in bytes, as if each row had its own copy of its texts."""
     kind, compute = import_module("pyarrow.types"), import_module("pyarrow.compute")
     if kind.is_dictionary(array.type):
         lengths = compute.binary_length(array.dictionary).cast("int64")
@@ -259,7 +256,7 @@ def _count_message_bytes(message: Any) -> int:
 
 
 class _FlatBuffersTable:
-    """A table of a FlatBuffers message. The bytes at ``position`` hold the offset from there to the table."""
+    """A table of a FlatBuffers message. The four bytes at ``position`` state how far behind ``position`` the table begins."""
 
     def __init__(self, content: memoryview, position: int) -> None:
         self._content = content
@@ -287,10 +284,7 @@ _CHECK_BY_MAGIC: dict[bytes, Callable[[Path], None]] = {
 
 
 def check_decoded_file_size(path: Path) -> None:
-    """Raise UserError if a file of any known compression expands to over 100 times its size.
-
-    The exact limit is :func:`max_decoded_bytes`. A file of another kind is accepted.
-    """
+    """Raise UserError if a parquet, Arrow, zip, gzip, xz or bzip2 file expands beyond :func:`max_decoded_bytes`."""
     with path.open("rb") as stream:
         start = stream.read(6)
     check = next((check for magic, check in _CHECK_BY_MAGIC.items() if start.startswith(magic)), None)

@@ -79,8 +79,8 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
 def _check_compression(path: Path | str, name: str, data: h5py.Dataset) -> None:
     """Raise UserError if a dataset expands to over 100 times its size, or has another compression than gzip or lzf.
 
-    HDF5 decompresses a chunk completely, even if it is larger than stated. Large chunks are therefore first decompressed here,
-    up to the stated size.
+    HDF5 decompresses a chunk completely, even if the chunk is larger than the file states. Large chunks are therefore
+    decompressed here first, up to the stated size.
     """
     n_stored, chunk_bytes = data.id.get_storage_size(), math.prod(data.chunks) * data.dtype.itemsize
     check_decoded_size(f"{path}: {name}", max(data.nbytes, chunk_bytes), n_stored)
@@ -191,7 +191,7 @@ class ModelOutputMetadata(Protocol):
 def check_same_attributes(
     first_path: Path, first: ModelOutputMetadata, path: Path, other: ModelOutputMetadata, names: Sequence[str]
 ) -> None:
-    """Raise UserError if two files differ in one of the attributes ``names``. An attribute that a file lacks is ignored."""
+    """Raise UserError if two files have different values of an attribute in ``names``. A missing attribute is ignored."""
     for name in names:
         first_value, value = getattr(first, name), getattr(other, name)
         if None not in (first_value, value) and first_value != value:

@@ -93,7 +93,7 @@ _input_states: ContextVar[dict[Path, FileState]] = ContextVar("_input_states")  
 def report_changed_inputs() -> Iterator[None]:
     """Turn an unexpected error in the ``with`` block into a UserError if an input file has changed in the meantime.
 
-    An input file is a file that :func:`check_input` has accepted in this block. Expected errors are UserError and Interrupted.
+    An input file is a file that :func:`check_input` has accepted in this block. UserError and Interrupted are not changed.
     """
     token = _input_states.set({})
     try:
@@ -115,7 +115,7 @@ def changed_file_error(path: Path, how: str = "replaced or written to") -> UserE
 
 
 def forget_input(path: Path) -> None:
-    """Drop the recorded state of an input file, because the program itself has written the file."""
+    """Forget the state that :func:`check_input` recorded for a file. Call this after the program itself wrote the file."""
     _input_states.get({}).pop(path, None)
 
 
@@ -242,9 +242,9 @@ class InputFile:
 
 
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
-    """Return the bytes and SHA-256 of a file in the folder of a training run.
+    """Return the bytes and the SHA-256 of a file in the folder of a training run.
 
-    ``record`` is the content of ``run.json`` in this folder. Raises UserError if ``record`` has another SHA-256 for the file.
+    ``record`` is the content of the run's ``run.json``. Raises UserError if this states another SHA-256 for the file.
     """
     source = InputFile(file)
     content = source.read()

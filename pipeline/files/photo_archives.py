@@ -62,9 +62,9 @@ class PhotoArchive:
         return _find_path(self.location)
 
     def require_unchanged(self) -> FileState | RemoteFile:
-        """Return the remote file of an archive at a URL, or the size and times of a local archive without opening it.
+        """Raise UserError if the archive is missing, or has another size or version than at the import.
 
-        Raises UserError if the archive is missing, or has another size or version than at the import.
+        Returns the remote file of an archive at a URL. Returns the size and times of a local archive without opening it.
         """
         path = self.path
         if path is None:
@@ -198,8 +198,8 @@ class PhotoIndexWriter:
     def add_photo(self, file: str, archive: int, member: str, size: int, position: MemberPosition) -> None:
         """Add a photograph of ``size`` bytes. ``file`` is the path of the image in the folder ``images``.
 
-        ``archive`` is the id that :meth:`add_archive` returned. ``member`` is the name of the photograph in the archive, and
-        ``position`` the place of its bytes.
+        ``archive`` is the id that :meth:`add_archive` returned for its archive. ``member`` is the name of the photograph in
+        the archive, and ``position`` the place of its bytes.
         """
         self._connection.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?, ?)", (file, archive, member, size, *position))
 

@@ -38,7 +38,7 @@ class SourceArchive:
     """A tar archive to import.
 
     file : the path of a local archive, or the file at a URL
-    folder : the folder below ``images`` for the photos: the path of the archive in the imported folder, without the suffix
+    folder : the folder below ``images`` for its photos, named after the archive, e.g. ``train-0001`` for ``train-0001.tar``
     """
 
     file: Path | RemoteFile
@@ -146,10 +146,7 @@ class PhotoNameIndex:
 
     @cached_property
     def _files_by_key(self) -> dict[str, set[str]]:
-        """The files by name. A file has up to four normalised names: path and base name, with and without suffix.
-
-        Several files may share a name, such as a base name.
-        """
+        """The files by their normalised names: a file's path and base name, both with and without suffix."""
         files_by_key: dict[str, set[str]] = {}
         for file in self._files:
             for key in list_lookup_names(file):
@@ -159,8 +156,8 @@ class PhotoNameIndex:
     def find_photo(self, name: str) -> str:
         """Return the path of the photograph with this name, relative to the folder.
 
-        A name without a photograph is returned unchanged, so that the later check of the file can name it in an error. Raises
-        BadRow if several photographs fit.
+        If there is no such photograph, returns ``name`` unchanged; a later check of the file reports that it is missing.
+        Raises BadRow if several photographs fit.
         """
         if not name or ".." in Path(name).parts or (self._folder / name).is_file():
             return name
@@ -228,7 +225,7 @@ class ImageFolders:
 
 
 def find_output_images_folder(out: Path) -> Path:
-    """Return the folder ``images`` of the new data set in ``out``. Raises UserError if this is a link to other images."""
+    """Return ``out/images``. Raises UserError if this folder is a link to the images of another data set."""
     folder = out / "images"
     if folder.is_symlink():
         raise UserError(f"{folder} is a link to another folder of images; give another --out")
@@ -249,8 +246,8 @@ class PhotoWriter:
     def add(self, row: ImportedRow, content: bytes) -> None:
         """Add a row, and write ``content``, the bytes of its photo.
 
-        Once a row has a fault that makes the import fail at its end, later calls only check rows and write no photos.
-        Raises UserError if the folder has another photo at this path.
+        If an earlier row has a fault because of which the import will fail, the row is checked but no photo is written.
+        Raises UserError if the folder of images has another photo at this path.
         """
         file = self._collector.add_row_with_photo(row, content)
         if file is None or not self._collector.can_succeed:
@@ -265,7 +262,7 @@ class PhotoWriter:
 
 
 class PhotoIndexer:
-    """A writer of an index of photos that stay in tar archives; :class:`PhotoWriter` copies photos to files instead."""
+    """A writer of an index of photos that stay in tar archives, which also adds their rows to a :class:`RowCollector`."""
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
         self.images_folder = find_output_images_folder(out)

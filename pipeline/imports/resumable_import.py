@@ -32,7 +32,7 @@ Indices = NDArray[np.int64]
 class CaptionRow(NamedTuple):
     """A valid row: an image with one caption.
 
-    number : the index of the row among all rows of its part
+    number : the index of the row among all rows of its part (a file of the imported source)
     place : the file and line of the row for messages
     digest : a hash of the data of the image, such as its vectors; two rows of an image must not differ in it
     """
@@ -70,7 +70,7 @@ class ImportedPart(NamedTuple):
 def write_imported_part(path: Path, key: str, blocks: Iterable[list[CaptionRow]], bad_rows: list[RowFault]) -> ImportedPart:
     """Write the valid rows of a part (one file of the source) to ``path``. ``key`` is a hash of all inputs and settings.
 
-    ``blocks`` yields lists of valid rows. This iterator may append invalid rows to ``bad_rows`` until it ends.
+    ``blocks`` yields lists of valid rows. While it runs, it may append the faults of invalid rows to ``bad_rows``.
     """
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     types = dict.fromkeys(CaptionRow._fields, arrow.string()) | dict.fromkeys(_INTEGER_NAMES, arrow.int64())
@@ -104,7 +104,7 @@ def find_imported_part(path: Path, key: str) -> ImportedPart | None:
 
 
 class _FirstRow(NamedTuple):
-    """The values in the first row of an image, and the position of this row.
+    """The values in the first row of an image, and the position of this row. A part is one file of the source.
 
     ``part`` : the index of the part that has the row.
     ``valid_index`` : the index of the row among the valid rows of the part.
@@ -183,7 +183,7 @@ class RowsByImage:
         return any(row.split is not None for row in self._first_rows.values())
 
     def count_images_per_split(self, sampled_splits: dict[str, str]) -> dict[str, int]:
-        """Return the number of images of each split. ``sampled_splits`` maps files to splits if the source has no splits."""
+        """Return the number of images of each split. ``sampled_splits`` has the split of each file if the source has none."""
         return dict(Counter(row.split or sampled_splits[file] for file, row in self._first_rows.items()))
 
     def build_tables(self, sampled_splits: dict[str, str]) -> Iterator[Any]:
@@ -350,11 +350,8 @@ def is_import_finished(folder: Path, key: str) -> bool:
 def write_import_record(folder: Path, key: str, files: Sequence[Path], known_hashes: Mapping[Path, str]) -> None:
     """Record the files of a finished import, so that the same import need not run again.
 
-    ``key`` is a hash of all inputs and settings. ``known_hashes`` has the SHA-256 of further files that the
-    record includes, by path.
+    ``key`` is a hash of all inputs and settings. ``known_hashes`` has the SHA-256 of further files, by path.
     """
-    hashes = {
-        str(path.absolute()): sha256
-        for path, sha256 in [*((path, sha256_file(path)) for path in files), *known_hashes.items()]
-    }
+    all_hashes = {**{path: sha256_file(path) for path in files}, **known_hashes}
+    hashes = {str(path.absolute()): sha256 for path, sha256 in all_hashes.items()}
     write_json(folder / RECORD_NAME, {"key": key, "files": hashes})

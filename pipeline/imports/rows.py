@@ -125,7 +125,7 @@ class BadRowList:
 
 @dataclass
 class _CollectedImage:
-    """An image with the file and line of each of its rows. A caption is a tuple: the id or None, the text, and the tokens."""
+    """The rows of one image. ``row_locations`` holds their files and lines. A caption is the id or None, text and tokens."""
 
     row_locations: list[str]
     imgid: int | None
@@ -137,7 +137,7 @@ class _CollectedImage:
 class RowCollector:
     """A collector that groups rows by image.
 
-    ``check`` is a function that raises :class:`BadRow` if the file of an image cannot be used.
+    ``check`` is a function that gets the path of an image, and raises :class:`BadRow` if the file cannot be used.
     """
 
     def __init__(self, settings: ImportSettings, check: Callable[[str], None] = lambda file: None) -> None:
@@ -152,11 +152,11 @@ class RowCollector:
 
     @property
     def can_succeed(self) -> bool:
-        """True if all rows so far are valid, or if invalid rows are left out."""
+        """True if all rows so far are valid, or if the user lets invalid rows be left out (``skip_bad``)."""
         return self.bad_rows.skip_bad or not self.bad_rows.places_and_faults
 
     def add(self, row: ImportedRow) -> str | None:
-        """Add a row and return the normalised path of its image. An invalid row is added to ``bad_rows``; return None then."""
+        """Add a row; return the normalised path of its image. If the row is invalid, add it to ``bad_rows``; return None."""
         self.n_rows += 1
         try:
             return self._add(row)
@@ -165,9 +165,9 @@ class RowCollector:
             return None
 
     def add_row_with_photo(self, row: ImportedRow, content: bytes) -> str | None:
-        """Add a row and return the normalised path of its image. Add an invalid row to ``bad_rows`` and return None.
+        """Add a row as :meth:`add` does. The row is also invalid if ``content``, the bytes of its photo, is not an image.
 
-        A row is also invalid if ``content``, the bytes of its photo, is not a readable image.
+        The photo is not stored.
         """
         try:
             read_image_size(Path(row.file), content)
@@ -248,13 +248,11 @@ class RowCollector:
         if not self._image_by_file:
             raise UserError(f"all {self.n_rows} rows lack an image with a caption")
         has_splits = next(iter(self._image_by_file.values())).split is not None
-        sampled_splits = sample_missing_splits(self._settings, self.list_image_files(), has_splits, images_folder)
+        sampled = sample_missing_splits(self._settings, self.list_image_files(), has_splits, images_folder)
         entries: list[dict[str, Any]] = []
         n_captions = 0
         for index, (file, image) in enumerate(self._image_by_file.items()):
-            entries.append(
-                _build_entry(index if image.imgid is None else image.imgid, file, image, sampled_splits, n_captions)
-            )
+            entries.append(_build_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
             n_captions += len(image.captions)
         return {**build_import_head(self._settings, has_splits, n_bad_rows, source_facts), "images": entries}
 
@@ -319,9 +317,9 @@ def normalize_image_path(name: str) -> str:
 
 
 def parse_split(name: str | None) -> str | None:
-    """Return the split that a text names, such as ``val`` for ``dev``; None if ``name`` is None or blank.
+    """Return the split that a word such as ``val`` or ``dev`` names; None if ``name`` is None or blank.
 
-    Raises BadRow if there is no such split.
+    Raises BadRow if ``name`` names no split.
     """
     if name in SPLITS:
         return name
@@ -375,10 +373,7 @@ _BAD_ROWS_KIND = text_kind("a list of rows that were left out", '{"place": ', wi
 
 
 def check_import_output(settings: ImportSettings) -> None:
-    """Raise UserError if the folder ``settings.out`` has another data set, or another file for the list of bad rows.
-
-    Call this function before any long work.
-    """
+    """Raise UserError if ``settings.out`` has another data set, or an ``import.failures.jsonl`` without a list of bad rows."""
     check_dataset_output(settings.out, settings.name)
     check_output(settings.out / "import.failures.jsonl", _BAD_ROWS_KIND)
 

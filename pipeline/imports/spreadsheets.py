@@ -90,7 +90,7 @@ def _count_usual_characters(sample: bytes, encoding: str) -> int:
 
 
 def choose_decoding_error_handler(encoding: str) -> str:
-    """Return the error handler that keeps undecodable bytes as lone surrogates; for UTF-16, the handler that raises errors."""
+    """Return the argument ``errors`` of :func:`open`: UTF-16 must be valid; other undecodable bytes become lone surrogates."""
     return "strict" if encoding.startswith("utf-16") else "surrogateescape"
 
 
@@ -263,9 +263,9 @@ def _find_row_fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> s
 class _MergedRowChecker:
     """A checker that finds rows of a CSV file that a stray quotation mark has merged.
 
-    A cell that extends from one row into the next row contains the file name of one of these rows. A text counts as
-    a file name if it ends in the suffix of an image format, or in a suffix from the column of files. If the names in that
-    column have no suffix, a text without blanks at the position of the column counts, too.
+    A cell that swallowed a row contains the name of this row's image file. A text counts as such a name if it ends in the
+    suffix of an image format, or in a suffix from the column of image files. If the names in this column have no suffix, a
+    text without blanks at the position of the column counts, too.
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:
@@ -273,7 +273,7 @@ class _MergedRowChecker:
         self._file_suffixes, self._has_bare_names = set(PHOTO_SUFFIXES), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if the first ``line`` of an unreadable row has no file name, so that the row's end is unclear."""
+        """Raise UserError if the first ``line`` of an unreadable row names no image file: the row may end in a later line."""
         if not self._has_file_name(line):
             raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
 

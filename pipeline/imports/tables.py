@@ -191,7 +191,7 @@ def build_imported_row(place: str, values: Mapping[str, list[Any]]) -> ImportedR
 def parse_id(value: object, field_name: str) -> int | None:
     """Return an id as an integer; None if ``value`` is None or "".
 
-    Raises BadRow, which contains ``field_name``, if ``value`` is not an integer or the text of an integer.
+    Raises BadRow if ``value`` is not an integer or the text of an integer. The message contains ``field_name``.
     """
     if value is None or value == "":
         return None
@@ -207,9 +207,9 @@ def parse_id(value: object, field_name: str) -> int | None:
 def choose_columns(
     path: Path, header: Mapping[str, Any], given: Mapping[str, tuple[str, ...]], required: tuple[str, ...] = REQUIRED_FIELDS
 ) -> dict[str, tuple[str, ...]]:
-    """Return the columns of each field: the ``given`` columns, or else the first column of the header with a usual name.
+    """Return the columns of each field, such as ``caption``: the ``given`` columns, or else the first with a usual name.
 
-    Raises UserError if a given field or column does not exist, or if a ``required`` field has no column.
+    Raises UserError if a given field, or a column that is not in ``header``, is named, or if a ``required`` field is missing.
     """
     unknown = next((field for field in given if field not in USUAL_NAMES_BY_FIELD), None)
     if unknown is not None:
@@ -314,10 +314,10 @@ def import_table(images: Path, table: Path, settings: ImportSettings, other_fold
 
 
 def _detect_and_confirm_columns(table: Path, photos: PhotoNameIndex, settings: ImportSettings) -> ImportSettings:
-    """Return the settings with the encoding and the columns of a CSV file or spreadsheet, and log both for the user.
+    """Return the settings with the encoding and columns of a CSV file or spreadsheet; log both and let the user confirm them.
 
-    The columns of a field are the columns that the user names, or else a column with a usual name, or else the columns with
-    fitting contents. If ``needs_confirmation`` is set, the user must confirm. Raises click.Abort if the user declines.
+    A field is read from the columns that the user chose, or else from a column with a usual name, or else from columns with
+    fitting contents. Asks the user only if ``settings.needs_confirmation``. Raises click.Abort if the user declines.
     """
     kind = table.suffix.lower()
     if kind == ".xlsx":

@@ -58,7 +58,7 @@ class Sample:
 
     @property
     def first_member_name(self) -> str:
-        """The name of the first member that was read. Without one, the path of an unread member, or the key."""
+        """The name of the first member that was read; if none was read, the path of an unread member, or else the key."""
         names = (member.name for member in self.member_by_extension.values())
         return next(names, str(next(iter(self.unread_paths), self.key)))
 
@@ -115,7 +115,7 @@ class SampleReader:
     def read_samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
         """Yield the samples in the order of ``members``.
 
-        A sample is left out if all its members are of other kinds than photos and captions, and no member is faulty.
+        A sample without photo and caption is left out, unless a member is faulty or has a name like ``a.b.jpg``.
         """
         sample = Sample("")
         for member in members:
@@ -145,7 +145,7 @@ class SampleReader:
         return to_printable_line(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
     def _finish_sample(self, sample: Sample) -> Iterator[Sample]:
-        """Yield the sample if it has a photo, a caption or a faulty member. Count photos after the first as unread."""
+        """Yield ``sample`` unless :meth:`read_samples` leaves it out. Count photos after the first as unread."""
         photos = [extension for extension in sample.bytes_by_extension if extension in PHOTO_EXTENSIONS]
         self._n_unread_by_extension.update(f"*.{extension}" for extension in photos[1:])
         if sample.bytes_by_extension or sample.unread_paths or sample.fault:
