@@ -254,7 +254,7 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_result(rule: str, output: Path) -> str:
-    """Return the result of a finished step as text: the metric of a training or an evaluation, or else the written file."""
+    """Return a text for a finished step: rsum or R@1 of a training or an evaluation, or else the path of the ``output``."""
     try:
         if rule == "train":
             return f"val rsum {read_json(output)['best_rsum']:.1f}"
@@ -301,7 +301,7 @@ def build_repeat_command(shell_command: str, variables: Mapping[str, str]) -> st
 
 
 def _read_metrics_by_protocol(result: Path) -> dict[str, dict[str, Any]]:
-    """Return the metrics in a result file by protocol. If protocols have equal metrics, return only the last of them."""
+    """Return the metrics in a result file by protocol. Of several protocols with equal metrics, only the last is returned."""
     protocols = read_json(result)["protocols"]
     names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
     return {name: protocols[name] for name in names.values()}

@@ -228,7 +228,7 @@ def _exchange_phrases(tokens: Sequence[str], first: Phrase, second: Phrase) -> t
 
 
 _Box = tuple[int, int, int, int]
-_EXPECTED = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Winoground (examples.jsonl)"
+_WRONG_FORM = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Winoground (examples.jsonl)"
 
 
 class _PublishedChoice(NamedTuple):
@@ -315,12 +315,12 @@ def _read_published_choices(file: Path) -> Iterator[_PublishedChoice]:
         rows = list(parsed.values()) if isinstance(parsed, dict) else parsed
     kind = re.sub(r"[^A-Za-z0-9_]+", "_", file.stem)
     if not isinstance(rows, list) or not rows:
-        raise UserError(f"{file}: {_EXPECTED}")
+        raise UserError(f"{file}: {_WRONG_FORM}")
     for number, row in enumerate(rows):
         try:
             yield from _parse_published_row(row, kind, number)
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{file}: choice {number + 1}: {_EXPECTED} ({type(error).__name__}: {error})") from None
+            raise UserError(f"{file}: choice {number + 1}: {_WRONG_FORM} ({type(error).__name__}: {error})") from None
 
 
 def _parse_published_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:

@@ -223,12 +223,12 @@ def parquet_copy_path(path: Path) -> Path:
 
 
 def _read_parquet(path: Path, file: InputFile) -> Dataset:
-    columns = _open_columns(file)
+    columns = _open_and_check_columns(file)
     return Dataset(path=path, images=ImageColumns(columns), sha256=file.sha256, **_parse_head(path, columns.head))
 
 
-def _open_columns(file: InputFile) -> ParquetColumns:
-    """Open a parquet file. Check all its values, unless it is known to be unchanged since its last check."""
+def _open_and_check_columns(file: InputFile) -> ParquetColumns:
+    """Open a parquet file of a data set. Check all values, unless the file has not changed since its last check."""
     if not set_remembered_sha256(file, _CHECK_VERSION):
         check_parquet_columns(file)
         if file.has_changed:
@@ -272,7 +272,7 @@ def _read_parquet_copy(path: Path, sha256: str) -> Dataset | None:
     if not copy.is_file():
         return None
     try:
-        columns = _open_columns(InputFile(copy))
+        columns = _open_and_check_columns(InputFile(copy))
         if columns.source_version != f"{sha256} {_CHECK_VERSION}":
             return None
         return Dataset(path=path, images=ImageColumns(columns), sha256=sha256, **_parse_head(copy, columns.head))
@@ -362,7 +362,7 @@ def describe_splits(dataset: Dataset) -> str:
 
 
 class Mention(NamedTuple):
-    """A phrase with its caption and image.
+    """A phrase with the caption and the image to which it belongs.
 
     ``phrase_id`` is the index of the phrase among all phrases of the data set, in the order of ``dataset.json``. ``text`` is
     the tokens of the phrase in lower case, separated by blanks.

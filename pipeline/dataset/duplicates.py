@@ -181,11 +181,11 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
 
     Raises BadImage if a photo cannot be decoded.
     """
-    hashes = _hash_photos(dataset)
+    hashes = _compute_perceptual_hashes(dataset)
     images, twins = dataset.images, (dataset if other is None else other).images
     pairs = [
         (images[i], twins[j])
-        for i, j in find_similar_hashes(hashes, hashes if other is None else _hash_photos(other))
+        for i, j in find_similar_hashes(hashes, hashes if other is None else _compute_perceptual_hashes(other))
         if other is not None or (i < j and images[i].split != twins[j].split)
     ]
     pairs_of_splits: dict[tuple[str, str], list[tuple[Image, Image]]] = defaultdict(list)
@@ -231,7 +231,7 @@ def _hash_files_of_common_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[
     return checksums[0], checksums[1]
 
 
-def _hash_photos(dataset: Dataset) -> Any:
+def _compute_perceptual_hashes(dataset: Dataset) -> Any:
     bar = progress_bar(dataset.images, desc=f"hash images of {dataset.name}", unit="image")
     return np.stack([compute_perceptual_hash(dataset.image_path(image)) for image in bar])
 
@@ -306,7 +306,7 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
     lines: list[str] = []
     missing = set(_list_published_names()) - {dataset.name}
     for name in sorted(missing):
-        file = _find_known_dataset_file(name, dataset)
+        file = _find_published_dataset_file(name, dataset)
         if file is None:
             continue
         known = load_dataset_file(file)
@@ -331,7 +331,7 @@ def _list_published_names() -> list[str]:
     return [name for name in list_preset_names("datasets") if load_dataset_preset(name).is_published]
 
 
-def _find_known_dataset_file(name: str, dataset: Dataset) -> Path | None:
+def _find_published_dataset_file(name: str, dataset: Dataset) -> Path | None:
     paths = map(find_dataset_file, (dataset.path.parent.parent / name, Path("data", name)))
     return next((path for path in paths if path.is_file()), None)
 
@@ -340,7 +340,7 @@ def _load_compared_dataset(against: Path, dataset: Dataset) -> Dataset:
     name = str(against)
     if against.exists() or not is_valid_name(name) or name.endswith((".json", ".parquet")):
         return load_and_check_dataset(against)
-    file = _find_known_dataset_file(name, dataset)
+    file = _find_published_dataset_file(name, dataset)
     if file is not None:
         known = load_dataset_file(file)
         return replace(known, has_image_files=False) if list_image_file_errors(known) else known

@@ -99,9 +99,9 @@ class ParquetColumns:
 
     @property
     def source_version(self) -> str | None:
-        """The version of the ``dataset.json`` of which this file is a copy; None if the file is not a copy.
+        """A text that identifies the ``dataset.json`` of which this file is a copy; None if the file is not a copy.
 
-        The version is a text with the SHA-256 of that file and the version of the checks that it passed.
+        The text holds the SHA-256 of the ``dataset.json``, and the version of the checks that it passed.
         """
         value = (self._file.schema_arrow.metadata or {}).get(SOURCE_VERSION_KEY)
         return None if value is None else value.decode(errors="replace")
@@ -204,7 +204,7 @@ def _to_numpy(array: Any) -> NDArray[Any]:
 
 
 class ParquetColumnsWriter:
-    """A writer of images to a parquet file. Each table becomes a row group. :meth:`close` adds the metadata."""
+    """A writer of images, as pyarrow tables, to a parquet file. A table becomes a row group. :meth:`close` adds metadata."""
 
     def __init__(self, stream: BinaryIO) -> None:
         parquet = import_module("pyarrow.parquet")
@@ -223,9 +223,8 @@ class ParquetColumnsWriter:
     def close(self, head: dict[str, Any], source_version: str | None = None) -> None:
         """Write the metadata, and finish the file.
 
-        ``head`` has all keys of ``dataset.json`` besides ``images``. ``source_version`` is a text with the version of the
-        ``dataset.json`` of which this file is a copy: its SHA-256, and the version of the checks that it passed. None if the
-        file is not a copy.
+        ``head`` has all keys of ``dataset.json`` besides ``images``. If this file is a copy of a ``dataset.json``,
+        ``source_version`` is a text with the SHA-256 of the ``dataset.json``, and the version of the checks that it passed.
         """
         copied = {} if source_version is None else {SOURCE_VERSION_KEY: source_version}
         self._writer.add_key_value_metadata({HEAD_KEY: json.dumps(head, ensure_ascii=False), **copied})

@@ -238,7 +238,7 @@ def write_json_dataset(
     folder, path = out / "images", out / "dataset.json"
     check_dataset_output(out, content["dataset"], inputs)
     with lock_for_writing(out, folder=True):
-        has_content = _has_content(path, content)
+        has_content = _has_equal_content(path, content)
         if not has_content and path.exists() and not may_replace:
             raise UserError(f"{path} already exists with other content; move it away, or give another --out or --force")
         remove_temporary_files(out)
@@ -255,7 +255,7 @@ def write_dataset_file(path: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def _has_content(path: Path, content: dict[str, Any]) -> bool:
+def _has_equal_content(path: Path, content: dict[str, Any]) -> bool:
     """Return whether a ``dataset.json`` exists and has this content. The file is parsed only if its bytes differ."""
     if not path.exists():
         return False

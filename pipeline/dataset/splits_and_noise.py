@@ -92,7 +92,7 @@ def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "c
     UserError if the changes are impossible, for example if more than half of the chosen captions belong to one image.
     """
     dataset = load_dataset_file(dataset_file)
-    splits = _training_splits(dataset)
+    splits = _list_training_splits(dataset)
     images = [image for split in splits for image in dataset.split(split)]
     rng = np.random.default_rng(seed)
     changes: dict[str, Any]
@@ -106,7 +106,7 @@ def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "c
             wrong_image_of_caption = _shuffle_images(wrong_image_of_caption, rate, rng, "captions")
         changes = _list_changed_images(images, wrong_image_of_caption)
     return _write_noise_file(
-        _describe_dataset(dataset, splits) | {"kind": kind, "rate": rate, "seed": seed} | changes, dataset, out
+        _build_dataset_fields(dataset, splits) | {"kind": kind, "rate": rate, "seed": seed} | changes, dataset, out
     )
 
 
@@ -119,7 +119,7 @@ def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     length or refers to images that do not exist.
     """
     dataset = load_dataset_file(dataset_file)
-    splits = _training_splits(dataset)
+    splits = _list_training_splits(dataset)
     images = [image for split in splits for image in dataset.split(split)]
     counts = n_captions_per_image(images)
     file = InputFile(index_file)
@@ -138,7 +138,7 @@ def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     moved = index[image_of_caption] if kind == "image" else index
     about = {"kind": kind, "rate": round(float((index != own).mean()), 6), "index_sha256": file.sha256}
     return _write_noise_file(
-        _describe_dataset(dataset, splits) | about | _list_changed_images(images, moved), dataset, out, [index_file]
+        _build_dataset_fields(dataset, splits) | about | _list_changed_images(images, moved), dataset, out, [index_file]
     )
 
 
@@ -197,12 +197,12 @@ def _change_caption(caption: Caption, imgid: int, words: Sequence[str] | None) -
     return replace(caption, raw=" ".join(words), tokens=tuple(words), phrases=())
 
 
-def _training_splits(dataset: Dataset) -> list[str]:
+def _list_training_splits(dataset: Dataset) -> list[str]:
     dataset.split("train")  # raises UserError if the split train has no images
     return [split for split in _TRAINING_SPLITS if split in dataset.splits]
 
 
-def _describe_dataset(dataset: Dataset, splits: Sequence[str]) -> dict[str, Any]:
+def _build_dataset_fields(dataset: Dataset, splits: Sequence[str]) -> dict[str, Any]:
     n_captions = sum(int(n_captions_per_image(dataset.split(split)).sum()) for split in splits)
     return {
         "dataset": dataset.name,

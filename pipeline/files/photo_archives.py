@@ -59,7 +59,7 @@ class PhotoArchive:
     @property
     def path(self) -> Path | None:
         """The path of a local archive; None for a URL."""
-        return _find_path(self.location)
+        return _to_local_path(self.location)
 
     def require_unchanged(self) -> FileState | RemoteFile:
         """Raise UserError if the archive is missing, or has another size or version than at the import.
@@ -92,7 +92,7 @@ class PhotoArchive:
 
 
 @lru_cache(maxsize=_MAX_OPEN_ARCHIVES)
-def _find_path(location: str) -> Path | None:
+def _to_local_path(location: str) -> Path | None:
     return None if is_remote(location) else Path(location)
 
 

@@ -53,7 +53,7 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
     with lock_for_writing(settings.out, folder=True):
         photos = PhotoWriter(settings.out, collector)
         for split, rows in by_split.items():
-            _add_split(source, folders, str(split), rows, library.Image, collector, photos, settings.columns)
+            _add_rows_of_split(source, folders, str(split), rows, library.Image, collector, photos, settings.columns)
         content = collector.build_dataset_content(photos.images_folder, format="hugging-face", files=[source.name])
         return write_imported_data(content, settings, None, [])
 
@@ -102,7 +102,7 @@ def _load_hugging_face(library: Any, source: Path) -> Any:
         raise UserError(f"{source}: cannot be loaded {where} ({error_reason(error)}){hint}") from None
 
 
-def _add_split(
+def _add_rows_of_split(
     source: Path,
     folders: ImageFolders,
     split: str,

@@ -227,7 +227,7 @@ class RowsByImage:
         return tables[0] if len(tables) == 1 else arrow.concat_tables(tables).take(arrow.array(back))
 
     def _add_part(self, index: int) -> Indices:
-        """Add the valid rows of the part ``index``, and record its bad rows.
+        """Add the valid rows of a part (one file of the source), and record its bad rows.
 
         Return the index of the image of each valid row, or -1 for a row that contradicts an earlier row.
         """
@@ -302,7 +302,7 @@ class RowsByImage:
                 self._first_rows.pop(file, None)
 
     def _order_captions(self, image_of_row: Indices) -> CaptionOrigins:
-        """Return the row of each caption, and all ids. The captions are in the order of their images.
+        """Return, for each caption in the order of the images, the position of its row; and the ids of images and captions.
 
         ``image_of_row`` has the index of the image of each row; -1 for a bad row.
         """

@@ -106,7 +106,7 @@ class BadRowList:
             log.warning("%s: %s", *self.places_and_faults[-1])
 
     def raise_or_write_list(self, file: Path, n_rows: int) -> None:
-        """Raise UserError if there are bad rows; with ``skip_bad``, write the list of bad rows to ``file`` instead.
+        """Raise UserError if there are bad rows; if ``skip_bad`` is true, write a list of them to ``file`` instead.
 
         Without bad rows, an earlier ``file`` is removed. ``n_rows`` is the number of all rows, for the message.
         """
@@ -177,7 +177,7 @@ class RowCollector:
         return self.add(row)
 
     def add_bad_row(self, place: str, reason: object) -> None:
-        """Count and list a row that could not be converted to an :class:`ImportedRow`, with its ``place`` and ``reason``."""
+        """Count an invalid row, and add it to ``bad_rows`` with its ``place`` (file and line) and the ``reason``."""
         self.n_rows += 1
         self.bad_rows.add(place, reason)
 

@@ -129,10 +129,10 @@ class SampleReader:
                 continue
             key = (path.parent / (stem or path.name)).as_posix()
             if key != sample.key:
-                yield from self._finish_sample(sample)
+                yield from self._yield_if_used(sample)
                 sample = Sample(key)
             self._add_member(sample, member, path, extension.lower(), fault)
-        yield from self._finish_sample(sample)
+        yield from self._yield_if_used(sample)
 
     @property
     def n_unread_members(self) -> int:
@@ -144,7 +144,7 @@ class SampleReader:
         others = len(self._n_unread_by_extension) - len(counts)
         return to_printable_line(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
-    def _finish_sample(self, sample: Sample) -> Iterator[Sample]:
+    def _yield_if_used(self, sample: Sample) -> Iterator[Sample]:
         """Yield ``sample`` unless :meth:`read_samples` leaves it out. Count photos after the first as unread."""
         photos = [extension for extension in sample.bytes_by_extension if extension in PHOTO_EXTENSIONS]
         self._n_unread_by_extension.update(f"*.{extension}" for extension in photos[1:])
@@ -224,7 +224,7 @@ def import_webdataset(
         reader = SampleReader(key_until)
         seen: dict[str, str] = {}
         for archive, size in zip(archives, sizes, strict=True):
-            _add_archive(archive, reader, seen, collector, photos, settings)
+            _add_samples_of_archive(archive, reader, seen, collector, photos, settings)
             bar.update(size)
         if reader.n_unread_members:
             log.warning("%d members are not read: %s", reader.n_unread_members, reader.describe_unread_members())
@@ -238,7 +238,7 @@ def import_webdataset(
         return write_imported_data(content, settings, None, local)
 
 
-def _add_archive(
+def _add_samples_of_archive(
     archive: SourceArchive,
     reader: SampleReader,
     seen: dict[str, str],

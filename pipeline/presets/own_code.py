@@ -151,9 +151,9 @@ def describe_own_code_error(error: Exception) -> str | None:
 
 
 def hash_code_files(settings: object) -> dict[str, str]:
-    """Return the SHA-256 of ``.py`` files that settings name as in ``my_loss.py:MyLoss``; missing files are left out.
+    """Return the SHA-256 of the files of users' own code in settings (``my_loss.py:MyLoss``), by this name.
 
-    No code is run.
+    Missing files and installed modules are left out. No code is run.
     """
     locations = {name: Path(name.rpartition(":")[0]) for name in _iterate_own_code_names(settings)}
     files = {name: location for name, location in locations.items() if location.suffix == ".py" and location.is_file()}
