@@ -87,7 +87,7 @@ def read_core_affinity() -> set[int]:
 
 
 def read_cgroup_quota(proc: Path = PROC_FOLDER, cgroups: Path = CGROUPS_FOLDER) -> float:
-    """Return the number of cores whose time this process's cgroups may use, e.g. 1.5; infinity without a limit.
+    """Return the number of cores that the cgroups (limits of Linux) of this process allow, e.g. 1.5; infinity if unlimited.
 
     The number is the smallest limit of the cgroup and its ancestors: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and
     ``cpu.cfs_period_us`` in version 1. The root is included, because the root may be the cgroup of a container.
@@ -184,7 +184,7 @@ def find_code_version(root: Path | None = None) -> dict[str, Any]:
 
 
 def format_code_version(version: object) -> str | None:
-    """Return a code version as text, e.g. ``vse 0.1.0, commit 0123456789ab (changed)``; None if it is not valid."""
+    """Return ``version`` as text, e.g. ``vse 0.1.0, commit 0123456789ab (changed)``; None for an object of another form."""
     if not isinstance(version, dict) or not isinstance(version.get("version"), str):
         return None
     commit = f", commit {str(version['commit'])[:12]}" if "commit" in version else ""

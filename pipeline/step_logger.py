@@ -301,7 +301,7 @@ def build_repeat_command(shell_command: str, variables: Mapping[str, str]) -> st
 
 
 def _read_metrics_by_protocol(result: Path) -> dict[str, dict[str, Any]]:
-    """Return the metrics in a result file by protocol. Of several protocols with equal metrics, only the last is returned."""
+    """Return the metrics in a result file by protocol. If several protocols have equal metrics, return only the last one."""
     protocols = read_json(result)["protocols"]
     names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
     return {name: protocols[name] for name in names.values()}

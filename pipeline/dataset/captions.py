@@ -107,7 +107,7 @@ class Vocabulary:
     def build(cls, captions: Iterable[Sequence[str]], min_count: int = 4) -> Vocabulary:
         """Build the vocabulary of the words that occur at least ``min_count`` times, ordered by (-count, word).
 
-        Pass the training captions only. The published code counted the test captions too.
+        Callers pass the training captions only; the published code of the papers counted the test captions, too.
         """
         return cls.from_counts(Counter(word for tokens in captions for word in tokens), min_count)
 
@@ -215,7 +215,7 @@ def _count_letters_before_ends(words: _Words) -> list[int]:
 
 
 def _align_words(words: _Words, tokens: _Words) -> list[tuple[int, int]]:
-    """Return, for each of the ``words``, the span (start, stop) of the ``tokens`` that correspond to it. It may be empty."""
+    """Return, for each word, the span (start, stop) of the tokens that correspond to the word. The span may be empty."""
     counterparts: list[tuple[int, int]] = []
     for _, i, i_end, j, j_end in SequenceMatcher(None, words, tokens, autojunk=False).get_opcodes():
         one_by_one = i_end - i == j_end - j

@@ -128,7 +128,7 @@ class BigramModel:
 
 
 def fit_text_model(dataset: Dataset) -> BigramModel:
-    """Return a :class:`BigramModel` of the training captions of a data set."""
+    """Return a model that counts the pairs of neighbouring words in the training captions (:class:`BigramModel`)."""
     return BigramModel(caption.tokens for image in dataset.split("train") for caption in image.captions)
 
 
@@ -206,7 +206,7 @@ def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> P
 
 
 def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase, Phrase]]]:
-    """Return the pairs of phrases that can be exchanged, by the kind of choice: ``same_type`` or ``other_type``.
+    """Return the pairs of phrases that can be exchanged, by kind: ``same_type`` (e.g. both are ``people``) or ``other_type``.
 
     The two phrases name different things. The text between them does not consist of words such as *and* or *with* alone.
     """
@@ -326,8 +326,8 @@ def _read_published_choices(file: Path) -> Iterator[_PublishedChoice]:
 def _parse_published_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:
     """Yield the choices in a published row: one, or two for Winoground, whose rows have two images and two captions.
 
-    ``kind`` is the name of the published file, which the choices store (Winoground: ``winoground``). ``number`` is the index
-    of the row. Raises KeyError, TypeError or ValueError if the row has another form.
+    ``kind`` is the name of the published file, and the kind of a choice except for Winoground. ``number`` is the index of the
+    row, and the group of its choices for Winoground. Raises KeyError, TypeError or ValueError if the row has another form.
     """
     if "caption_0" in row:
         captions = _read_text_field(row, "caption_0"), _read_text_field(row, "caption_1")

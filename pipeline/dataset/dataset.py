@@ -308,9 +308,9 @@ def _parse_dataset(path: Path, file: InputFile) -> tuple[Dataset, dict[str, Any]
 
 
 def _parse_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments for :class:`Dataset`, read from the keys of ``content`` besides ``images``.
+    """Return the arguments of :class:`Dataset` that a ``dataset.json`` states next to its images, such as the name.
 
-    Raises UserError if the value of a key is invalid. The message begins with ``path``, the file of the data set.
+    Raises UserError if a value in ``content`` is invalid. The message begins with ``path``, the file of the data set.
     """
     name = content.get("dataset")
     if not isinstance(name, str) or not is_valid_name(name):
@@ -385,5 +385,5 @@ def list_mentions(dataset: Dataset) -> list[Mention]:
 
 
 def list_phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of phrases in order of appearance. In feature caches, the id of a text is its index here."""
+    """Return the distinct texts of phrases in order of appearance. Feature caches use the index in the list as id."""
     return list(dict.fromkeys(mention.text for mention in list_mentions(dataset)))

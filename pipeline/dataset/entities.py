@@ -85,7 +85,7 @@ _CORNER_TAGS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class MarkedPhrase(NamedTuple):
-    """A phrase: the words ``start`` to ``stop`` (exclusive) of a caption, the id of the coreference chain, and the types."""
+    """A phrase: words ``start`` to ``stop`` (exclusive) of a caption. ``chain`` is the id of the thing that they name."""
 
     start: int
     stop: int

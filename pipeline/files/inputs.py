@@ -317,7 +317,7 @@ _OPENER_BY_MAGIC: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.op
 def max_decoded_bytes(n_stored: int) -> int:
     """Return the limit on the decoded size of ``n_stored`` compressed bytes: 100 times as many bytes, at least 1 GB.
 
-    The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if the value is not a positive number.
+    The environment variable VSE_MAX_DECODED_GB sets another minimum. Raises UserError if its value is not a positive number.
     """
     text = os.environ.get(_DECODED_GB_VARIABLE, "")
     try:
@@ -330,7 +330,7 @@ def max_decoded_bytes(n_stored: int) -> int:
 
 
 def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
-    """Raise UserError if ``n_decoded`` is over the limit for ``n_stored`` bytes (:func:`max_decoded_bytes`) of ``path``."""
+    """Raise UserError if ``n_stored`` bytes of a file decode to more than :func:`max_decoded_bytes`, namely ``n_decoded``."""
     limit = max_decoded_bytes(n_stored)
     if n_decoded > limit:
         raise UserError(

@@ -224,8 +224,8 @@ class _LocalReader:
 class _RemoteReader:
     """A reader of byte ranges of a remote file, which several threads may use.
 
-    The photographs of a data set are consecutive in an archive, and a request for each of them would be slow. If a range
-    follows the range before it, 8 MiB are therefore requested, and further ranges are taken from these bytes.
+    A request for each photograph would be slow. If a range follows the range that was read before it, as for consecutive
+    photographs, 8 MiB are therefore requested, and later ranges are taken from these bytes.
     """
 
     def __init__(self, file: RemoteFile) -> None:

@@ -59,9 +59,9 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
 
 
 def _check_decoded_sizes(folder: Path) -> None:
-    """Raise UserError if a file in ``folder``, or an Arrow file that a ``state.json`` there names, expands too much.
+    """Raise UserError if a file in ``folder`` expands to over about 100 times its size.
 
-    The limit is about 100 times the size of the file.
+    The Arrow files that a ``state.json`` in ``folder`` lists are checked, too.
     """
     for path in folder.rglob("*"):
         if path.is_file():
@@ -138,7 +138,7 @@ def _add_rows_of_split(
 def _read_photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
     """Return the file name and the bytes of an image. Raises BadRow if the image is missing or lies outside of ``folders``.
 
-    ``stored`` is the cell of the image, with ``bytes`` or a ``path``. An image without a path is named after ``index``,
+    ``stored`` is a cell of the image column, with ``bytes`` or a ``path``. An image without a path is named after ``index``,
     the index of the row.
     """
     if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):

@@ -247,7 +247,7 @@ class RowsByImage:
         self, valid_index: int, faults: dict[int, str], part: int, file: str, split: str | None, imgid: int | None,
         cocoid: int | None, sentid: int | None, digest: bytes, row_index: int,
     ) -> int:  # fmt: skip
-        """Add a row and return the index of its image.
+        """Add the row ``valid_index`` among the valid rows of ``part`` (a file's index), and return the index of its image.
 
         If the row contradicts an earlier row, for example with another split of the same image, add a message to ``faults``
         instead and return -1.

@@ -66,8 +66,8 @@ class TableLayout:
 def detect_encoding(path: Path) -> str:
     """Return the encoding of a text file: ``utf-8-sig``, one of UTF-16, ``cp1252`` or ``mac_roman``.
 
-    A file that decodes as UTF-8, or has more valid than invalid sequences of UTF-8, is UTF-8. UTF-16 is known by its first
-    bytes or by its zeros.
+    UTF-16 is recognised by the first bytes, or by many zeros. Any other file is UTF-8 if it has no invalid sequences of UTF-8,
+    or fewer invalid than valid sequences.
     """
     with path.open("rb") as stream:
         sample = stream.read(_SAMPLE_BYTES)

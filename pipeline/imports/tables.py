@@ -134,9 +134,9 @@ def read_imported_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRo
 
 
 def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None:
-    """Return the columns of files, captions and perhaps splits of a parquet table that :func:`_read_text_rows` can read.
+    """Return the columns of files, captions and (if there is one) splits of a parquet table, if these are columns of texts.
 
-    Returns None if the table has ids or several columns of captions, or if one of these columns has another type than text.
+    Returns None if one of them has another type than text, or if the table has ids or several columns of captions.
     """
     library, kinds = map(import_module, ("pyarrow.parquet", "pyarrow.types"))
     with wrap_read_errors(path, "a parquet file"):
@@ -150,9 +150,9 @@ def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None
 
 
 def _read_text_rows(path: Path, names: list[str], on_bad_row: OnBadRow) -> Iterator[ImportedRow]:
-    """Yield the rows of a parquet table whose columns are texts. Call ``on_bad_row`` for a row without a file.
+    """Yield the rows of a parquet table from columns of texts. Call ``on_bad_row`` for a row without the path of an image.
 
-    ``names`` are the columns of files and captions, and perhaps the column of splits.
+    ``names`` holds the names of the columns of files and captions and, if there is one, of the column of splits.
     """
     row_number = 0
     with path.open("rb") as stream:
