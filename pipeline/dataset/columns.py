@@ -133,7 +133,7 @@ class ImageColumns(Sequence[Image]):
                 yield group, self._row_indices[rows] - (ends[group - 1] if group else 0)
 
     def _iterate_caption_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the index of each row group that holds captions of these images, and the indices of the captions within it.
+        """Yield the index of each row group of the file that holds captions of these images, and their indices in the group.
 
         A row group occurs several times if the images are not in the order of the file.
         """

@@ -74,10 +74,10 @@ def write_dataset_from_tables(
 def write_dataset_content(
     content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], file_format: DatasetFormat
 ) -> Path:
-    """Write the content of a ``dataset.json`` to the folder ``out`` in either file format; return the path of the file.
+    """Write a data set as ``dataset.json`` or ``dataset.parquet`` to the folder ``out``; return the path of the file.
 
-    ``out/images`` becomes a link to the folder ``images``; None if there is no link to create. ``inputs`` are the files from
-    which the data set was built; no input is replaced.
+    ``content`` is in the layout of ``dataset.json``. ``out/images`` becomes a link to the folder ``images``, unless ``images``
+    is None. ``inputs`` are the files from which the data set was built; no input is replaced.
     """
     if file_format == "json":
         check_no_other_format(out, file_format)

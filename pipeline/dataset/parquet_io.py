@@ -158,7 +158,7 @@ class ParquetColumns:
         return _encode_tokens(self._read_caption_field("tokens", group))
 
     def read_languages(self, group: int) -> list[str | None]:
-        """Return the language of each caption of a row group; an empty list without a column of languages."""
+        """Return the language (or None) of each caption in a row group; an empty list if the file has no languages."""
         return self._read_caption_field("language", group).to_pylist() if self.has_languages else []
 
     def _read_files(self, group: int) -> list[str]:

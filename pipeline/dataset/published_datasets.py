@@ -276,7 +276,7 @@ class PublishedImage:
 
 
 def read_xm3600(annotations: Path) -> Iterator[PublishedImage]:
-    """Read ``captions.jsonl`` of Crossmodal-3600, which has a line for each image, with lists of captions by language."""
+    """Read ``captions.jsonl`` of Crossmodal-3600. A line of this file has an image and lists of captions by language."""
     check_input(annotations)
     with annotations.open("rb") as stream:
         for number, line in enumerate(stream, 1):

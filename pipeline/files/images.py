@@ -264,7 +264,7 @@ def decode_image(
 
 
 def count_pixels(path: Path, content: bytes, formats: tuple[str, ...] = IMAGE_FORMATS) -> int:
-    """Return the number of pixels in the header of an image. Raises BadImage if the image is in none of the ``formats``."""
+    """Return the number of pixels that an image header states. Raises BadImage if the image is in none of the ``formats``."""
     with _wrap_decode_errors(path, formats), Image.open(BytesIO(content), formats=formats) as image:
         return image.width * image.height
 

@@ -379,9 +379,9 @@ def check_import_output(settings: ImportSettings) -> None:
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write the data set to ``settings.out``, and link the folder ``images`` there; return the path of the data set's file.
+    """Write the data set to the folder ``settings.out``, link ``images`` there, and return the path of the data set's file.
 
-    Raises UserError if the folder has another data set.
+    ``content`` is in the layout of ``dataset.json``. Raises UserError if the folder has another data set.
     """
     check_dataset_name(settings.name)
     n_captions = sum(len(image["sentences"]) for image in content["images"])
