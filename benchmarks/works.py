@@ -328,7 +328,10 @@ def _facts_of(name: str, avx2: bool) -> dict[str, Any]:
     table = table_of(name, avx2)
     if "running_threads" not in table.columns:
         return {"running_threads": np.nan, "peers": ""}
-    return {"running_threads": float(table["running_threads"].max()), "peers": str(table["peers"].astype("string").fillna("").iloc[0])}
+    return {
+        "running_threads": float(table["running_threads"].max()),
+        "peers": str(table["peers"].astype("string").fillna("").iloc[0]),
+    }
 
 
 def ratio(unit: str, one: float, other: float) -> float:

@@ -21,12 +21,12 @@ from vse.features.options import FeatureRequest
 from vse.features.settings import EXTRACTORS, find_extractor_settings, load_feature_preset
 from vse.features.settings.base import ExtractionArguments, Extractor, ExtractorOption, FeatureSettings, ImportedSettings
 from vse.features.settings.captions import FittedCaptionSettings
-from vse.pipeline.dataset.columns import caption_counts
+from vse.pipeline.dataset.columns import count_captions_per_image
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.writing import lock_for_writing
 from vse.pipeline.presets import presets
-from vse.pipeline.presets.own_code import explain_own_errors
+from vse.pipeline.presets.own_code import explain_own_code_errors
 from vse.pipeline.presets.parts import is_user_written
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def choose_shard_count(dataset: Dataset, out: Path) -> int:
         return len(read_manifest(out)["shards"])
     if dataset.name in presets.list_preset_names("datasets"):
         return presets.load_dataset_preset(dataset.name).shards
-    n_captions = int(caption_counts(dataset.images).sum())
+    n_captions = int(count_captions_per_image(dataset.images).sum())
     return min(max(_MIN_SHARDS, -(-n_captions // _MAX_SHARD_CAPTIONS)), len(dataset.images))
 
 
@@ -199,7 +199,7 @@ def build_and_try_extractor(settings: FeatureSettings, arguments: ExtractionArgu
     Each image is extracted alone and in a batch. Raises UserError if the extractor does not return one finite vector per image
     (one matrix, if ``row_kind`` is not ``vectors``), or if the vectors of an image depend on the batch or on chance.
     """
-    with explain_own_errors(settings.extractor_name(), EXTRACTOR_ADVICE):
+    with explain_own_code_errors(settings.extractor_name(), EXTRACTOR_ADVICE):
         extractor = settings.build_extractor(arguments)
     if not isinstance(extractor, Extractor):
         found = type(extractor).__name__
@@ -225,7 +225,7 @@ def _save_noise_image(folder: Path, k: int, size: tuple[int, int]) -> ExtractorI
 
 
 def _try_extraction(settings: FeatureSettings, extractor: Extractor, items: list[ExtractorInput]) -> FeatureRows:
-    with explain_own_errors(settings.extractor_name(), EXTRACTOR_ADVICE):
+    with explain_own_code_errors(settings.extractor_name(), EXTRACTOR_ADVICE):
         rows = extractor.extract(items)
     n_rows = len(rows.features) if rows.offsets is None else len(rows.offsets) - 1
     if n_rows != len(items):

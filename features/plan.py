@@ -22,7 +22,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from vse.features.settings import load_feature_preset
 from vse.features.settings.base import FeatureSettings
 from vse.features.up_to_date import LocalRates, measure_calibration, read_local_rates
-from vse.pipeline.dataset.columns import caption_counts
+from vse.pipeline.dataset.columns import count_captions_per_image
 from vse.pipeline.dataset.dataset import find_dataset_file, load_dataset_file
 from vse.pipeline.dataset.preparation import find_source_folder
 from vse.pipeline.presets.preset_files import read_yaml
@@ -267,7 +267,7 @@ def _find_rows_per_second(config: FeatureSettings, rates: Rates) -> float | None
 
 def _add_training(plan: TargetPlan, dataset: str, experiment: str, seed: str, rates: Rates, local: LocalRates) -> None:
     name, counts = f"runs/{dataset}_{experiment}/seed-{seed}", _count_by_split(dataset)
-    settings = load_experiment_outline(experiment, dataset).weight_settings().get("train") or {}
+    settings = load_experiment_outline(experiment, dataset).settings_affecting_weights().get("train") or {}
     rate, source = rates.training.get(experiment), _USER_RATE_SOURCE if experiment in rates.local_names else None
     if (measured := local.find_training_rate(dataset, experiment)) is not None:
         rate, source = measured.per_s, f"measured here on {measured.device}"
@@ -298,7 +298,7 @@ def _count_by_split(dataset: str) -> SplitCounts | None:
     file = find_dataset_file(Path("data", dataset))
     if file.is_file():
         splits = load_dataset_file(file).splits
-        return {split: (len(images), int(caption_counts(images).sum())) for split, images in splits.items()}
+        return {split: (len(images), int(count_captions_per_image(images).sum())) for split, images in splits.items()}
     if dataset not in list_preset_names("datasets"):
         return None
     config = load_dataset_preset(dataset)

@@ -370,7 +370,7 @@ def _collect_cost_settings(dataset: str, experiment: str) -> dict[str, Any] | No
     The entry ``preset`` holds settings of the experiment, the entry ``features`` the settings of the experiment's features.
     """
     try:
-        settings = load_experiment_outline(experiment, dataset).weight_settings()
+        settings = load_experiment_outline(experiment, dataset).settings_affecting_weights()
         names = [name for name in (settings.get("feature"), settings.get("caption_feature")) if isinstance(name, str)]
         features = [load_feature_preset(name, dataset).list_cache_key_settings() for name in names]
     except UserError:

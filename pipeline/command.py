@@ -26,7 +26,7 @@ import click
 from vse.pipeline import __version__
 from vse.pipeline.errors import Interrupted, UserError, to_printable_line
 from vse.pipeline.files.inputs import error_reason, find_nearest_path, is_path_text, report_changed_inputs
-from vse.pipeline.presets.own_code import describe_own_error
+from vse.pipeline.presets.own_code import describe_own_code_error
 
 PROC_FOLDER, CGROUPS_FOLDER = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -50,7 +50,7 @@ def set_up_openmp(
     allows fewer cores than the affinity mask. A busy machine does not lower ``OMP_NUM_THREADS``, because the number of threads
     changes the last bits of results.
 
-    Waiting threads spin (OpenMP's default) if this process may use all cores of the affinity mask and all cores are idle.
+    Waiting threads spin (OpenMP's default) if this process may use all cores of the mask (two or more), and all are idle.
     Otherwise waiting threads sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores; spinning
     costs a factor of 3 on busy cores. A server, which mostly waits, passes ``threads_may_spin=False``.
 
@@ -87,7 +87,7 @@ def read_core_affinity() -> set[int]:
 
 
 def read_cgroup_quota(proc: Path = PROC_FOLDER, cgroups: Path = CGROUPS_FOLDER) -> float:
-    """Return the number of cores whose time this process's cgroups may use, e.g. 1.5; infinity without a limit.
+    """Return the number of cores that the cgroups (limits of Linux) of this process allow, e.g. 1.5; infinity if unlimited.
 
     The number is the smallest limit of the cgroup and its ancestors: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and
     ``cpu.cfs_period_us`` in version 1. The root is included, because the root may be the cgroup of a container.
@@ -167,9 +167,9 @@ def current_provenance() -> dict[str, Any]:
 
 @cache
 def find_code_version(root: Path | None = None) -> dict[str, Any]:
-    """Return the package's ``version`` and, in a git checkout, the ``commit`` and ``changed``: whether files differ from it.
+    """Return the ``version`` of this package and, in a git checkout, the ``commit`` and whether files were ``changed`` since.
 
-    ``root`` is the folder that contains the code; None stands for the running code.
+    ``root`` is the folder that contains the code; None stands for the folder of the running code.
     """
     root = Path(__file__).resolve().parents[1] if root is None else root
     version = {"version": __version__}
@@ -184,7 +184,7 @@ def find_code_version(root: Path | None = None) -> dict[str, Any]:
 
 
 def format_code_version(version: object) -> str | None:
-    """Return a code version as text, e.g. ``vse 0.1.0, commit 0123456789ab (changed)``; None if it is not valid."""
+    """Return ``version`` as text, e.g. ``vse 0.1.0, commit 0123456789ab (changed)``; None for an object of another form."""
     if not isinstance(version, dict) or not isinstance(version.get("version"), str):
         return None
     commit = f", commit {str(version['commit'])[:12]}" if "commit" in version else ""
@@ -232,7 +232,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         except (KeyboardInterrupt, click.Abort):
             sys.exit(130)
         except Exception as error:
-            if (own_error := describe_own_error(error)) is None:
+            if (own_error := describe_own_code_error(error)) is None:
                 raise
             _exit_with_error(command, own_error)
         sys.exit(code if isinstance(code, int) else 0)
@@ -245,7 +245,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 def explain_system_errors() -> Iterator[None]:
     """Turn an operating-system error in the ``with`` block, such as a full disk or too little memory, into a UserError.
 
-    Any other error becomes a UserError if an input file changed while the file was read.
+    Any other error becomes a UserError, too, if a file that the block reads has changed in the meantime.
     """
     with report_changed_inputs():
         try:

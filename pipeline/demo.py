@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vse.pipeline.dataset.captions import ascii_words
-from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_choice, draw_scene
+from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_element, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_other_kinds
 from vse.pipeline.files.writing import lock_for_writing, read_json, remove_temporary_files, write_bytes, write_json
@@ -86,7 +86,7 @@ class DemoCaption:
 
 @dataclass(frozen=True)
 class _PhraseText:
-    """A piece of a caption that names the objects with the indices ``object_indices``, or the background if there are none."""
+    """A piece of a caption that names objects of the scene, by their indices. It names the background if there are none."""
 
     text: str
     object_indices: tuple[int, ...]
@@ -186,7 +186,7 @@ class _CaptionWriter:
         return len(self.scene.objects) == 1
 
     def pick(self, choices: Sequence[str]) -> str:
-        return draw_choice(self.rng, choices)
+        return draw_element(self.rng, choices)
 
     def pick_synonym(self, concept: str) -> str:
         return self.pick(SYNONYMS[concept])
@@ -298,13 +298,13 @@ def _draw_dataset(out: Path, splits: list[str], seed: int, name: str) -> Path:
         write_bytes(out / "images" / filename, _encode_jpeg(draw_scene(scene, rng)), sync=False)
         captions = compose_captions(scene, rng)
         sentids = [imgid * len(captions) + k for k in range(len(captions))]
-        sentences = [_build_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
+        sentences = [_build_caption_entry(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
         entry = {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids}
         entries.append({**entry, "sentences": sentences})
     return write_json(out / "dataset.json", {"dataset": name, "images": entries})
 
 
-def _build_sentence(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:
+def _build_caption_entry(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:
     phrases = [
         {
             "first_token": phrase.first_token,

@@ -87,26 +87,26 @@ class Scene:
 
 def compose_scene(rng: np.random.Generator) -> Scene:
     """Return a random scene; no two of its objects have the same colour and the same shape."""
-    background = draw_choice(rng, list(RGB_BY_BACKGROUND))
+    background = draw_element(rng, list(RGB_BY_BACKGROUND))
     colours = [c for c in RGB_BY_COLOUR if c not in _SIMILAR_COLOURS_BY_BACKGROUND[background]]
     n_objects = int(rng.integers(1, 5))
     cells = sorted(int(cell) for cell in rng.choice(9, n_objects, replace=False))
     objects: list[SceneObject] = []
     while len(objects) < n_objects:
-        colour, shape = draw_choice(rng, colours), draw_choice(rng, SHAPES)
+        colour, shape = draw_element(rng, colours), draw_element(rng, SHAPES)
         if any((o.colour, o.shape) == (colour, shape) for o in objects):
             continue
-        size = draw_choice(rng, list(RADIUS_BY_SIZE))
+        size = draw_element(rng, list(RADIUS_BY_SIZE))
         row, column = divmod(cells[len(objects)], 3)
         radius = RADIUS_BY_SIZE[size] + float(rng.uniform(-1.5, 1.5))
         cell = IMAGE_SIZE / 3
         slack = cell / 2 - radius - 0.5  # keeps the object inside its cell
         x, y = ((k + 0.5) * cell + float(rng.uniform(-slack, slack)) for k in (column, row))
-        objects.append(SceneObject(shape, colour, size, draw_choice(rng, TEXTURES), row, column, (x, y), radius))
+        objects.append(SceneObject(shape, colour, size, draw_element(rng, TEXTURES), row, column, (x, y), radius))
     return Scene(background, tuple(objects))
 
 
-def draw_choice(rng: np.random.Generator, choices: Sequence[str]) -> str:
+def draw_element(rng: np.random.Generator, choices: Sequence[str]) -> str:
     """Return a random element, the same as ``rng.choice``, but without the slow conversion of ``choices`` to an array."""
     return choices[int(rng.integers(len(choices)))]
 

@@ -50,7 +50,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def import_extra(module: str, what: str, extra: str) -> Any:
     """Import ``module`` from a package that only the optional group of dependencies ``extra`` installs.
 
-    Raises UserError if the package is missing. The message states what needs it (``what``) and how to install it.
+    Raises UserError if the package is missing. The message states that ``what`` needs it, and how to install it.
     """
     try:
         return import_module(module)
@@ -60,7 +60,7 @@ def import_extra(module: str, what: str, extra: str) -> Any:
 
 
 def extra_install_command(extra: str) -> str:
-    """Return the shell command that installs an optional group of dependencies, from the checkout if this code is in one."""
+    """Return the shell command that installs this package, or this git checkout, with the optional dependencies ``extra``."""
     root = Path(__file__).resolve().parents[1]
     return f"pip install -e '{root}[{extra}]'" if (root / "setup.cfg").is_file() else f"pip install 'vse-pipeline[{extra}]'"
 

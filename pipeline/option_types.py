@@ -102,7 +102,7 @@ def is_path(value: object) -> bool:
 
 
 def is_text(value: object) -> bool:
-    """Return whether a value is a text that can be written to a file."""
+    """Return whether a value is a text without a null character or a lone surrogate, so that it can be written to a file."""
     return isinstance(value, str) and "\0" not in value and not any("\ud800" <= sign <= "\udfff" for sign in value)
 
 

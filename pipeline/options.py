@@ -122,7 +122,7 @@ def build_click_parameters(
 
 
 def _build_click_parameter(name: str, hints: list[Any], default: Any, description: str | None) -> click.Parameter:
-    marks = [mark for hint in hints for mark in _find_option_marks(hint)]
+    marks = [mark for hint in hints for mark in _find_option_types(hint)]
     cli = next((mark for mark in marks if isinstance(mark, CliOption)), CliOption())
     click_type = cli.click_type or next((mark.click_type for mark in marks if isinstance(mark, AllowedValues)), None)
     kind, is_list = _unwrap_annotation(hints[0])
@@ -151,13 +151,13 @@ def _build_click_parameter(name: str, hints: list[Any], default: Any, descriptio
     )
 
 
-def _find_option_marks(hint: Any) -> Iterator[Any]:
+def _find_option_types(hint: Any) -> Iterator[Any]:
     """Yield the :class:`AllowedValues` and :class:`CliOption` objects at any depth of a type annotation."""
     if isinstance(hint, AllowedValues | CliOption):
         yield hint
     yield from (mark for mark in getattr(hint, "__metadata__", ()) if isinstance(mark, AllowedValues | CliOption))
     for part in get_args(hint) if get_origin(hint) is not Literal else ():
-        yield from _find_option_marks(part)
+        yield from _find_option_types(part)
 
 
 def _unwrap_annotation(hint: Any) -> tuple[Any, bool]:
@@ -196,7 +196,7 @@ def _explain_invalid_option(model: type[Options], values: Mapping[str, Any], err
         return f"{given}: {model.__name__} has no such argument{did_you_mean(name, model.model_fields)}"
     field = model.model_fields[name]
     words = next(
-        (mark.description for mark in _find_option_marks(field.annotation) if isinstance(mark, AllowedValues)), first["msg"]
+        (mark.description for mark in _find_option_types(field.annotation) if isinstance(mark, AllowedValues)), first["msg"]
     )
     if mark := next((mark for mark in field.metadata if isinstance(mark, AllowedValues)), None):
         words = mark.description

@@ -44,7 +44,7 @@ def progress_bar(
 ) -> Any:
     """Return a tqdm bar over ``items``; without ``items``, the caller calls ``update``. A ``hidden`` bar prints nothing.
 
-    The other parameters are those of tqdm. Without a terminal or a notebook, log lines replace the bar.
+    ``initial`` units are already done; ``unit_scale`` shortens numbers (12.3k). Without terminal and notebook, it logs lines.
     """
     notebook = is_notebook()
     options: dict[str, Any] = {"desc": desc, "total": total, "initial": initial, "unit_scale": unit_scale}

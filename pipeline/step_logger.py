@@ -254,12 +254,12 @@ def format_duration(seconds: float) -> str:
 
 
 def describe_result(rule: str, output: Path) -> str:
-    """Return the result of a finished step as text: the metric of a training or an evaluation, or else the written file."""
+    """Return a text for a finished step: rsum or R@1 of a training or an evaluation, or else the path of the ``output``."""
     try:
         if rule == "train":
             return f"val rsum {read_json(output)['best_rsum']:.1f}"
         if rule == "evaluate":
-            *_, protocol = _read_distinct_protocols(output).values()
+            *_, protocol = _read_metrics_by_protocol(output).values()
             return _describe_rsum(protocol) or f"R@1 {_mean_over_seeds(protocol['phrase']['r1']):.1f}"
     except (UserError, KeyError, TypeError, ValueError):
         pass  # the file lacks the metric: a run without validation has no rsum
@@ -268,7 +268,7 @@ def describe_result(rule: str, output: Path) -> str:
 
 def format_metrics(result: Path) -> Iterator[str]:
     """Yield the lines of a table for a result file: R@K and median rank for each protocol and direction, rsum per protocol."""
-    for name, protocol in _read_distinct_protocols(result).items():
+    for name, protocol in _read_metrics_by_protocol(result).items():
         columns = [key for key in _COLUMNS if any(key in protocol.get(direction, {}) for direction in _DIRECTIONS)]
         if not columns:
             continue
@@ -300,8 +300,8 @@ def build_repeat_command(shell_command: str, variables: Mapping[str, str]) -> st
     return " ".join([*assignments, _LOG_SUFFIX_PATTERN.sub("", shell_command)])
 
 
-def _read_distinct_protocols(result: Path) -> dict[str, dict[str, Any]]:
-    """Return the metrics in a result file by protocol. If protocols have equal metrics, return only the last of them."""
+def _read_metrics_by_protocol(result: Path) -> dict[str, dict[str, Any]]:
+    """Return the metrics in a result file by protocol. If several protocols have equal metrics, return only the last one."""
     protocols = read_json(result)["protocols"]
     names = {str([protocol.get(direction) for direction in _DIRECTIONS]): name for name, protocol in protocols.items()}
     return {name: protocols[name] for name in names.values()}

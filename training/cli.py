@@ -13,7 +13,7 @@ import click
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import to_printable_line
 from vse.pipeline.options import command
-from vse.pipeline.presets.preset_files import list_preset_descriptions
+from vse.pipeline.presets.preset_files import list_preset_names_and_descriptions
 from vse.training.options import (
     CheckRequest,
     EmbedRequest,
@@ -36,7 +36,7 @@ class _ExperimentListCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Experiments"):
-            formatter.write_dl(list_preset_descriptions("experiments", without_key="ensemble_of"), col_max=24)
+            formatter.write_dl(list_preset_names_and_descriptions("experiments", without_key="ensemble_of"), col_max=24)
 
 
 @command("vse-train", cls=_ExperimentListCommand)

@@ -182,7 +182,7 @@ def list_changed_settings(experiment: ExperimentConfig, dataset: str) -> list[st
     preset = preset.model_copy(update={"model": preset.model.with_default_caption_encoder(read)})
     if preset.train.precision == "auto":
         preset = preset.with_precision(experiment.train.precision)
-    return list_setting_changes(preset.weight_settings(), experiment.weight_settings())
+    return list_setting_changes(preset.settings_affecting_weights(), experiment.settings_affecting_weights())
 
 
 def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
@@ -194,7 +194,7 @@ def find_trainable_combinations(ladder: str, dataset: str | None = None) -> tupl
     captions as a feature of images or the reverse, or if no combination can be trained.
     """
     fits, misfits = [], {}
-    for combination in load_ladder(ladder).combinations():
+    for combination in load_ladder(ladder).list_composed_names():
         reason = find_misfit_reason(combination, load_experiment(combination.name, dataset), dataset)
         if reason is None:
             fits.append(combination.name)

@@ -25,7 +25,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.hdf5 import (
     HASH_ATTRIBUTE,
     ArrayHash,
-    FileMetadata,
+    ModelOutputMetadata,
     check_content_hash,
     check_same_attributes,
     find_hdf5_dataset,
@@ -182,7 +182,7 @@ def build_embeddings(
     return run
 
 
-def experiment_name(path: Path, metadata: FileMetadata) -> str:
+def experiment_name(path: Path, metadata: ModelOutputMetadata) -> str:
     """Return the name of the experiment from a file's metadata.
 
     If the metadata has no such name, return the name of the file without its suffix.
@@ -190,7 +190,7 @@ def experiment_name(path: Path, metadata: FileMetadata) -> str:
     return path.stem if metadata.experiment is None else metadata.experiment
 
 
-def find_dataset_file(file: Path, run: FileMetadata) -> Path | None:
+def find_dataset_file(file: Path, run: ModelOutputMetadata) -> Path | None:
     """Return the path of the ``dataset.json`` from which an embeddings file was computed; None if it is not recorded.
 
     ``run`` is the content of the embeddings file ``file``. Its provenance has the path, relative to the folder of ``file``.
@@ -204,7 +204,7 @@ def resolve_path(file: Path, relative: str) -> Path:
     return Path(os.path.normpath(file.parent / relative))
 
 
-def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
+def parse_provenance(metadata: ModelOutputMetadata) -> dict[str, Any]:
     """Return a file's provenance as a dict: the features, settings and versions with which the file was computed.
 
     The metadata has the provenance as a JSON text. The dict is empty if the text is not JSON. If the JSON is not an object,
@@ -217,7 +217,7 @@ def parse_provenance(metadata: FileMetadata) -> dict[str, Any]:
     return record if isinstance(record, dict) else {"note": record}
 
 
-def require_complete_scores(path: Path, metadata: FileMetadata, option: str) -> None:
+def require_complete_scores(path: Path, metadata: ModelOutputMetadata, option: str) -> None:
     """Raise UserError if a file lacks the scores of some pairs, as after ``vse-embed --shortlist``.
 
     ``option`` is the option that needs the scores of all pairs, for the message.

@@ -19,7 +19,7 @@ from vse.eval.options import N_IMAGES_PER_FOLD, published_folder
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.pipeline.dataset.identity import DataChecksums
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import FileMetadata
+from vse.pipeline.files.hdf5 import ModelOutputMetadata
 from vse.pipeline.files.outputs import json_kind
 from vse.pipeline.files.writing import read_json, sha256_json
 from vse.pipeline.presets.preset_files import read_yaml
@@ -365,7 +365,7 @@ def hash_file_content(content: Mapping[str, Any]) -> str:
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})
 
 
-def file_reference(embeddings: FileMetadata, out: Path) -> dict[str, str]:
+def file_reference(embeddings: ModelOutputMetadata, out: Path) -> dict[str, str]:
     """Return the path and the SHA-256 of an embeddings file, as the dict ``{"file": ..., "sha256": ...}`` in results.
 
     The path is relative to the folder of ``out``. Raises ValueError if the embeddings were not read from a file.

@@ -44,7 +44,7 @@ from vse.eval.ranking.statistics import (
 )
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import FileMetadata
+from vse.pipeline.files.hdf5 import ModelOutputMetadata
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
 
@@ -98,7 +98,7 @@ def compare_files(
     return _write_comparison(runs, out, compared, samples, not_finished, settings)
 
 
-def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None) -> Path:
+def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[ModelOutputMetadata]], out: Path | None) -> Path:
     """Return the path of the comparison file: ``out`` or, if it is None, a path that names the two models.
 
     ``files`` are the inputs, and ``runs`` has the content of the files of each model. Raises UserError if the path is one of
@@ -146,7 +146,7 @@ def _write_comparison(
     return write_json(out, {**comparison, "sha256": hash_file_content(comparison)})
 
 
-def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
+def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], ModelOutputMetadata]) -> tuple[list[Path], list[Path]]:
     """Divide ``files``, a file per seed, into the files of two models by the model that each file names.
 
     ``read`` reads a file. Two files are taken as two models, and are not read. Raises UserError unless there are two models
@@ -169,7 +169,7 @@ def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], FileMeta
     return first, second
 
 
-def _model_entry(runs: Sequence[FileMetadata], out: Path) -> dict[str, Any]:
+def _model_entry(runs: Sequence[ModelOutputMetadata], out: Path) -> dict[str, Any]:
     return {
         "experiment": runs[0].experiment,
         "name": display_name(str(runs[0].experiment), parse_provenance(runs[0])),

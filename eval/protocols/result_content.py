@@ -20,7 +20,7 @@ from vse.eval.ranking.metrics import METRIC_TITLES, POSITION_METRICS, RANK_METRI
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import FileMetadata
+from vse.pipeline.files.hdf5 import ModelOutputMetadata
 
 _COUNT_KEYS = ("folds", "n_queries")  # keys whose values are the same in every seed
 
@@ -43,7 +43,7 @@ def mean_and_std_over_seeds(results: Sequence[Any]) -> Any:
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
 
 
-def list_unfinished_runs(runs: Sequence[FileMetadata], out: Path, allow_unfinished: bool) -> list[dict[str, str]]:
+def list_unfinished_runs(runs: Sequence[ModelOutputMetadata], out: Path, allow_unfinished: bool) -> list[dict[str, str]]:
     """List the runs whose training did not finish, with their embeddings files and states such as ``diverged``.
 
     Paths are relative to the folder of ``out``. Raises UserError if there is such a run and ``allow_unfinished`` is False.
@@ -63,8 +63,8 @@ def list_unfinished_runs(runs: Sequence[FileMetadata], out: Path, allow_unfinish
 
 
 def build_result(
-    first: FileMetadata,
-    inputs: Sequence[FileMetadata],
+    first: ModelOutputMetadata,
+    inputs: Sequence[ModelOutputMetadata],
     out: Path,
     unfinished: Sequence[Mapping[str, str]],
     measured: Mapping[str, Any],

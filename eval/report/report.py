@@ -40,7 +40,7 @@ from vse.eval.report.sections import (
     select_headline_metrics,
 )
 from vse.pipeline.command import format_code_version
-from vse.pipeline.dataset.columns import caption_counts
+from vse.pipeline.dataset.columns import count_captions_per_image
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_output
@@ -368,7 +368,7 @@ def _compute_chance_rsum(report_input: ReportInput, photos: DatasetPhotos | None
     images = photos.dataset.splits.get("val", ()) if photos and PHRASE_PROTOCOL not in report_input.result.protocols else ()
     first = flatten_settings(report_input.config).get("train.validate_images")
     images = images[:first] if isinstance(first, int) else images
-    return chance_rsum(len(images), int(caption_counts(images).sum())) if images else None
+    return chance_rsum(len(images), int(count_captions_per_image(images).sum())) if images else None
 
 
 def _build_curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:

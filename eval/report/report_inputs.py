@@ -22,7 +22,7 @@ from vse.eval.protocols.protocols import select_languages_of_seeds
 from vse.eval.ranking.metrics import Ints
 from vse.pipeline.dataset.identity import check_same_data
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import FileMetadata
+from vse.pipeline.files.hdf5 import ModelOutputMetadata
 from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
 
@@ -143,7 +143,7 @@ def _find_missing_reason(files: Sequence[Path], given: bool) -> str:
     return "the embeddings are not where the result names them (give --embeddings): no ranks, no gallery"
 
 
-def _check_sha256(report_input: ReportInput, file: Path, metadata: FileMetadata, entry: Mapping[str, str]) -> None:
+def _check_sha256(report_input: ReportInput, file: Path, metadata: ModelOutputMetadata, entry: Mapping[str, str]) -> None:
     if metadata.source is not None and metadata.source.sha256 != entry["sha256"]:
         raise UserError(
             f"{file}: {report_input.path} was computed from other embeddings, with another sha256; "

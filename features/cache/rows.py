@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset.columns import caption_counts, caption_ids, image_ids
+from vse.pipeline.dataset.columns import caption_ids, count_captions_per_image, image_ids
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image, list_phrase_texts
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import read_image_bytes
@@ -77,7 +77,7 @@ def _require_phrase_texts(dataset: Dataset) -> Sequence[str]:
 
 def _select_captions(images: Sequence[Image], rows: slice) -> list[Caption]:
     """Return the captions with the indices ``rows`` among all captions. Only the images with these captions are read."""
-    ends = np.concatenate([[0], np.cumsum(caption_counts(images))])
+    ends = np.concatenate([[0], np.cumsum(count_captions_per_image(images))])
     start, stop, _ = rows.indices(int(ends[-1]))
     first, last = np.searchsorted(ends, start, side="right") - 1, np.searchsorted(ends, stop)
     captions = [caption for image in images[int(first) : int(last)] for caption in image.captions]

@@ -22,7 +22,7 @@ from vse.pipeline.dataset.columns import IdIndex
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.images import clip_boxes
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import WatchedFile, check_input, check_zip, wrap_read_errors
+from vse.pipeline.files.inputs import WatchedFile, check_decoded_zip_size, check_input, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
 _ROWS_PER_BLOCK = 16_384
@@ -247,7 +247,7 @@ def _load_features_and_ids(features: Path, ids: Path | None) -> tuple[NDArray[An
     if features.suffix == ".npz":
         check_input(features)
         try:
-            check_zip(features)
+            check_decoded_zip_size(features)
             with np.load(features, allow_pickle=False) as file:
                 array, given_ids = _require_feature_array(features, file["features"]), _parse_id_array(features, file["ids"])
         except UserError:

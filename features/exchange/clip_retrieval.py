@@ -20,7 +20,7 @@ from vse.features.cache.shards import check_cache_output, read_manifest, shards_
 from vse.features.exchange.arrays import gather_rows, hash_rows, map_npy_file, release_mapped_memory, write_imported_cache
 from vse.pipeline.dataset.captions import find_tokeniser
 from vse.pipeline.dataset.dataset import load_dataset_file, remember_checks
-from vse.pipeline.dataset.file_formats import choose_dataset_format, write_dataset_tables
+from vse.pipeline.dataset.file_formats import choose_dataset_format, write_dataset_from_tables
 from vse.pipeline.dataset.images import pause_garbage_collection
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError
@@ -164,18 +164,18 @@ def _write_joined_dataset(
         lambda part, row: f"has another vector than in row {row} of {parts[part].vector_files[0].name}",
     )
     n_rows = sum(len(part.image_vectors) for part in parts)
-    bad_rows.raise_or_write(settings.out / "import.failures.jsonl", n_rows)
+    bad_rows.raise_or_write_list(settings.out / "import.failures.jsonl", n_rows)
     if not joined.files:
         raise UserError(f"all {n_rows} rows lack an image with a caption")
-    sampled = sample_missing_splits(settings, joined.files, joined.has_splits, images)
+    sampled_splits = sample_missing_splits(settings, joined.files, joined.has_splits, images)
     record = {"format": "clip-retrieval", "files": [part.metadata_file.name for part in parts]}
     head = build_import_head(settings, joined.has_splits, len(bad_rows.places_and_faults), record)
     if images is None:
         head = {**head, "pictures": False}
     inputs = [path for part in parts for path in part.files]
     form = choose_dataset_format(len(joined.origins.sentids))
-    file = write_dataset_tables(head, lambda: joined.build_tables(sampled), settings.out, images, inputs, form)
-    counts = ", ".join(f"{count} {split}" for split, count in joined.count_splits(sampled).items())
+    file = write_dataset_from_tables(head, lambda: joined.build_tables(sampled_splits), settings.out, images, inputs, form)
+    counts = ", ".join(f"{count} {split}" for split, count in joined.count_images_per_split(sampled_splits).items())
     log.info("%s: %d images (%s) with %d captions", file, len(joined.files), counts, len(joined.origins.sentids))
     return file, joined.origins
 

@@ -28,7 +28,7 @@ from vse.features.cache.shards import (
 from vse.features.exchange.arrays import MAX_SHARD_BYTES, hash_rows, write_imported_cache
 from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.preparation import write_dataset
+from vse.pipeline.dataset.preparation import write_json_dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import is_path_text
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
@@ -195,7 +195,7 @@ def _write_dataset(data: ArrayData, validation: Ids, folder: Path) -> Path:
         for row, listed in enumerate(sentences)
     ]
     content = {"dataset": ARRAYS_DATASET_NAME, "tokeniser": IMPORT_TOKENISER, "pictures": False, "images": images}
-    return write_dataset(content, folder, None, [])
+    return write_json_dataset(content, folder, None, [])
 
 
 def _write_cache(vectors: Vectors, dataset: Dataset, kind: FeatureKind, folder: Path) -> Path:

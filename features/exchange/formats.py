@@ -15,8 +15,8 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.archives import is_remote, to_path_or_url
 from vse.pipeline.imports.hugging_face import import_hugging_face, is_saved_dataset
 from vse.pipeline.imports.photos import find_archives
-from vse.pipeline.imports.rows import ImportSettings, check_import_output, parse_columns
-from vse.pipeline.imports.tables import find_table, import_table
+from vse.pipeline.imports.rows import ImportSettings, check_import_output, parse_column_options
+from vse.pipeline.imports.tables import find_captions_table, import_table
 from vse.pipeline.imports.webdataset import IN_PLACE, import_webdataset
 
 _HUB_NAME_PATTERN = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
@@ -48,7 +48,7 @@ def _get_first_source_path(request: ImportRequest) -> Path:
 
 def _import_table(request: ImportRequest, settings: ImportSettings) -> Sequence[Path]:
     source = _require_single_source(request)
-    table = request.captions or find_table(source)
+    table = request.captions or find_captions_table(source)
     if table is None:
         raise UserError(f"{source}: has no table such as captions.csv; name the table with --captions FILE")
     return [import_table(source, table, settings, request.images)]
@@ -61,7 +61,7 @@ IMPORT_FORMATS: Mapping[str, ImportFormat] = {
         option_names=("key_until",),
     ),
     "table": ImportFormat(
-        lambda request: request.captions is not None or find_table(_get_first_source_path(request)) is not None,
+        lambda request: request.captions is not None or find_captions_table(_get_first_source_path(request)) is not None,
         _import_table,
         option_names=("captions", "images", "quoting", "encoding"),
     ),
@@ -99,7 +99,7 @@ def import_data(request: ImportRequest) -> Sequence[Path]:
         splits.seed,
         options.tokeniser or IMPORT_TOKENISER,
         options.skip_bad,
-        parse_columns(request.columns),
+        parse_column_options(request.columns),
         options.quoting,
         options.encoding,
         needs_confirmation=not request.yes and sys.stdin.isatty() and sys.stderr.isatty(),

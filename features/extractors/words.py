@@ -27,7 +27,7 @@ from vse.features.settings.captions import (
     WordSettings,
 )
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import check_gzip_xz_bz2, open_decoded_stream
+from vse.pipeline.files.inputs import check_decoded_gzip_xz_bz2_size, open_decoded_stream
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def prepare_word_vectors(
 def _read_word2vec_binary(path: Path) -> WordVectors:
     from gensim.models import KeyedVectors
 
-    check_gzip_xz_bz2(path)
+    check_decoded_gzip_xz_bz2_size(path)
     keyed = KeyedVectors.load_word2vec_format(str(path), binary=True, unicode_errors="replace")
     return WordVectors(tuple(keyed.index_to_key), np.asarray(keyed.vectors, np.float32))
 

@@ -192,13 +192,10 @@ class WordSettings(FittedCaptionSettings):
         "set",
     )
     trained_dim: PositiveInt = Field(300, description="length of word vectors that are trained on the captions")
-    trained_epochs: PositiveInt = Field(
-        20, description="epochs of training, for word vectors that are trained on the captions"
-    )
+    trained_epochs: PositiveInt = Field(20, description="epochs of the training of word vectors")
     min_count: PositiveInt = Field(
         4,
-        description="number of occurrences that a word needs to get a vector, for word vectors that are trained on the "
-        "captions",
+        description="occurrences that a word needs to get a vector, for word vectors that are trained on the captions",
     )
     seed: int = Field(
         0,

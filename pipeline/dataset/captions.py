@@ -53,7 +53,7 @@ def unicode_words(text: str) -> list[str]:
 
 @cache
 def _replace_non_word_character(character: str) -> str:
-    """Return a character that can be part of a word, an empty text for a soft hyphen, or a blank for any other character."""
+    """Return a blank for a character that cannot be part of a word. Return an empty text for a soft hyphen."""
     kind = unicodedata.category(character)[0]
     return character if kind in "LMN" or character in _JOINER_CHARACTERS else "" if character == "\u00ad" else " "
 
@@ -107,7 +107,7 @@ class Vocabulary:
     def build(cls, captions: Iterable[Sequence[str]], min_count: int = 4) -> Vocabulary:
         """Build the vocabulary of the words that occur at least ``min_count`` times, ordered by (-count, word).
 
-        Pass the training captions only. The published code counted the test captions too.
+        Callers pass the training captions only; the published code of the papers counted the test captions, too.
         """
         return cls.from_counts(Counter(word for tokens in captions for word in tokens), min_count)
 
@@ -215,7 +215,7 @@ def _count_letters_before_ends(words: _Words) -> list[int]:
 
 
 def _align_words(words: _Words, tokens: _Words) -> list[tuple[int, int]]:
-    """Return, for each of the ``words``, the span (start, stop) of the ``tokens`` that correspond to it. It may be empty."""
+    """Return, for each word, the span (start, stop) of the tokens that correspond to the word. The span may be empty."""
     counterparts: list[tuple[int, int]] = []
     for _, i, i_end, j, j_end in SequenceMatcher(None, words, tokens, autojunk=False).get_opcodes():
         one_by_one = i_end - i == j_end - j

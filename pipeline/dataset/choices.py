@@ -28,7 +28,7 @@ from vse.pipeline.dataset.preparation import (
     check_dataset_output,
     load_and_check_dataset,
     read_dataset_content,
-    write_dataset,
+    write_json_dataset,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
@@ -75,7 +75,7 @@ class Choices(BaseModel):
     """The content of ``choices.json``.
 
     ``dataset`` : the name of the data set that has the images and captions.
-    ``origin`` : a sentence about the origin of the choices: the original data set and the random seed, or the published files.
+    ``origin`` : a sentence that states the original data set and the random seed, or the published files.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -128,7 +128,7 @@ class BigramModel:
 
 
 def fit_text_model(dataset: Dataset) -> BigramModel:
-    """Return a :class:`BigramModel` of the training captions of a data set."""
+    """Return a model that counts the pairs of neighbouring words in the training captions (:class:`BigramModel`)."""
     return BigramModel(caption.tokens for image in dataset.split("train") for caption in image.captions)
 
 
@@ -165,7 +165,7 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
                 both = [caption.tokens, _exchange_phrases(caption.tokens, first, second)]
                 ids = [next_id, next_id + 1]
                 next_id += 2
-                sentences[image.imgid] += map(build_sentence, ids, [image.imgid] * 2, both)
+                sentences[image.imgid] += map(build_caption_from_tokens, ids, [image.imgid] * 2, both)
                 scores = [text_model.score(tokens) for tokens in both]
                 choices.append(Choice(imgid=image.imgid, sentids=ids, kind=kind, text_scores=scores))
     if not choices:
@@ -179,24 +179,24 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
     pictures = dataset_file.parent / "images" if dataset.has_image_files else None
     about = {"dataset": name, "parent": dataset.parent or dataset.name}
     origin = f"two phrases of a caption of {dataset.name} exchanged by vse, seed {seed}; no person checked them"
-    write_dataset({**content, **about, "images": entries}, out, pictures, [dataset_file])
+    write_json_dataset({**content, **about, "images": entries}, out, pictures, [dataset_file])
     return write_choices(out, name, origin, choices)
 
 
-def build_sentence(sentid: int, imgid: int, tokens: Sequence[str]) -> dict[str, Any]:
+def build_caption_from_tokens(sentid: int, imgid: int, tokens: Sequence[str]) -> dict[str, Any]:
     """Return a caption as a JSON object for ``dataset.json``. The text is the tokens, joined by blanks."""
     return {"sentid": sentid, "imgid": imgid, "raw": " ".join(tokens), "tokens": list(tokens)}
 
 
 def check_choices_output(out: Path, inputs: Sequence[Path]) -> None:
-    """Raise UserError if ``choices.json`` in the folder ``out`` is another kind of file, or is one of ``inputs``."""
+    """Raise UserError if ``out/choices.json`` exists but is not a file of choices, or if it is one of ``inputs``."""
     check_output(out / CHOICES_FILE, json_kind("a file of choices", "format", "origin", "choices"), inputs)
 
 
 def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> Path:
-    """Write ``choices`` to ``choices.json`` in the folder ``out`` of the data set ``name``, and return the path of this file.
+    """Write ``choices`` for the data set ``name`` to ``out/choices.json``, and return the path of this file.
 
-    ``origin`` is a sentence about the origin of the choices.
+    ``origin`` is a sentence about the published files or the data set from which the choices come.
     """
     path = out / CHOICES_FILE
     with lock_for_writing(path):
@@ -206,7 +206,7 @@ def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> P
 
 
 def _find_exchangeable_phrases(caption: Caption) -> dict[str, list[tuple[Phrase, Phrase]]]:
-    """Return the pairs of phrases that can be exchanged, by the kind of choice: ``same_type`` or ``other_type``.
+    """Return the pairs of phrases that can be exchanged, by kind: ``same_type`` (e.g. both are ``people``) or ``other_type``.
 
     The two phrases name different things. The text between them does not consist of words such as *and* or *with* alone.
     """
@@ -228,7 +228,7 @@ def _exchange_phrases(tokens: Sequence[str], first: Phrase, second: Phrase) -> t
 
 
 _Box = tuple[int, int, int, int]
-_EXPECTED = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Winoground (examples.jsonl)"
+_WRONG_FORM = "not the form of SugarCrepe (JSON), ARO (visual_genome_*.json) or Winoground (examples.jsonl)"
 
 
 class _PublishedChoice(NamedTuple):
@@ -250,8 +250,8 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
 
     ``files`` are published files of SugarCrepe (JSON), ARO (``visual_genome_*.json``) or Winoground (``examples.jsonl``).
     ``images`` is the folder of their images. The captions of ARO describe boxes in photographs: the boxes are cut out and
-    written to ``out/images``. :class:`BigramModel` learns from the training captions of the ``dataset.json`` in ``corpus``;
-    without ``corpus``, this model scores no captions. Raises UserError if a file has another form or an image is missing.
+    written to ``out/images``. If ``corpus``, the file of a data set, is given, a :class:`BigramModel` of its training
+    captions scores all captions. Raises UserError if a file has another form or an image is missing.
     """
     name = out.resolve().name
     check_dataset_name(name)
@@ -272,7 +272,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
         for text in item.captions:
             if (imgid, text) not in sentids:
                 sentids[imgid, text] = len(sentids)
-                sentence = build_sentence(sentids[imgid, text], imgid, tokenise(text))
+                sentence = build_caption_from_tokens(sentids[imgid, text], imgid, tokenise(text))
                 sentences.setdefault(imgid, []).append({**sentence, "raw": text})
             ids.append(sentids[imgid, text])
         scores = [] if text_model is None else [text_model.score(tokenise(text)) for text in item.captions]
@@ -284,7 +284,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
         where = {} if path.parent == Path() else {"filepath": path.parent.as_posix()}
         entries.append({"imgid": imgid, **where, "filename": path.name, "split": "test", "sentences": sentences[imgid]})
     content = {"dataset": name, "tokeniser": IMPORT_TOKENISER, "images": entries}
-    write_dataset(content, out, None if folder == out / "images" else folder, list(files))
+    write_json_dataset(content, out, None if folder == out / "images" else folder, list(files))
     return write_choices(out, name, f"published: {', '.join(file.name for file in files)}", choices)
 
 
@@ -315,19 +315,19 @@ def _read_published_choices(file: Path) -> Iterator[_PublishedChoice]:
         rows = list(parsed.values()) if isinstance(parsed, dict) else parsed
     kind = re.sub(r"[^A-Za-z0-9_]+", "_", file.stem)
     if not isinstance(rows, list) or not rows:
-        raise UserError(f"{file}: {_EXPECTED}")
+        raise UserError(f"{file}: {_WRONG_FORM}")
     for number, row in enumerate(rows):
         try:
             yield from _parse_published_row(row, kind, number)
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{file}: choice {number + 1}: {_EXPECTED} ({type(error).__name__}: {error})") from None
+            raise UserError(f"{file}: choice {number + 1}: {_WRONG_FORM} ({type(error).__name__}: {error})") from None
 
 
 def _parse_published_row(row: Any, kind: str, number: int) -> Iterator[_PublishedChoice]:
     """Yield the choices in a published row: one, or two for Winoground, whose rows have two images and two captions.
 
-    ``kind`` is the name of the published file, and ``number`` the index of the row; the choices store both. Raises KeyError,
-    TypeError or ValueError if the row has another form.
+    ``kind`` is the name of the published file, and the kind of a choice except for Winoground. ``number`` is the index of the
+    row, and the group of its choices for Winoground. Raises KeyError, TypeError or ValueError if the row has another form.
     """
     if "caption_0" in row:
         captions = _read_text_field(row, "caption_0"), _read_text_field(row, "caption_1")

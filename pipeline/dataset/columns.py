@@ -39,7 +39,7 @@ class IdIndex:
 
 
 class ImageColumns(Sequence[Image]):
-    """A sequence that reads each :class:`Image` from a parquet file on access. Sequences of equal images are equal.
+    """A sequence of images that reads each :class:`Image` from a parquet file on access.
 
     columns : the columns of the file
     rows : the indices of the images in the file; None for all images
@@ -76,7 +76,7 @@ class ImageColumns(Sequence[Image]):
         return None if np.any(cocoids == NO_COCOID) else cocoids
 
     @property
-    def caption_counts(self) -> NDArray[np.int64]:
+    def count_captions_per_image(self) -> NDArray[np.int64]:
         """The number of captions of each image, (n_images,)."""
         counts: NDArray[np.int64] = np.diff(self._columns.caption_ends, prepend=0)[self._row_indices]
         return counts
@@ -88,12 +88,12 @@ class ImageColumns(Sequence[Image]):
         return ids
 
     @property
-    def raws(self) -> list[str]:
+    def caption_texts(self) -> list[str]:
         """The text of each caption, in the order of the images."""
         return [
             raws[row]
             for group, captions in self._iterate_caption_groups()
-            for raws in [self._columns.read_raws(group)]
+            for raws in [self._columns.read_raw_texts(group)]
             for row in captions.tolist()
         ]
 
@@ -112,7 +112,7 @@ class ImageColumns(Sequence[Image]):
     def caption_languages(self) -> list[str]:
         """The language of each caption, in the order of the images; an empty text for a caption without a language."""
         if not self._columns.has_languages:
-            return [""] * int(self.caption_counts.sum())
+            return [""] * int(self.count_captions_per_image.sum())
         return [
             languages[row] or ""
             for group, captions in self._iterate_caption_groups()
@@ -133,7 +133,7 @@ class ImageColumns(Sequence[Image]):
                 yield group, self._row_indices[rows] - (ends[group - 1] if group else 0)
 
     def _iterate_caption_groups(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield the index of each row group that holds captions of these images, and the indices of the captions within it.
+        """Yield the index of each row group of the file that holds captions of these images, and their indices in the group.
 
         A row group occurs several times if the images are not in the order of the file.
         """
@@ -141,7 +141,7 @@ class ImageColumns(Sequence[Image]):
             yield group, _list_caption_rows(self._find_caption_ends(group), rows)
 
     def _find_caption_ends(self, group: int) -> NDArray[np.int64]:
-        """Return, for each image of a row group, the number of captions from the start of the row group up to this image."""
+        """Return, for each image of a row group, the number of captions up to and including this image in the row group."""
         first, last = self._columns.group_ends[group - 1] if group else 0, self._columns.group_ends[group]
         ends = self._columns.caption_ends
         return ends[first:last] - (ends[first - 1] if first else 0)
@@ -263,10 +263,10 @@ def caption_ids(images: Sequence[Image]) -> Ids:
     return np.asarray([caption.sentid for image in images for caption in image.captions], np.int64)
 
 
-def caption_counts(images: Sequence[Image]) -> NDArray[np.int64]:
+def count_captions_per_image(images: Sequence[Image]) -> NDArray[np.int64]:
     """Return the number of captions of each image, (n_images,)."""
     if isinstance(images, ImageColumns):
-        return images.caption_counts
+        return images.count_captions_per_image
     return np.asarray([len(image.captions) for image in images], np.int64)
 
 
@@ -286,7 +286,7 @@ def select_images(images: Sequence[Image], keep: NDArray[np.bool_]) -> Sequence[
 def caption_texts(images: Sequence[Image]) -> list[str]:
     """Return the text of each caption, in the order of the images."""
     if isinstance(images, ImageColumns):
-        return images.raws
+        return images.caption_texts
     return [caption.raw for image in images for caption in image.captions]
 
 

@@ -28,8 +28,8 @@ from vse.pipeline.dataset.columns import (
     Ids,
     ImageColumns,
     build_tables,
-    caption_counts,
     caption_ids,
+    count_captions_per_image,
     count_languages,
     image_ids,
     select_images,
@@ -45,7 +45,7 @@ from vse.pipeline.files.inputs import (
     changed_file_error,
     is_valid_name,
 )
-from vse.pipeline.files.known_hashes import recall_sha256, remember_sha256
+from vse.pipeline.files.known_hashes import remember_sha256, set_remembered_sha256
 from vse.pipeline.files.writing import open_atomic, parse_json, read_json
 
 __all__ = [
@@ -109,7 +109,7 @@ class Dataset:
 
     @property
     def content_paths(self) -> list[Path]:
-        """The files and folders, besides ``path``, that determine the content; an empty list for a data set in a file."""
+        """The files, besides ``path``, that determine the content: none. Only a folder of photos has such files."""
         return []
 
     @cached_property
@@ -158,7 +158,7 @@ class Dataset:
 
     @cached_property
     def _caption_ends(self) -> NDArray[np.int64]:
-        return np.cumsum(caption_counts(self.images))
+        return np.cumsum(count_captions_per_image(self.images))
 
     def split(self, name: str) -> Sequence[Image]:
         """Return the images of a split. Raises UserError if the split has no images."""
@@ -223,13 +223,13 @@ def parquet_copy_path(path: Path) -> Path:
 
 
 def _read_parquet(path: Path, file: InputFile) -> Dataset:
-    columns = _open_columns(file)
+    columns = _open_and_check_columns(file)
     return Dataset(path=path, images=ImageColumns(columns), sha256=file.sha256, **_parse_head(path, columns.head))
 
 
-def _open_columns(file: InputFile) -> ParquetColumns:
-    """Open a parquet file. Check all its values, unless it is known to be unchanged since its last check."""
-    if not recall_sha256(file, _CHECK_VERSION):
+def _open_and_check_columns(file: InputFile) -> ParquetColumns:
+    """Open a parquet file of a data set. Check all values, unless the file has not changed since its last check."""
+    if not set_remembered_sha256(file, _CHECK_VERSION):
         check_parquet_columns(file)
         if file.has_changed:
             raise changed_file_error(file.path)
@@ -252,7 +252,7 @@ def remember_checks(dataset: Dataset) -> None:
 def _read_json(path: Path, file: InputFile) -> Dataset:
     if file.size < MIN_LARGE_BYTES:
         return _parse_dataset(path, file)[0]
-    if not recall_sha256(file):
+    if not set_remembered_sha256(file):
         remember_sha256(file)
     if (dataset := _read_parquet_copy(path, file.sha256)) is not None:
         return dataset
@@ -272,7 +272,7 @@ def _read_parquet_copy(path: Path, sha256: str) -> Dataset | None:
     if not copy.is_file():
         return None
     try:
-        columns = _open_columns(InputFile(copy))
+        columns = _open_and_check_columns(InputFile(copy))
         if columns.source_version != f"{sha256} {_CHECK_VERSION}":
             return None
         return Dataset(path=path, images=ImageColumns(columns), sha256=sha256, **_parse_head(copy, columns.head))
@@ -308,9 +308,9 @@ def _parse_dataset(path: Path, file: InputFile) -> tuple[Dataset, dict[str, Any]
 
 
 def _parse_head(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments for :class:`Dataset`, read from the keys of ``content`` besides ``images``.
+    """Return the arguments of :class:`Dataset` that a ``dataset.json`` states next to its images, such as the name.
 
-    Raises UserError if the value of a key is invalid. The message begins with ``path``, the file of the data set.
+    Raises UserError if a value in ``content`` is invalid. The message begins with ``path``, the file of the data set.
     """
     name = content.get("dataset")
     if not isinstance(name, str) or not is_valid_name(name):
@@ -350,7 +350,7 @@ def describe_splits(dataset: Dataset) -> str:
     """Return a report with a line for each split: the numbers of images, captions, and captions per image."""
     lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.has_image_files else ', without image files'}"]
     for split, images in dataset.splits.items():
-        counts = caption_counts(images)
+        counts = count_captions_per_image(images)
         n_captions, least, most = int(counts.sum()), counts.min(), counts.max()
         per_image = f"{least}" if least == most else f"{least}-{most}"
         lines.append(f"  {split:8s} {len(images):7d} images {n_captions:7d} captions ({per_image} per image)")
@@ -362,7 +362,7 @@ def describe_splits(dataset: Dataset) -> str:
 
 
 class Mention(NamedTuple):
-    """A phrase with its caption and image.
+    """A phrase with the caption and the image to which it belongs.
 
     ``phrase_id`` is the index of the phrase among all phrases of the data set, in the order of ``dataset.json``. ``text`` is
     the tokens of the phrase in lower case, separated by blanks.
@@ -385,5 +385,5 @@ def list_mentions(dataset: Dataset) -> list[Mention]:
 
 
 def list_phrase_texts(dataset: Dataset) -> list[str]:
-    """Return the distinct texts of phrases in order of appearance. In feature caches, the id of a text is its index here."""
+    """Return the distinct texts of phrases in order of appearance. Feature caches use the index in the list as id."""
     return list(dict.fromkeys(mention.text for mention in list_mentions(dataset)))

@@ -59,14 +59,14 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
             if file.member is None:
                 log.info("%s: %s", download(url, target, file.sha256, file.bytes), url)
                 continue
-            _check_archive(out / name, file.sha256, url=url)
+            _check_existing_file(out / name, file.sha256, url=url)
             archive = download(url, out / name, file.sha256, file.bytes)
             unpack_member(archive, file.member, target, file.max_bytes)
             log.info("%s: unpacked %s from %s; the archive is no longer needed", target, file.member, archive)
         return _prepare_if_images_exist(config, out)
 
 
-def _check_archive(path: Path, sha256: str, url: str) -> None:
+def _check_existing_file(path: Path, sha256: str, url: str) -> None:
     """Raise UserError if a file exists at ``path`` and its SHA-256 is not ``sha256``. The message names ``url``."""
     check_output(path, OutputKind(f"the archive at {url}", lambda existing: sha256_file(existing) == sha256))
 

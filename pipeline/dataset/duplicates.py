@@ -20,7 +20,7 @@ from jaxtyping import Bool
 from PIL import ImageOps
 
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, describe_splits, find_dataset_file, load_dataset_file
-from vse.pipeline.dataset.preparation import find_missing_image_files, load_and_check_dataset
+from vse.pipeline.dataset.preparation import list_image_file_errors, load_and_check_dataset
 from vse.pipeline.errors import UserError, did_you_mean, to_printable_line
 from vse.pipeline.files.images import (
     IMAGE_FORMATS,
@@ -140,7 +140,7 @@ def find_same_images(
     checksums: Mapping[int, bytes] | None = None,
     other_checksums: Mapping[int, bytes] | None = None,
 ) -> list[tuple[Image, Image]]:
-    """Return pairs of an image and the first of ``others`` with the same id on Flickr or in MS-COCO, or the same bytes.
+    """Return pairs of an image and the first of ``others`` that has the same id on Flickr or in MS-COCO, or the same bytes.
 
     ``checksums`` and ``other_checksums`` map an ``imgid`` to the SHA-256 of the file. Images without a SHA-256 are compared by
     their ids on Flickr or in MS-COCO only.
@@ -164,8 +164,8 @@ def _list_identity_keys(image: Image, checksums: Mapping[int, bytes]) -> list[st
 def report_shared_images(dataset: Dataset, other: Dataset) -> str:
     """Report how many images two data sets share, with a line for each pair of splits.
 
-    A remark marks images that are for training in one of the two data sets only. Images are compared by their ids on Flickr
-    or in MS-COCO; files of the same size are also compared by their bytes.
+    A line ends with a remark if exactly one of its two splits is for training. Images are the same if they have the same id
+    on Flickr or in MS-COCO, or if their files have the same bytes.
     """
     pairs = find_same_images(dataset.images, other.images, *_hash_files_of_common_sizes(dataset, other))
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
@@ -181,11 +181,11 @@ def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str
 
     Raises BadImage if a photo cannot be decoded.
     """
-    hashes = _hash_photos(dataset)
+    hashes = _compute_perceptual_hashes(dataset)
     images, twins = dataset.images, (dataset if other is None else other).images
     pairs = [
         (images[i], twins[j])
-        for i, j in find_similar_hashes(hashes, hashes if other is None else _hash_photos(other))
+        for i, j in find_similar_hashes(hashes, hashes if other is None else _compute_perceptual_hashes(other))
         if other is not None or (i < j and images[i].split != twins[j].split)
     ]
     pairs_of_splits: dict[tuple[str, str], list[tuple[Image, Image]]] = defaultdict(list)
@@ -215,9 +215,9 @@ def sort_by_splits(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[st
 
 
 def _hash_files_of_common_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return the SHA-256 by ``imgid`` for both data sets, but only for files whose size also occurs in the other data set.
+    """Return two dictionaries, one for each data set, from ``imgid`` to the SHA-256 of the image file.
 
-    Other files cannot have the same bytes, and are not read.
+    Files whose size does not occur in the other data set are left out: they cannot have the same bytes.
     """
     if not (dataset.has_image_files and other.has_image_files):
         return {}, {}
@@ -231,7 +231,7 @@ def _hash_files_of_common_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[
     return checksums[0], checksums[1]
 
 
-def _hash_photos(dataset: Dataset) -> Any:
+def _compute_perceptual_hashes(dataset: Dataset) -> Any:
     bar = progress_bar(dataset.images, desc=f"hash images of {dataset.name}", unit="image")
     return np.stack([compute_perceptual_hash(dataset.image_path(image)) for image in bar])
 
@@ -300,13 +300,13 @@ def _count_captions_by_text(dataset: Dataset) -> dict[str, Counter[str]]:
 def report_known_test_images(dataset: Dataset) -> list[str]:
     """Report how many images of a data set are test images of published data sets, by their ids on Flickr or in MS-COCO.
 
-    The file of a published data set must lie in ``data/NAME``, or in a folder next to this data set. If it is missing, and the
-    ids are from the same source (Flickr or MS-COCO), the report states that the published data set was not compared.
+    A published data set is read from ``data/NAME``, or from a folder next to this data set. If its file is missing although
+    its images come from the same website as those of this data set, a line states that the two were not compared.
     """
     lines: list[str] = []
     missing = set(_list_published_names()) - {dataset.name}
     for name in sorted(missing):
-        file = _find_known_dataset_file(name, dataset)
+        file = _find_published_dataset_file(name, dataset)
         if file is None:
             continue
         known = load_dataset_file(file)
@@ -331,7 +331,7 @@ def _list_published_names() -> list[str]:
     return [name for name in list_preset_names("datasets") if load_dataset_preset(name).is_published]
 
 
-def _find_known_dataset_file(name: str, dataset: Dataset) -> Path | None:
+def _find_published_dataset_file(name: str, dataset: Dataset) -> Path | None:
     paths = map(find_dataset_file, (dataset.path.parent.parent / name, Path("data", name)))
     return next((path for path in paths if path.is_file()), None)
 
@@ -340,10 +340,10 @@ def _load_compared_dataset(against: Path, dataset: Dataset) -> Dataset:
     name = str(against)
     if against.exists() or not is_valid_name(name) or name.endswith((".json", ".parquet")):
         return load_and_check_dataset(against)
-    file = _find_known_dataset_file(name, dataset)
+    file = _find_published_dataset_file(name, dataset)
     if file is not None:
         known = load_dataset_file(file)
-        return replace(known, has_image_files=False) if find_missing_image_files(known) else known
+        return replace(known, has_image_files=False) if list_image_file_errors(known) else known
     if name in _list_published_names():
         how = f"create it with vse-data fetch {name} --no-images, or from its files with vse-data prepare {name}"
     elif name in list_preset_names("datasets"):

@@ -85,7 +85,7 @@ _CORNER_TAGS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class MarkedPhrase(NamedTuple):
-    """A phrase: the words ``start`` to ``stop`` (exclusive) of a caption, the id of the coreference chain, and the types."""
+    """A phrase: words ``start`` to ``stop`` (exclusive) of a caption. ``chain`` is the id of the thing that they name."""
 
     start: int
     stop: int
@@ -170,7 +170,7 @@ def _parse_mark(token: str, where: str) -> tuple[str, tuple[str, ...]]:
     return match[1], tuple(match[2][1:].split("/"))
 
 
-def read_annotation(path: Path) -> ImageBoxAnnotations:
+def read_box_annotations(path: Path) -> ImageBoxAnnotations:
     """Read the size of the image and the boxes, clipped to the image, from a file in ``Annotations``.
 
     Raises UserError, which names the file and line, if an element is missing or has an impossible value.

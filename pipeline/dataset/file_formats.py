@@ -17,7 +17,7 @@ from vse.pipeline.dataset.preparation import (
     build_image_entry,
     check_dataset_name,
     link_images,
-    write_dataset,
+    write_json_dataset,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
@@ -30,18 +30,18 @@ Tables = Callable[[], Iterator[Any]]  # each call yields tables (pyarrow) with a
 
 
 def choose_dataset_format(n_pairs: int) -> DatasetFormat:
-    """Return the file format of a new data set with ``n_pairs`` captions."""
+    """Return the file format of a new data set: parquet for more than ``MAX_JSON_PAIRS`` captions, else JSON."""
     return "parquet" if n_pairs > MAX_JSON_PAIRS else "json"
 
 
 def check_no_other_format(out: Path, file_format: DatasetFormat) -> None:
-    """Raise UserError if the folder ``out`` has a data set in the other file format."""
+    """Raise UserError if the folder ``out`` has a data set in another file format than ``file_format``."""
     other = out / ("dataset.json" if file_format == "parquet" else "dataset.parquet")
     if other.exists():
         raise UserError(f"{other} already exists, and a data set has one form; move it away, or give another --out")
 
 
-def write_dataset_tables(
+def write_dataset_from_tables(
     head: dict[str, Any],
     tables: Tables,
     out: Path,
@@ -52,7 +52,7 @@ def write_dataset_tables(
     """Write a data set to the folder ``out``, link ``out/images`` to ``images``, and return the path of the file.
 
     A file that already has this content is left as it is. Raises UserError if the folder has a data set with other content, or
-    in the other file format.
+    in another format than ``file_format``.
 
     head : the keys of ``dataset.json`` besides ``images``
     tables : a function that yields the images as tables (pyarrow) with the columns of a ``dataset.parquet``. It may be called
@@ -64,7 +64,7 @@ def write_dataset_tables(
     if file_format == "parquet":
         return _write_parquet(head, tables, out, images, inputs)
     entries = _ImageEntries(tables)
-    path = write_dataset({**head, "images": entries}, out, images, inputs, may_replace=may_replace_other_kinds())
+    path = write_json_dataset({**head, "images": entries}, out, images, inputs, may_replace=may_replace_other_kinds())
     file = InputFile(path)
     if file.size >= MIN_LARGE_BYTES:
         write_parquet_copy(path, file.sha256, head, tables())
@@ -74,17 +74,17 @@ def write_dataset_tables(
 def write_dataset_content(
     content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], file_format: DatasetFormat
 ) -> Path:
-    """Write the content of a ``dataset.json`` to the folder ``out`` in either file format; return the path of the file.
+    """Write a data set as ``dataset.json`` or ``dataset.parquet`` to the folder ``out``; return the path of the file.
 
-    ``out/images`` becomes a link to the folder ``images``; None if there is no link to create. ``inputs`` are the files from
-    which the data set was built; no input is replaced.
+    ``content`` is in the layout of ``dataset.json``. ``out/images`` becomes a link to the folder ``images``, unless ``images``
+    is None. ``inputs`` are the files from which the data set was built; no input is replaced.
     """
     if file_format == "json":
         check_no_other_format(out, file_format)
-        return write_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
+        return write_json_dataset(content, out, images, inputs, may_replace=may_replace_other_kinds())
     parsed = parse_images(out, list(content["images"]), find_tokeniser(content["tokeniser"], out))
     head = {key: value for key, value in content.items() if key != "images"}
-    return write_dataset_tables(head, lambda: build_tables(parsed), out, images, inputs, file_format)
+    return write_dataset_from_tables(head, lambda: build_tables(parsed), out, images, inputs, file_format)
 
 
 def convert_dataset(dataset_file: Path, out: Path) -> Path:
@@ -100,7 +100,7 @@ def convert_dataset(dataset_file: Path, out: Path) -> Path:
         raise UserError(f"{dataset_file}: its captions have phrases, which dataset.parquet cannot store")
     head = read_dataset_head(dataset_file)
     images = dataset_file.parent / "images" if dataset.has_image_files else None
-    return write_dataset_tables(head, lambda: build_tables(dataset.images), out, images, [dataset_file], file_format)
+    return write_dataset_from_tables(head, lambda: build_tables(dataset.images), out, images, [dataset_file], file_format)
 
 
 class _ImageEntries(Iterable[dict[str, Any]]):
@@ -138,7 +138,7 @@ def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path
 
     check_output(path, OutputKind(f"the data set {head['dataset']!r}", is_dataset), inputs)
     with lock_for_writing(out, folder=True):
-        has_content = _has_tables(path, head, tables)
+        has_content = _has_equal_tables(path, head, tables)
         if path.exists() and not has_content and not may_replace_other_kinds():
             raise UserError(f"{path} already exists with other content; move it away, or give another --out or --force")
         remove_temporary_files(out)
@@ -153,7 +153,7 @@ def _write_parquet(head: dict[str, Any], tables: Tables, out: Path, images: Path
     return path
 
 
-def _has_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
+def _has_equal_tables(path: Path, head: dict[str, Any], tables: Tables) -> bool:
     """Return whether a parquet file has exactly this head and these tables; False if it is missing or damaged.
 
     ``head`` holds all keys of ``dataset.json`` besides ``images``; they are in the metadata of the file. ``tables`` yields the

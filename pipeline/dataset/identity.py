@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from vse.pipeline.dataset.columns import IdIndex, Ids, caption_counts, caption_ids, caption_texts, image_ids
+from vse.pipeline.dataset.columns import IdIndex, Ids, caption_ids, caption_texts, count_captions_per_image, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.images import Image
 from vse.pipeline.errors import UserError
@@ -90,7 +90,7 @@ def hash_captions(images: Sequence[Image]) -> Hashes:
     hashes = bytearray()
     for start in range(0, len(images), _IMAGES_PER_BLOCK):  # the texts of all images might not fit into memory
         block = images[start : start + _IMAGES_PER_BLOCK]
-        owners = np.repeat(image_ids(block), caption_counts(block)).tolist()
+        owners = np.repeat(image_ids(block), count_captions_per_image(block)).tolist()
         hashes += b"".join(map(hash_caption, owners, caption_texts(block)))
     return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_HASH_BYTES)
 
@@ -134,14 +134,14 @@ def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: Da
 def check_all_same_data(files: Sequence[tuple[Path, DataIdentity]]) -> None:
     """Raise UserError if two of the files have the same id for different photographs or captions.
 
-    A file without hashes, or without a common id, agrees with any other file.
+    Two files that have no ids in common are not compared, and neither is a file without hashes.
     """
     for (path, ours), (other_path, theirs) in combinations(files, 2):
         check_same_data(other_path, theirs, path, ours)
 
 
 def _find_differing_ids(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Hashes | None) -> tuple[int, Ids]:
-    """Return the number of ids that are in both lists, and the ids whose hashes differ."""
+    """Return the number of ids in both lists, and the ids whose hashes differ. If hashes are unknown, return 0 and no ids."""
     if hashes is None or other_hashes is None:
         return 0, ids[:0]
     rows = IdIndex(other_ids).find_rows(ids)
@@ -162,9 +162,9 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
-    """Raise UserError if captions or photographs of a data set differ from ``recorded``, the hashes in a file of embeddings.
+    """Raise UserError if a data set has changed since a file of embeddings was written. ``recorded`` has the hashes in it.
 
-    Compares all captions, and an evenly spread sample of the photographs.
+    All captions are compared with the hashes, but only some photographs, which are evenly spread over the data set.
     """
     captions = None if recorded.caption_hashes is None else hash_captions(dataset.images)
     photo_ids, photos = hash_available_photos(dataset, recorded, N_PHOTOS_COMPARED_IF_DATASET_CHANGED)
@@ -179,8 +179,8 @@ def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
 def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: int) -> tuple[Ids, Hashes | None]:
     """Hash at most ``max_photos`` photographs of a data set, evenly spread over the images whose ids are in ``recorded``.
 
-    Returns ids (n,) and hashes (n, 32). Unreadable files are left out. The hashes are None if no file is left, if the data
-    set has no image files, or if ``recorded`` has no hashes of photographs.
+    Returns ids (n,) and hashes (n, 32). Unreadable files are left out. Returns no ids, and None for the hashes, if no file is
+    left, if the data set has no image files, or if ``recorded`` has no hashes of photographs.
     """
     if recorded.photo_hashes is None or not dataset.has_image_files:
         return _NO_IDS, None
@@ -191,9 +191,9 @@ def hash_available_photos(dataset: Dataset, recorded: DataIdentity, max_photos: 
 
 
 def hash_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
-    """Return the ids (n,) and SHA-256 (n, 32) of the readable image files; no ids and None if no file is readable.
+    """Return the ids (n,) and SHA-256 (n, 32) of image files. ``files`` holds the id and path of each image.
 
-    ``files`` holds the id and path of each image.
+    Unreadable files are left out. If no file is readable, the ids are empty and the hashes are None.
     """
     hashes = {}
     for imgid, path in files:

@@ -182,10 +182,10 @@ Tokeniser = Callable[[str], list[str]]
 
 
 def parse_images(path: Path, entries: list[Any], tokenise: Tokeniser) -> tuple[Image, ...]:
-    """Convert ``entries``, the list ``images`` of the ``dataset.json`` at ``path``, to images. Empty the list meanwhile.
+    """Convert ``entries``, the list ``images`` of the ``dataset.json`` at ``path``, to images.
 
-    ``tokenise`` splits captions without tokens. Raises UserError, which names the image or caption, for an invalid entry, for
-    duplicate ids or files, and for an empty list.
+    The list is emptied meanwhile to save memory. ``tokenise`` splits captions without tokens. Raises UserError, which names
+    the image or caption, for an invalid entry, for duplicate ids or files, and for an empty list.
     """
     try:
         entries.reverse()
@@ -213,9 +213,9 @@ def pause_garbage_collection() -> Iterator[None]:
 
 
 def intern_tokens(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON object after a change to its list ``tokens``, if it has one: equal tokens share memory.
+    """Make equal tokens in the list ``tokens`` of a JSON object share memory, and return the object.
 
-    COCO has 6.5 million tokens but only 30,000 distinct words.
+    An object without such a list is unchanged. COCO has 6.5 million tokens but only 30,000 distinct words.
     """
     tokens = content.get("tokens")
     if isinstance(tokens, list) and all(type(token) is str for token in tokens):

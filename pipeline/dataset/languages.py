@@ -50,7 +50,7 @@ def encode_languages(languages: Sequence[str]) -> dict[str, Any]:
 def check_languages(path: Path, indices: NDArray[np.int64], names: str, n_captions: int) -> None:
     """Raise UserError if a file of embeddings has invalid languages. The message begins with ``path``, the file.
 
-    ``names`` is the list of languages, such as ``en,de``. ``indices`` must be ``n_captions`` indices in this list.
+    ``indices`` must hold ``n_captions`` positions in ``names``, a text with the distinct languages such as ``en,de``.
     """
     listed = names.split(",")
     if wrong := next((name for name in listed if not is_language_tag(name)), None):

@@ -55,7 +55,7 @@ def check_parquet_columns(file: InputFile) -> None:
 
 
 def _check_types(path: Path, schema: Any) -> None:
-    """Raise UserError if an existing column has the wrong type.
+    """Raise UserError if a column of a data set has the wrong type. A missing column is not an error here.
 
     Large lists, large texts and dictionary-encoded texts (types of Arrow) are allowed.
     """

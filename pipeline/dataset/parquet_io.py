@@ -58,7 +58,7 @@ class CaptionTexts(NamedTuple):
     without a language.
     """
 
-    raws: list[str]
+    raw_texts: list[str]
     tokens: list[str]
     ends: list[int]
     languages: list[str | None] | None
@@ -99,9 +99,9 @@ class ParquetColumns:
 
     @property
     def source_version(self) -> str | None:
-        """The version of the ``dataset.json`` of which this file is a copy; None if the file is not a copy.
+        """A text that identifies the ``dataset.json`` of which this file is a copy; None if the file is not a copy.
 
-        The version is a text with the SHA-256 of that file and the version of the checks that it passed.
+        The text holds the SHA-256 of the ``dataset.json``, and the version of the checks that it passed.
         """
         value = (self._file.schema_arrow.metadata or {}).get(SOURCE_VERSION_KEY)
         return None if value is None else value.decode(errors="replace")
@@ -144,7 +144,7 @@ class ParquetColumns:
         ends = np.cumsum(_to_numpy(compute.list_value_length(lists)), dtype=np.int64)
         return ends, _to_numpy(compute.struct_field(compute.list_flatten(lists), [0]))
 
-    def read_raws(self, group: int) -> list[str]:
+    def read_raw_texts(self, group: int) -> list[str]:
         """Return the text of each caption of a row group."""
         raws: list[str] = self._read_caption_field("raw", group).to_pylist()
         return raws
@@ -158,7 +158,7 @@ class ParquetColumns:
         return _encode_tokens(self._read_caption_field("tokens", group))
 
     def read_languages(self, group: int) -> list[str | None]:
-        """Return the language of each caption of a row group; an empty list without a column of languages."""
+        """Return the language (or None) of each caption in a row group; an empty list if the file has no languages."""
         return self._read_caption_field("language", group).to_pylist() if self.has_languages else []
 
     def _read_files(self, group: int) -> list[str]:
@@ -204,7 +204,7 @@ def _to_numpy(array: Any) -> NDArray[Any]:
 
 
 class ParquetColumnsWriter:
-    """A writer of images to a parquet file. Each table becomes a row group. :meth:`close` adds the metadata."""
+    """A writer of images, as pyarrow tables, to a parquet file. A table becomes a row group. :meth:`close` adds metadata."""
 
     def __init__(self, stream: BinaryIO) -> None:
         parquet = import_module("pyarrow.parquet")
@@ -223,9 +223,8 @@ class ParquetColumnsWriter:
     def close(self, head: dict[str, Any], source_version: str | None = None) -> None:
         """Write the metadata, and finish the file.
 
-        ``head`` has all keys of ``dataset.json`` besides ``images``. ``source_version`` is a text with the version of the
-        ``dataset.json`` of which this file is a copy: its SHA-256, and the version of the checks that it passed. None if the
-        file is not a copy.
+        ``head`` has all keys of ``dataset.json`` besides ``images``. If this file is a copy of a ``dataset.json``,
+        ``source_version`` is a text with the SHA-256 of the ``dataset.json``, and the version of the checks that it passed.
         """
         copied = {} if source_version is None else {SOURCE_VERSION_KEY: source_version}
         self._writer.add_key_value_metadata({HEAD_KEY: json.dumps(head, ensure_ascii=False), **copied})

@@ -37,7 +37,7 @@ def list_photos(folder: Path) -> list[Path]:
 class PhotoFolder(Dataset):
     """A data set of the photos in the folder ``path``, without captions.
 
-    An object without photos stands in for the data set of a model that is used without its training data.
+    If a model is used without its training data, an object without photos takes the place of the data set.
     """
 
     def image_path(self, image: Image) -> Path:
@@ -88,5 +88,5 @@ def open_photo_folder(folder: Path, tokeniser: str = DEFAULT_TOKENISER) -> Photo
 
 
 def build_empty_photo_folder(model: Path, tokeniser: str) -> PhotoFolder:
-    """Return a data set without photos for a model that is used without its training data. ``model`` is named in errors."""
+    """Return a data set without photos for the use of a model without its training data. Errors name the file ``model``."""
     return PhotoFolder(model.resolve().name, model, (), tokeniser=tokeniser)

@@ -105,7 +105,7 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
         content = mark_entities_phrases(_read_karpathy_split(annotations[0], images), source / config.entities, images)
     if config.tokeniser is not None:
         content = retokenise(content, config.tokeniser, f"data set {config.name!r}")
-    return write_dataset({**content, "dataset": config.name}, out, images, annotations)
+    return write_json_dataset({**content, "dataset": config.name}, out, images, annotations)
 
 
 def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def add_phrases(
     elif chunker is not None:
         content = mark_noun_phrases(content, chunker)
     own = {"parent": dataset.parent or dataset.name} if name != dataset.name else {}
-    return write_dataset({**content, "dataset": name, **own}, out, images, inputs)
+    return write_json_dataset({**content, "dataset": name, **own}, out, images, inputs)
 
 
 def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
@@ -226,19 +226,19 @@ def check_dataset_output(out: Path, name: str, inputs: Iterable[Path] = ()) -> N
     check_output(out / "dataset.json", OutputKind(f"the data set {name!r}", is_dataset), inputs)
 
 
-def write_dataset(
+def write_json_dataset(
     content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path], may_replace: bool = True
 ) -> Path:
     """Write ``out/dataset.json``, create the link ``out/images`` to the folder ``images``, and return the path of the file.
 
-    Without ``images`` no link is created. A file that already has this content, in whatever JSON layout, is left as it is.
-    Raises UserError if the file has other content, unless ``may_replace``, or if it is one of ``inputs``, the files of the
-    source.
+    If ``images`` is None, no link is created. A file that already has this content, in whatever JSON layout, is left as it
+    is. Raises UserError if the file is one of ``inputs``, from which the data set was built. Unless ``may_replace`` is true,
+    also raises UserError if the file has other content.
     """
     folder, path = out / "images", out / "dataset.json"
     check_dataset_output(out, content["dataset"], inputs)
     with lock_for_writing(out, folder=True):
-        has_content = _has_content(path, content)
+        has_content = _has_equal_content(path, content)
         if not has_content and path.exists() and not may_replace:
             raise UserError(f"{path} already exists with other content; move it away, or give another --out or --force")
         remove_temporary_files(out)
@@ -255,7 +255,7 @@ def write_dataset_file(path: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def _has_content(path: Path, content: dict[str, Any]) -> bool:
+def _has_equal_content(path: Path, content: dict[str, Any]) -> bool:
     """Return whether a ``dataset.json`` exists and has this content. The file is parsed only if its bytes differ."""
     if not path.exists():
         return False
@@ -283,7 +283,7 @@ def _encode_json_pieces(content: dict[str, Any]) -> Iterator[bytes]:
 
 
 def read_dataset_content(dataset_file: Path) -> dict[str, Any]:
-    """Return the content of a ``dataset.json``. For a ``dataset.parquet``, return the same content with the same keys."""
+    """Return the content of a ``dataset.json``. The content of a ``dataset.parquet`` is returned in the same layout."""
     if dataset_file.suffix != ".parquet":
         content: dict[str, Any] = read_json(dataset_file)
         return content
@@ -330,16 +330,16 @@ def check_and_describe_dataset(path: Path) -> str:
 def load_and_check_dataset(path: Path) -> Dataset:
     """Load a data set. Raises UserError if the data set is invalid or an image file is missing."""
     dataset = load_dataset_file(path)
-    missing = find_missing_image_files(dataset)
+    missing = list_image_file_errors(dataset)
     if missing:
         raise UserError(f"{path}: {len(missing)} of {len(dataset.images)} image files are missing, the first is {missing[0]}")
     return dataset
 
 
-def find_missing_image_files(dataset: Dataset) -> list[BadImage]:
-    """Return an error for each image file that is missing, or that lies in a missing or changed archive.
+def list_image_file_errors(dataset: Dataset) -> list[BadImage]:
+    """Return an error for each image file that is missing, or whose archive is missing or has changed since the import.
 
-    The list is empty for a data set without image files.
+    The list is empty for a data set that consists of features, without image files.
     """
     missing = []
     for image in dataset.images if dataset.has_image_files else ():

@@ -27,7 +27,7 @@ from vse.pipeline.dataset.entities import (
     NOT_VISUAL_CHAIN,
     ImageBoxAnnotations,
     MarkedCaption,
-    read_annotation,
+    read_box_annotations,
     read_marked_captions,
     read_photo_numbers,
     read_unrelated_captions,
@@ -180,10 +180,10 @@ class _EntitiesReader:
     def read_photo(self, number: str, file: str) -> _AnnotatedPhoto:
         """Read the captions and boxes of the photo ``number``; ``file`` is its path in the folder of images.
 
-        Captions that do not describe their photo (``UNRELATED_CAPTIONS``) lose their phrases.
+        Captions that do not describe their photo (listed in the file ``UNRELATED_CAPTIONS``) lose their phrases.
         """
         captions = list(read_marked_captions(self.sentences_file(number)))
-        annotation = read_annotation(self.folder / "Annotations" / f"{number}.xml")
+        annotation = read_box_annotations(self.folder / "Annotations" / f"{number}.xml")
         marked = [phrase for caption in captions for phrase in caption.phrases]
         with_box = sum(phrase.chain != NOT_VISUAL_CHAIN and phrase.chain in annotation.boxes_by_chain for phrase in marked)
         self.counts.update(images=1, boxes=annotation.n_boxes, clipped=annotation.n_clipped)
@@ -212,8 +212,8 @@ class _EntitiesReader:
     def convert_phrases(self, caption: MarkedCaption, tokens: Sequence[str], photo: _AnnotatedPhoto) -> list[dict[str, Any]]:
         """Return the phrases of a caption as JSON objects for ``dataset.json``.
 
-        ``tokens`` are the tokens of the caption in ``dataset.json``. Phrases that cover no token, such as
-        ``[/EN#0/notvisual &]``, are left out and counted.
+        ``tokens`` are the tokens of the caption in ``dataset.json``. A phrase that covers no token, such as
+        ``[/EN#0/notvisual &]``, is left out, and ``counts`` counts it.
         """
         entries = []
         spans = transfer_spans([(phrase.start, phrase.stop) for phrase in caption.phrases], caption.words, tokens)
@@ -276,7 +276,7 @@ class PublishedImage:
 
 
 def read_xm3600(annotations: Path) -> Iterator[PublishedImage]:
-    """Read ``captions.jsonl`` of Crossmodal-3600, which has a line for each image, with lists of captions by language."""
+    """Read ``captions.jsonl`` of Crossmodal-3600. A line of this file has an image and lists of captions by language."""
     check_input(annotations)
     with annotations.open("rb") as stream:
         for number, line in enumerate(stream, 1):

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from vse.pipeline.dataset.columns import caption_counts, caption_ids, image_ids
+from vse.pipeline.dataset.columns import caption_ids, count_captions_per_image, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.duplicates import group_similar_photos
 from vse.pipeline.dataset.images import Caption, Image
@@ -92,21 +92,21 @@ def write_noise(dataset_file: Path, out: Path, rate: float, kind: NoiseKind = "c
     UserError if the changes are impossible, for example if more than half of the chosen captions belong to one image.
     """
     dataset = load_dataset_file(dataset_file)
-    splits = _training_splits(dataset)
+    splits = _list_training_splits(dataset)
     images = [image for split in splits for image in dataset.split(split)]
     rng = np.random.default_rng(seed)
     changes: dict[str, Any]
     if kind == "word":
         changes = _draw_wrong_words([caption for image in images for caption in image.captions], rate, rng)
     else:
-        wrong_image_of_caption = np.repeat(np.arange(len(images)), caption_counts(images))
+        wrong_image_of_caption = np.repeat(np.arange(len(images)), count_captions_per_image(images))
         if kind == "image":
             wrong_image_of_caption = _shuffle_images(np.arange(len(images)), rate, rng, "images")[wrong_image_of_caption]
         else:
             wrong_image_of_caption = _shuffle_images(wrong_image_of_caption, rate, rng, "captions")
         changes = _list_changed_images(images, wrong_image_of_caption)
     return _write_noise_file(
-        _describe_dataset(dataset, splits) | {"kind": kind, "rate": rate, "seed": seed} | changes, dataset, out
+        _build_dataset_fields(dataset, splits) | {"kind": kind, "rate": rate, "seed": seed} | changes, dataset, out
     )
 
 
@@ -119,9 +119,9 @@ def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     length or refers to images that do not exist.
     """
     dataset = load_dataset_file(dataset_file)
-    splits = _training_splits(dataset)
+    splits = _list_training_splits(dataset)
     images = [image for split in splits for image in dataset.split(split)]
-    counts = caption_counts(images)
+    counts = count_captions_per_image(images)
     file = InputFile(index_file)
     with wrap_read_errors(index_file, "an array of integers (.npy)"):
         index = np.load(index_file, allow_pickle=False)
@@ -138,7 +138,7 @@ def import_noise_index(dataset_file: Path, index_file: Path, out: Path) -> Path:
     moved = index[image_of_caption] if kind == "image" else index
     about = {"kind": kind, "rate": round(float((index != own).mean()), 6), "index_sha256": file.sha256}
     return _write_noise_file(
-        _describe_dataset(dataset, splits) | about | _list_changed_images(images, moved), dataset, out, [index_file]
+        _build_dataset_fields(dataset, splits) | about | _list_changed_images(images, moved), dataset, out, [index_file]
     )
 
 
@@ -197,13 +197,13 @@ def _change_caption(caption: Caption, imgid: int, words: Sequence[str] | None) -
     return replace(caption, raw=" ".join(words), tokens=tuple(words), phrases=())
 
 
-def _training_splits(dataset: Dataset) -> list[str]:
+def _list_training_splits(dataset: Dataset) -> list[str]:
     dataset.split("train")  # raises UserError if the split train has no images
     return [split for split in _TRAINING_SPLITS if split in dataset.splits]
 
 
-def _describe_dataset(dataset: Dataset, splits: Sequence[str]) -> dict[str, Any]:
-    n_captions = sum(int(caption_counts(dataset.split(split)).sum()) for split in splits)
+def _build_dataset_fields(dataset: Dataset, splits: Sequence[str]) -> dict[str, Any]:
+    n_captions = sum(int(count_captions_per_image(dataset.split(split)).sum()) for split in splits)
     return {
         "dataset": dataset.name,
         "captions_sha256": dataset.sha256,
@@ -247,11 +247,11 @@ def _shuffle_images(image_of_item: NDArray[np.int64], rate: float, rng: np.rando
 
 
 def _list_changed_images(images: Sequence[Image], new_image_of_caption: NDArray[np.int64]) -> dict[str, list[int]]:
-    """Return the fields ``sentids`` and ``imgids`` of :class:`Noise`: the captions whose image changes, and their new images.
+    """Return the ids of the captions whose image changes, and of their new images, as ``sentids`` and ``imgids``.
 
-    ``new_image_of_caption`` (n_captions,) is the index of the image of each caption after the changes.
+    ``new_image_of_caption`` (n_captions,) is the index of each caption's image in ``images`` after the changes.
     """
-    changed = new_image_of_caption != np.repeat(np.arange(len(images)), caption_counts(images))
+    changed = new_image_of_caption != np.repeat(np.arange(len(images)), count_captions_per_image(images))
     return {
         "sentids": caption_ids(images)[changed].tolist(),
         "imgids": image_ids(images)[new_image_of_caption[changed]].tolist(),
@@ -311,7 +311,7 @@ def write_folds(
     content = read_dataset_content(dataset_file)
     paths = {number: out / f"fold-{number}.json" for number in (range(count) if only is None else [only])}
     for path in paths.values():
-        check_output(path, OutputKind(f"a fold of the data set {name!r}", _is_fold_of(name)), [dataset_file])
+        check_output(path, OutputKind(f"a fold of the data set {name!r}", _build_fold_recogniser(name)), [dataset_file])
     with lock_for_writing(out, folder=True):
         remove_temporary_files(out)
         if dataset.has_image_files:
@@ -327,7 +327,7 @@ def write_folds(
 
 
 def assign_parts(imgids: list[int], count: int, seed: int) -> dict[int, int]:
-    """Return the part of a cross-validation, from 0 to ``count`` - 1, for each image id.
+    """Divide images into ``count`` parts for a cross-validation; return the part, from 0 to ``count`` - 1, of each image id.
 
     Images are sorted by the SHA-256 of the seed and their id; image k in this order gets the part k modulo ``count``. So the
     parts depend neither on the order of the images nor on the version of a random number generator.
@@ -336,7 +336,7 @@ def assign_parts(imgids: list[int], count: int, seed: int) -> dict[int, int]:
     return {imgid: place % count for place, imgid in enumerate(ordered)}
 
 
-def _is_fold_of(name: str) -> Any:
+def _build_fold_recogniser(name: str) -> Any:
     def is_fold(path: Path) -> bool:
         content = read_json_object(path)
         return content.get("dataset") == name and "fold" in content
@@ -375,9 +375,9 @@ def sample_splits(files: Sequence[str], val: float, test: float, seed: int, imag
 
 
 def _fill_splits(groups: Sequence[Sequence[int]], sizes: Mapping[str, int]) -> list[str]:
-    """Return the split of each index in ``groups``, the groups of similar photos. ``sizes`` has the sizes of val and test.
+    """Return a split for each photo. ``groups`` holds the indices of similar photos, which get the same split.
 
-    A group goes to the first split with enough free places for all its photos, or else to ``train``.
+    ``sizes`` has the sizes of ``val`` and ``test``. A group goes to the first split with enough free places, or to ``train``.
     """
     splits = ["train"] * sum(map(len, groups))
     room = dict(sizes)

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from vse.pipeline.errors import UserError, extra_install_command, import_extra
-from vse.pipeline.files.inputs import check_zip, error_reason, open_decoded_stream
+from vse.pipeline.files.inputs import check_decoded_zip_size, error_reason, open_decoded_stream
 from vse.pipeline.progress import progress_bar
 
 BLOCK_BYTES = 2**23  # bytes of a request that reads more than the caller needs now
@@ -234,7 +234,7 @@ def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
     has the exact limit).
     """
     if zipfile.is_zipfile(path):
-        check_zip(path)
+        check_decoded_zip_size(path)
         with zipfile.ZipFile(path) as archive:
             yield (_build_zip_member(archive, info) for info in archive.infolist())
     else:

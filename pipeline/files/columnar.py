@@ -14,7 +14,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from vse.pipeline.files.inputs import check_decoded_size, check_gzip_xz_bz2, check_input, check_zip, wrap_read_errors
+from vse.pipeline.files.inputs import (
+    check_decoded_gzip_xz_bz2_size,
+    check_decoded_size,
+    check_decoded_zip_size,
+    check_input,
+    wrap_read_errors,
+)
 
 _MAX_FIELDS = 1000  # the most fields of a page header, nested fields included
 _INTEGER_TYPES, _DOUBLE_TYPE, _BINARY_TYPE, _LIST_TYPES, _STRUCT_TYPE = (
@@ -153,11 +159,8 @@ def read_parquet_batches(path: Path, stream: BinaryIO, choose_columns: Callable[
             yield arrow.RecordBatch.from_pylist([], arrow.schema([parquet.schema_arrow.field(name) for name in columns]))
 
 
-def check_parquet(path: Path) -> None:
-    """Raise UserError if a parquet file expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`).
-
-    A repeated text is counted each time.
-    """
+def check_decoded_parquet_size(path: Path) -> None:
+    """Raise UserError if a parquet file expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`)."""
     with path.open("rb") as stream:
         for _ in read_parquet_batches(path, stream, lambda names: names):
             pass
@@ -206,7 +209,7 @@ def _count_decoded_bytes_and_rows(
 
 
 def _count_expanded_bytes(array: Any) -> int:
-    """Return the size in bytes that an array would have if each row had its own copy of its texts."""
+    """Return the size of an Arrow array in bytes, as if each row had its own copy of its texts."""
     kind, compute = import_module("pyarrow.types"), import_module("pyarrow.compute")
     if kind.is_dictionary(array.type):
         lengths = compute.binary_length(array.dictionary).cast("int64")
@@ -220,7 +223,7 @@ def _count_expanded_bytes(array: Any) -> int:
     return int(array.nbytes)
 
 
-def check_arrow(path: Path) -> None:
+def check_decoded_arrow_size(path: Path) -> None:
     """Raise UserError if an Arrow stream expands to over 100 times its size (exact limit: :func:`max_decoded_bytes`)."""
     library = import_module("pyarrow")
     with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
@@ -253,7 +256,7 @@ def _count_message_bytes(message: Any) -> int:
 
 
 class _FlatBuffersTable:
-    """A table of a FlatBuffers message. The bytes at ``position`` hold the offset from there to the table."""
+    """A table of a FlatBuffers message. The four bytes at ``position`` state how far behind ``position`` the table begins."""
 
     def __init__(self, content: memoryview, position: int) -> None:
         self._content = content
@@ -270,24 +273,21 @@ class _FlatBuffersTable:
 
 
 _CHECK_BY_MAGIC: dict[bytes, Callable[[Path], None]] = {
-    b"PAR1": check_parquet,
-    b"ARROW1": check_arrow,
-    b"\xff\xff\xff\xff": check_arrow,
-    b"PK": check_zip,
-    b"\x1f\x8b": check_gzip_xz_bz2,
-    b"\xfd7zXZ": check_gzip_xz_bz2,
-    b"BZh": check_gzip_xz_bz2,
+    b"PAR1": check_decoded_parquet_size,
+    b"ARROW1": check_decoded_arrow_size,
+    b"\xff\xff\xff\xff": check_decoded_arrow_size,
+    b"PK": check_decoded_zip_size,
+    b"\x1f\x8b": check_decoded_gzip_xz_bz2_size,
+    b"\xfd7zXZ": check_decoded_gzip_xz_bz2_size,
+    b"BZh": check_decoded_gzip_xz_bz2_size,
 }
 
 
-def check_compressed_file(path: Path) -> None:
-    """Raise UserError if a file of any known compression expands to over 100 times its size.
-
-    The exact limit is :func:`max_decoded_bytes`. A file of another kind is accepted.
-    """
+def check_decoded_file_size(path: Path) -> None:
+    """Raise UserError if a parquet, Arrow, zip, gzip, xz or bzip2 file expands beyond :func:`max_decoded_bytes`."""
     with path.open("rb") as stream:
         start = stream.read(6)
     check = next((check for magic, check in _CHECK_BY_MAGIC.items() if start.startswith(magic)), None)
-    if check is not None and (check is not check_zip or zipfile.is_zipfile(path)):
+    if check is not None and (check is not check_decoded_zip_size or zipfile.is_zipfile(path)):
         with wrap_read_errors(path, "a file that can be decoded"):
             check(path)

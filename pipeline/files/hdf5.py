@@ -72,15 +72,15 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
     if not data.is_virtual and data.size and stored < data.nbytes:
         raise UserError(f"{path}: {name} states a shape of {data.shape}, but the file does not hold that many values")
     if data.chunks and data.size:
-        _check_filters(path, name, data)
+        _check_compression(path, name, data)
     return data
 
 
-def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
+def _check_compression(path: Path | str, name: str, data: h5py.Dataset) -> None:
     """Raise UserError if a dataset expands to over 100 times its size, or has another compression than gzip or lzf.
 
-    HDF5 decompresses a chunk completely, even if it is larger than stated. Large chunks are therefore first decompressed here,
-    up to the stated size.
+    HDF5 decompresses a chunk completely, even if the chunk is larger than the file states. Large chunks are therefore
+    decompressed here first, up to the stated size.
     """
     n_stored, chunk_bytes = data.id.get_storage_size(), math.prod(data.chunks) * data.dtype.itemsize
     check_decoded_size(f"{path}: {name}", max(data.nbytes, chunk_bytes), n_stored)
@@ -164,7 +164,7 @@ def check_content_hash(path: Path, stored: object, compute: Callable[[], str]) -
         )
 
 
-class FileMetadata(Protocol):
+class ModelOutputMetadata(Protocol):
     """Metadata of a file of embeddings or phrase scores: the data set, the split and the model.
 
     ``experiment`` and ``seed`` are None if the file does not state them. ``trained_on`` is the data set of the training; None
@@ -189,9 +189,9 @@ class FileMetadata(Protocol):
 
 
 def check_same_attributes(
-    first_path: Path, first: FileMetadata, path: Path, other: FileMetadata, names: Sequence[str]
+    first_path: Path, first: ModelOutputMetadata, path: Path, other: ModelOutputMetadata, names: Sequence[str]
 ) -> None:
-    """Raise UserError if two files differ in one of the attributes ``names``. An attribute that a file lacks is ignored."""
+    """Raise UserError if two files have different values of an attribute in ``names``. A missing attribute is ignored."""
     for name in names:
         first_value, value = getattr(first, name), getattr(other, name)
         if None not in (first_value, value) and first_value != value:

@@ -92,10 +92,10 @@ def _count_uncompressed_bytes(header: bytes) -> int:
 
 @dataclass
 class _JpegFrame:
-    """The frame header of a JPEG file, and a record of the coefficients in its scans.
+    """The frame header of a JPEG file, and a record of the DCT coefficients that its scans contain.
 
-    ``sampling_factors`` holds the sampling factors (across, down) by the id of the colour component. ``lowest_bits`` holds, by
-    the same ids and for each of the 64 coefficients, the lowest bit in the scans so far; None for a coefficient in no scan.
+    ``sampling_factors`` holds the sampling factors (across, down) of each colour component, by its id. ``lowest_bits`` holds,
+    by the same ids, the lowest bit of each of the 64 coefficients that a scan contains; None if no scan has the coefficient.
     """
 
     frame_marker: int
@@ -112,7 +112,7 @@ class _JpegFrame:
         return cls(kind, height, width, sampling, {name: [None] * _N_COEFFICIENTS for name in sampling})
 
     def add_scan(self, segment: bytes) -> list[int]:
-        """Record the coefficients of the scan with the header ``segment``; return the ids of the colour components."""
+        """Record which DCT coefficients a JPEG scan contains, by its header ``segment``; return its colour components' ids."""
         component_ids = [segment[1 + 2 * k] for k in range(segment[0])]
         first, last, bits = segment[-3:]
         if self.frame_marker != _PROGRESSIVE_FRAME_MARKER:
@@ -136,7 +136,7 @@ class _JpegFrame:
 
     @property
     def is_complete(self) -> bool:
-        """True if the scans have contained every bit of every coefficient of all colour components."""
+        """True if the recorded scans contain every bit of every DCT coefficient of all colour components."""
         return not any(bit for known in self.lowest_bits.values() for bit in (1 if b is None else b for b in known))
 
 
@@ -219,10 +219,10 @@ def image_exists(path: Path) -> bool:
 
 
 def check_image_exists(path: Path) -> None:
-    """Raise BadImage if an image file is missing, or if its archive is missing or has another size or version."""
+    """Raise BadImage if an image file is missing, or if the archive that has it is missing or was changed since the import."""
     if not path.is_file():
         with _wrap_archive_errors(path):
-            _require_archived_photo(path).archive.check_unchanged()
+            _require_archived_photo(path).archive.require_unchanged()
 
 
 def _require_archived_photo(path: Path) -> ArchivedPhoto:
@@ -264,7 +264,7 @@ def decode_image(
 
 
 def count_pixels(path: Path, content: bytes, formats: tuple[str, ...] = IMAGE_FORMATS) -> int:
-    """Return the number of pixels in the header of an image. Raises BadImage if the image is in none of the ``formats``."""
+    """Return the number of pixels that an image header states. Raises BadImage if the image is in none of the ``formats``."""
     with _wrap_decode_errors(path, formats), Image.open(BytesIO(content), formats=formats) as image:
         return image.width * image.height
 

@@ -93,7 +93,7 @@ _input_states: ContextVar[dict[Path, FileState]] = ContextVar("_input_states")  
 def report_changed_inputs() -> Iterator[None]:
     """Turn an unexpected error in the ``with`` block into a UserError if an input file has changed in the meantime.
 
-    An input file is a file that :func:`check_input` has accepted in this block. Expected errors are UserError and Interrupted.
+    An input file is a file that :func:`check_input` has accepted in this block. UserError and Interrupted are not changed.
     """
     token = _input_states.set({})
     try:
@@ -115,7 +115,7 @@ def changed_file_error(path: Path, how: str = "replaced or written to") -> UserE
 
 
 def forget_input(path: Path) -> None:
-    """Drop the recorded state of an input file, because the program itself has written the file."""
+    """Forget the state that :func:`check_input` recorded for a file. Call this after the program itself wrote the file."""
     _input_states.get({}).pop(path, None)
 
 
@@ -242,9 +242,9 @@ class InputFile:
 
 
 def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
-    """Return the bytes and SHA-256 of a file in the folder of a training run.
+    """Return the bytes and the SHA-256 of a file in the folder of a training run.
 
-    ``record`` is the content of ``run.json`` in this folder. Raises UserError if ``record`` has another SHA-256 for the file.
+    ``record`` is the content of the run's ``run.json``. Raises UserError if this states another SHA-256 for the file.
     """
     source = InputFile(file)
     content = source.read()
@@ -317,7 +317,7 @@ _OPENER_BY_MAGIC: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.op
 def max_decoded_bytes(n_stored: int) -> int:
     """Return the limit on the decoded size of ``n_stored`` compressed bytes: 100 times as many bytes, at least 1 GB.
 
-    The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if the value is not a positive number.
+    The environment variable VSE_MAX_DECODED_GB sets another minimum. Raises UserError if its value is not a positive number.
     """
     text = os.environ.get(_DECODED_GB_VARIABLE, "")
     try:
@@ -330,7 +330,7 @@ def max_decoded_bytes(n_stored: int) -> int:
 
 
 def check_decoded_size(path: Path | str, n_decoded: int, n_stored: int) -> None:
-    """Raise UserError if ``n_decoded`` is over the limit for ``n_stored`` bytes (:func:`max_decoded_bytes`) of ``path``."""
+    """Raise UserError if ``n_stored`` bytes of a file decode to more than :func:`max_decoded_bytes`, namely ``n_decoded``."""
     limit = max_decoded_bytes(n_stored)
     if n_decoded > limit:
         raise UserError(
@@ -353,7 +353,7 @@ def open_decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
         yield stream
 
 
-def check_gzip_xz_bz2(path: Path) -> None:
+def check_decoded_gzip_xz_bz2_size(path: Path) -> None:
     """Raise UserError if a gzip, xz or bzip2 file expands to over 100 times its size (limit: :func:`max_decoded_bytes`)."""
     with open_decoded_stream(path) as stream:
         if isinstance(stream.raw, _LimitedStream):
@@ -361,7 +361,7 @@ def check_gzip_xz_bz2(path: Path) -> None:
                 pass
 
 
-def check_zip(path: Path) -> None:
+def check_decoded_zip_size(path: Path) -> None:
     """Raise UserError if a zip file expands to over 100 times its size (limit: :func:`max_decoded_bytes`).
 
     The sizes in the list of members are summed. Python never decodes a member beyond its listed size, so nothing is decoded

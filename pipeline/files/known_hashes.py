@@ -18,11 +18,11 @@ from vse.pipeline.files.writing import read_json, write_json
 _RECORD_NAME = ".known_files.json"
 
 
-def recall_sha256(file: InputFile, version: int = 0) -> bool:
-    """Set ``file.sha256`` to the remembered hash; return False if the file is unknown or may have changed.
+def set_remembered_sha256(file: InputFile, version: int = 0) -> bool:
+    """Set ``file.sha256`` to the remembered hash; return False if no hash is remembered or the file may have changed.
 
-    A caller that also checks the content passes the ``version`` of its checks. A hash with another version is ignored, so that
-    new checks are applied to a file that passed old checks.
+    A caller that also checks the content passes the ``version`` of its checks. A hash that was remembered with another version
+    is ignored, so that a file that passed old checks is checked again.
     """
     entry = _read_record(file.path.parent).get(file.path.name)
     if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):

@@ -99,12 +99,12 @@ def hdf5_kind(name: str, recognises: Callable[[h5py.File], bool]) -> OutputKind:
 
 
 def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
-    """Return the kind of files with the text ``marker`` in their first ``within`` bytes."""
+    """Return a kind, called ``name`` in messages: files that have the text ``marker`` in their first ``within`` bytes."""
     return OutputKind(name, lambda path: marker.encode() in read_first_bytes(path, within))
 
 
 def bytes_kind(name: str, start: bytes, complete: bool) -> OutputKind:
-    """Return the kind of files that begin with the bytes ``start``. If ``complete``, no further bytes may follow."""
+    """Return the kind of files that begin with the bytes ``start`` or, if ``complete``, consist of these bytes alone."""
     return OutputKind(name, lambda path: read_first_bytes(path, len(start) + complete) == start)
 
 

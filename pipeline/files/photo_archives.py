@@ -59,12 +59,12 @@ class PhotoArchive:
     @property
     def path(self) -> Path | None:
         """The path of a local archive; None for a URL."""
-        return _find_path(self.location)
+        return _to_local_path(self.location)
 
-    def check_unchanged(self) -> FileState | RemoteFile:
-        """Return the remote file of an archive at a URL, or the size and times of a local archive without opening it.
+    def require_unchanged(self) -> FileState | RemoteFile:
+        """Raise UserError if the archive is missing, or has another size or version than at the import.
 
-        Raises UserError if the archive is missing, or has another size or version than at the import.
+        Returns the remote file of an archive at a URL. Returns the size and times of a local archive without opening it.
         """
         path = self.path
         if path is None:
@@ -81,7 +81,7 @@ class PhotoArchive:
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes from ``start`` to ``stop``. Raises UserError if the archive is missing or has changed."""
-        found = self.check_unchanged()
+        found = self.require_unchanged()
         if isinstance(found, RemoteFile):
             return _open_remote_reader(found).read(start, stop)
         return _open_local_reader(self.location, found).read(start, stop)
@@ -92,7 +92,7 @@ class PhotoArchive:
 
 
 @lru_cache(maxsize=_MAX_OPEN_ARCHIVES)
-def _find_path(location: str) -> Path | None:
+def _to_local_path(location: str) -> Path | None:
     return None if is_remote(location) else Path(location)
 
 
@@ -198,8 +198,8 @@ class PhotoIndexWriter:
     def add_photo(self, file: str, archive: int, member: str, size: int, position: MemberPosition) -> None:
         """Add a photograph of ``size`` bytes. ``file`` is the path of the image in the folder ``images``.
 
-        ``archive`` is the id that :meth:`add_archive` returned. ``member`` is the name of the photograph in the archive, and
-        ``position`` the place of its bytes.
+        ``archive`` is the id that :meth:`add_archive` returned for its archive. ``member`` is the name of the photograph in
+        the archive, and ``position`` the place of its bytes.
         """
         self._connection.execute("INSERT INTO photos VALUES (?, ?, ?, ?, ?, ?)", (file, archive, member, size, *position))
 
@@ -224,8 +224,8 @@ class _LocalReader:
 class _RemoteReader:
     """A reader of byte ranges of a remote file, which several threads may use.
 
-    The photographs of a data set are consecutive in an archive, and a request for each of them would be slow. If a range
-    follows the range before it, 8 MiB are therefore requested, and further ranges are taken from these bytes.
+    A request for each photograph would be slow. If a range follows the range that was read before it, as for consecutive
+    photographs, 8 MiB are therefore requested, and later ranges are taken from these bytes.
     """
 
     def __init__(self, file: RemoteFile) -> None:

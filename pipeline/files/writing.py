@@ -52,7 +52,7 @@ _lock_count_by_file: dict[Path, int] = {}  # the number of nested locks that thi
 
 
 def _machine_id() -> str:
-    """Return a name of this machine, boot and container. Processes for which it is the same have different process ids."""
+    """Return a name within which a process id is unique: it is different for each machine, boot and container."""
     facts = [socket.gethostname()]
     with suppress(OSError):
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -357,7 +357,7 @@ def _remove_abandoned_files(folder: Path, pattern: str) -> None:
 
 
 def _is_abandoned(temporary: Path) -> bool:
-    """Return whether the process that writes the file ``temporary`` has ended.
+    """Return whether the process that wrote the temporary file has ended, so that the file can be removed.
 
     A process on another machine counts as ended if the file has not changed for a day and is not locked.
     """

@@ -16,14 +16,14 @@ from vse.pipeline.dataset.preparation import (
     check_dataset_output,
     load_and_check_dataset,
     read_dataset_content,
-    write_dataset,
+    write_json_dataset,
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
-from vse.pipeline.imports.photos import list_name_keys
+from vse.pipeline.imports.photos import list_lookup_names
 from vse.pipeline.imports.rows import BadRow, BadRowList, ImportSettings, flatten_captions
 from vse.pipeline.imports.spreadsheets import detect_encoding
-from vse.pipeline.imports.tables import build_row, read_table_rows
+from vse.pipeline.imports.tables import build_imported_row, read_table_rows
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def add_captions(
         images.append({**entry, "sentences": own, "sentids": [sentence["sentid"] for sentence in own]})
     about = {"dataset": name, "parent": dataset.parent or dataset.name, "tokeniser": tokeniser}
     pictures = dataset_file.parent / "images" if dataset.has_image_files else None
-    written = write_dataset({**content, **about, "images": images}, out, pictures, [dataset_file, captions_file])
+    written = write_json_dataset({**content, **about, "images": images}, out, pictures, [dataset_file, captions_file])
     n_captions = sum(map(len, found.values()))
     log.info("%s: %d captions in %s for %d of %d images", written, n_captions, language, len(found), len(images))
     return written
@@ -90,14 +90,14 @@ def _read_captions(file: Path, dataset: Dataset) -> dict[int, list[str]]:
     """Return the captions in a file by image id. Raises UserError if a row is invalid, or if no row names an image."""
     imgids_by_key: dict[str, set[int]] = {}
     for image in dataset.images:
-        for key in list_name_keys(image.file):
+        for key in list_lookup_names(image.file):
             imgids_by_key.setdefault(key, set()).add(image.imgid)
     tokenise = find_tokeniser(IMPORT_TOKENISER, file)
     bad_rows, found, unknown = BadRowList(skip_bad=False), dict[int, list[str]](), list[str]()
     n_rows = 0
     for place, name, texts in _read_rows(file, dataset, bad_rows):
         n_rows += 1
-        matches = next((imgids_by_key[key] for key in list_name_keys(name) if key in imgids_by_key), set())
+        matches = next((imgids_by_key[key] for key in list_lookup_names(name) if key in imgids_by_key), set())
         if len(matches) > 1:
             bad_rows.add(place, f"{name!r} fits {len(matches)} images; give the folder, too")
         elif not matches:
@@ -135,7 +135,7 @@ def _read_rows(file: Path, dataset: Dataset, bad_rows: BadRowList) -> Iterator[t
     settings = ImportSettings(dataset.name, file.parent, encoding=encoding)
     for place, values in read_table_rows(file, settings, bad_rows.add):
         try:
-            row = build_row(place, values)
+            row = build_imported_row(place, values)
             yield place, row.file, row.captions
         except BadRow as reason:
             bad_rows.add(place, reason)

@@ -8,7 +8,7 @@ from typing import Any
 
 from vse.pipeline.dataset.preparation import check_dataset_name
 from vse.pipeline.errors import UserError, import_extra
-from vse.pipeline.files.columnar import check_arrow, check_compressed_file
+from vse.pipeline.files.columnar import check_decoded_arrow_size, check_decoded_file_size
 from vse.pipeline.files.images import BadImage, read_image_bytes
 from vse.pipeline.files.inputs import error_reason, is_path_text, wrap_read_errors
 from vse.pipeline.files.photo_archives import MAX_PHOTO_BYTES
@@ -20,7 +20,7 @@ from vse.pipeline.imports.rows import (
     RowCollector,
     write_imported_data,
 )
-from vse.pipeline.imports.tables import build_row, choose_columns
+from vse.pipeline.imports.tables import build_imported_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
 _SUFFIX_BY_MAGIC = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
@@ -53,26 +53,26 @@ def import_hugging_face(source: Path, settings: ImportSettings, images: Path | N
     with lock_for_writing(settings.out, folder=True):
         photos = PhotoWriter(settings.out, collector)
         for split, rows in by_split.items():
-            _add_split(source, folders, str(split), rows, library.Image, collector, photos, settings.columns)
+            _add_rows_of_split(source, folders, str(split), rows, library.Image, collector, photos, settings.columns)
         content = collector.build_dataset_content(photos.images_folder, format="hugging-face", files=[source.name])
         return write_imported_data(content, settings, None, [])
 
 
 def _check_decoded_sizes(folder: Path) -> None:
-    """Raise UserError if a file in ``folder``, or an Arrow file that a ``state.json`` there names, expands too much.
+    """Raise UserError if a file in ``folder`` expands to over about 100 times its size.
 
-    The limit is about 100 times the size of the file.
+    The Arrow files that a ``state.json`` in ``folder`` lists are checked, too.
     """
     for path in folder.rglob("*"):
         if path.is_file():
-            check_compressed_file(path)
+            check_decoded_file_size(path)
     for state in folder.rglob("state.json"):
         content = read_json(state)
         listed = content.get("_data_files") if isinstance(content, dict) else None
         for entry in listed or ():
             name = entry.get("filename") if isinstance(entry, dict) else None
             if isinstance(name, str) and is_path_text(name):
-                check_arrow(state.parent / name)
+                check_decoded_arrow_size(state.parent / name)
 
 
 def _list_image_folders(library: Any, source: Path, images: Path | None) -> list[Path]:
@@ -102,7 +102,7 @@ def _load_hugging_face(library: Any, source: Path) -> Any:
         raise UserError(f"{source}: cannot be loaded {where} ({error_reason(error)}){hint}") from None
 
 
-def _add_split(
+def _add_rows_of_split(
     source: Path,
     folders: ImageFolders,
     split: str,
@@ -130,7 +130,7 @@ def _add_split(
             seen.add(name)
             values = {field: [row[name] for name in names] for field, names in chosen.items()}
             values = {**({"split": [split]} if split else {}), **values, "file": [f"{split}/{name}".lstrip("/")]}
-            photos.add(build_row(place, values), content)
+            photos.add(build_imported_row(place, values), content)
         except BadRow as reason:
             collector.add_bad_row(place, reason)
 
@@ -138,7 +138,7 @@ def _add_split(
 def _read_photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
     """Return the file name and the bytes of an image. Raises BadRow if the image is missing or lies outside of ``folders``.
 
-    ``stored`` is the cell of the image, with ``bytes`` or a ``path``. An image without a path is named after ``index``,
+    ``stored`` is a cell of the image column, with ``bytes`` or a ``path``. An image without a path is named after ``index``,
     the index of the row.
     """
     if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):

@@ -34,11 +34,11 @@ _TAR_BLOCK_BYTES = 512
 
 
 @dataclass(frozen=True)
-class Archive:
+class SourceArchive:
     """A tar archive to import.
 
     file : the path of a local archive, or the file at a URL
-    folder : the folder below ``images`` for the photos: the path of the archive in the imported folder, without the suffix
+    folder : the folder below ``images`` for its photos, named after the archive, e.g. ``train-0001`` for ``train-0001.tar``
     """
 
     file: Path | RemoteFile
@@ -89,7 +89,7 @@ class Archive:
             return not any(stream.read(_TAR_BLOCK_BYTES))
 
 
-def find_archives(source: str) -> list[Archive]:
+def find_archives(source: str) -> list[SourceArchive]:
     """Return the archives in the folder ``source`` and all subfolders, sorted by name; or ``source``, if it is an archive.
 
     ``source`` is a path or a URL. A URL that does not end in the suffix of an archive is the URL of a folder.
@@ -99,18 +99,18 @@ def find_archives(source: str) -> list[Archive]:
         paths = start.rglob("*") if start.is_dir() else [start]
         found = sorted(path for path in paths if path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file())
         return [
-            Archive(path, _build_photo_folder_name(path.relative_to(start) if start.is_dir() else Path(path.name)))
+            SourceArchive(path, _build_photo_folder_name(path.relative_to(start) if start.is_dir() else Path(path.name)))
             for path in found
         ]
     if start.partition("?")[0].lower().endswith(ARCHIVE_SUFFIXES):
         return [
-            Archive(
+            SourceArchive(
                 open_remote_file(start), _build_photo_folder_name(PurePosixPath(PurePosixPath(start.partition("?")[0]).name))
             )
         ]
     names = [name for name in list_remote_files(start) if name.lower().endswith(ARCHIVE_SUFFIXES)]
     return [
-        Archive(open_remote_file(f"{start.rstrip('/')}/{name}"), _build_photo_folder_name(PurePosixPath(name)))
+        SourceArchive(open_remote_file(f"{start.rstrip('/')}/{name}"), _build_photo_folder_name(PurePosixPath(name)))
         for name in names
     ]
 
@@ -129,7 +129,7 @@ _MIN_SIMILARITY = 0.6
 PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 
 
-class PhotoNames:
+class PhotoNameIndex:
     """An index that finds the photographs of a folder by names in another spelling than the names of the files.
 
     Upper and lower case, the normal form of Unicode, and ``%20`` for a blank make no difference. A name may have another
@@ -146,25 +146,22 @@ class PhotoNames:
 
     @cached_property
     def _files_by_key(self) -> dict[str, set[str]]:
-        """The files by name. A file has up to four normalised names: path and base name, with and without suffix.
-
-        Several files may share a name, such as a base name.
-        """
+        """The files by their normalised names: a file's path and base name, both with and without suffix."""
         files_by_key: dict[str, set[str]] = {}
         for file in self._files:
-            for key in list_name_keys(file):
+            for key in list_lookup_names(file):
                 files_by_key.setdefault(key, set()).add(file)
         return files_by_key
 
     def find_photo(self, name: str) -> str:
         """Return the path of the photograph with this name, relative to the folder.
 
-        A name without a photograph is returned unchanged, so that the later check of the file can name it in an error. Raises
-        BadRow if several photographs fit.
+        If there is no such photograph, returns ``name`` unchanged; a later check of the file reports that it is missing.
+        Raises BadRow if several photographs fit.
         """
         if not name or ".." in Path(name).parts or (self._folder / name).is_file():
             return name
-        for key in list_name_keys(name):
+        for key in list_lookup_names(name):
             found = self._files_by_key.get(key, set())
             if len(found) == 1:
                 return next(iter(found))
@@ -175,7 +172,7 @@ class PhotoNames:
 
     def is_photo(self, name: str) -> bool:
         """Return whether a photograph of the folder has this name."""
-        return bool(name) and any(key in self._files_by_key for key in list_name_keys(name))
+        return bool(name) and any(key in self._files_by_key for key in list_lookup_names(name))
 
     def list_nearest(self, name: str) -> list[str]:
         """Return the most similar names of photographs, at most ten."""
@@ -189,7 +186,7 @@ def _normalize(name: str) -> str:
     return unicodedata.normalize("NFC", path).strip().strip("/").casefold()
 
 
-def list_name_keys(name: str) -> list[str]:
+def list_lookup_names(name: str) -> list[str]:
     """Return the normalised forms in which a name is looked up: the path and the base name, each with and without suffix."""
     path = _normalize(name)
     base = path.rpartition("/")[2]
@@ -227,8 +224,8 @@ class ImageFolders:
         return next((target for target in inside if target.is_file()), inside[0])
 
 
-def check_photo_output(out: Path) -> Path:
-    """Return the folder ``images`` of the new data set in ``out``. Raises UserError if this is a link to other images."""
+def find_output_images_folder(out: Path) -> Path:
+    """Return ``out/images``. Raises UserError if this folder is a link to the images of another data set."""
     folder = out / "images"
     if folder.is_symlink():
         raise UserError(f"{folder} is a link to another folder of images; give another --out")
@@ -242,17 +239,17 @@ class PhotoWriter:
     """
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
-        self.images_folder = check_photo_output(out)
+        self.images_folder = find_output_images_folder(out)
         remove_temporary_files(self.images_folder, recursive=True)
         self._collector = collector
 
     def add(self, row: ImportedRow, content: bytes) -> None:
         """Add a row, and write ``content``, the bytes of its photo.
 
-        Once a row has a fault that makes the import fail at its end, later calls only check rows and write no photos.
-        Raises UserError if the folder has another photo at this path.
+        If an earlier row has a fault because of which the import will fail, the row is checked but no photo is written.
+        Raises UserError if the folder of images has another photo at this path.
         """
-        file = self._collector.add_photo(row, content)
+        file = self._collector.add_row_with_photo(row, content)
         if file is None or not self._collector.can_succeed:
             return
         path = self.images_folder / file
@@ -265,14 +262,14 @@ class PhotoWriter:
 
 
 class PhotoIndexer:
-    """A writer of an index of photos that stay in tar archives; :class:`PhotoWriter` copies photos to files instead."""
+    """A writer of an index of photos that stay in tar archives, which also adds their rows to a :class:`RowCollector`."""
 
     def __init__(self, out: Path, collector: RowCollector) -> None:
-        self.images_folder = check_photo_output(out)
+        self.images_folder = find_output_images_folder(out)
         self._collector, self._index = collector, PhotoIndexWriter()
-        self._number_by_archive: dict[Archive, int] = {}
+        self._number_by_archive: dict[SourceArchive, int] = {}
 
-    def add(self, row: ImportedRow, content: bytes, archive: Archive, member: ArchiveMember) -> None:
+    def add(self, row: ImportedRow, content: bytes, archive: SourceArchive, member: ArchiveMember) -> None:
         """Add a row, and record the position of its photo in the archive. ``content`` holds the bytes of the photo.
 
         Raises BadRow if the bytes of ``member`` are scattered (a sparse file), UserError if the archive was unpacked before.
@@ -286,7 +283,7 @@ class PhotoIndexer:
                     f"{unpacked} has unpacked photos, which would be read instead; move it away, or give another --out"
                 )
             self._number_by_archive[archive] = self._index.add_archive(archive.index_entry)
-        file = self._collector.add_photo(row, content)
+        file = self._collector.add_row_with_photo(row, content)
         if file is not None:
             self._index.add_photo(file, self._number_by_archive[archive], member.name, member.size, member.position)
 

@@ -32,7 +32,7 @@ Indices = NDArray[np.int64]
 class CaptionRow(NamedTuple):
     """A valid row: an image with one caption.
 
-    number : the index of the row among all rows of its part
+    number : the index of the row among all rows of its part (a file of the imported source)
     place : the file and line of the row for messages
     digest : a hash of the data of the image, such as its vectors; two rows of an image must not differ in it
     """
@@ -70,7 +70,7 @@ class ImportedPart(NamedTuple):
 def write_imported_part(path: Path, key: str, blocks: Iterable[list[CaptionRow]], bad_rows: list[RowFault]) -> ImportedPart:
     """Write the valid rows of a part (one file of the source) to ``path``. ``key`` is a hash of all inputs and settings.
 
-    ``blocks`` yields lists of valid rows. This iterator may append invalid rows to ``bad_rows`` until it ends.
+    ``blocks`` yields lists of valid rows. While it runs, it may append the faults of invalid rows to ``bad_rows``.
     """
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     types = dict.fromkeys(CaptionRow._fields, arrow.string()) | dict.fromkeys(_INTEGER_NAMES, arrow.int64())
@@ -104,7 +104,7 @@ def find_imported_part(path: Path, key: str) -> ImportedPart | None:
 
 
 class _FirstRow(NamedTuple):
-    """The values in the first row of an image, and the position of this row.
+    """The values in the first row of an image, and the position of this row. A part is one file of the source.
 
     ``part`` : the index of the part that has the row.
     ``valid_index`` : the index of the row among the valid rows of the part.
@@ -182,14 +182,14 @@ class RowsByImage:
     def has_splits(self) -> bool:
         return any(row.split is not None for row in self._first_rows.values())
 
-    def count_splits(self, sampled: dict[str, str]) -> dict[str, int]:
-        """Return the number of images of each split. ``sampled`` maps files to splits if the source has no splits."""
-        return dict(Counter(row.split or sampled[file] for file, row in self._first_rows.items()))
+    def count_images_per_split(self, sampled_splits: dict[str, str]) -> dict[str, int]:
+        """Return the number of images of each split. ``sampled_splits`` has the split of each file if the source has none."""
+        return dict(Counter(row.split or sampled_splits[file] for file, row in self._first_rows.items()))
 
-    def build_tables(self, sampled: dict[str, str]) -> Iterator[Any]:
+    def build_tables(self, sampled_splits: dict[str, str]) -> Iterator[Any]:
         """Yield the images as tables (pyarrow) with the columns of a ``dataset.parquet``.
 
-        ``sampled`` maps each file to its split; it is only read if the source has no splits.
+        ``sampled_splits`` maps each file to its split; it is only read if the source has no splits.
         """
         arrow = import_module("pyarrow")
         schema = column_schema()
@@ -207,7 +207,9 @@ class RowsByImage:
             sentences = arrow.ListArray.from_arrays(
                 arrow.array(ends), arrow.StructArray.from_arrays(fields, fields=list(caption)), schema.field("sentences").type
             )
-            splits = [one.split or sampled[file] for file, one in zip(files[first:last], first_rows[first:last], strict=True)]
+            splits = [
+                one.split or sampled_splits[file] for file, one in zip(files[first:last], first_rows[first:last], strict=True)
+            ]
             cocoids = arrow.array([one.cocoid for one in first_rows[first:last]], arrow.int64())
             imgids = arrow.array(self.origins.imgids[first:last])
             yield arrow.table([imgids, files[first:last], splits, cocoids, sentences], schema=schema)
@@ -225,7 +227,7 @@ class RowsByImage:
         return tables[0] if len(tables) == 1 else arrow.concat_tables(tables).take(arrow.array(back))
 
     def _add_part(self, index: int) -> Indices:
-        """Add the valid rows of the part ``index``, and record its bad rows.
+        """Add the valid rows of a part (one file of the source), and record its bad rows.
 
         Return the index of the image of each valid row, or -1 for a row that contradicts an earlier row.
         """
@@ -245,7 +247,7 @@ class RowsByImage:
         self, valid_index: int, faults: dict[int, str], part: int, file: str, split: str | None, imgid: int | None,
         cocoid: int | None, sentid: int | None, digest: bytes, row_index: int,
     ) -> int:  # fmt: skip
-        """Add a row and return the index of its image.
+        """Add the row ``valid_index`` among the valid rows of ``part`` (a file's index), and return the index of its image.
 
         If the row contradicts an earlier row, for example with another split of the same image, add a message to ``faults``
         instead and return -1.
@@ -300,7 +302,7 @@ class RowsByImage:
                 self._first_rows.pop(file, None)
 
     def _order_captions(self, image_of_row: Indices) -> CaptionOrigins:
-        """Return the row of each caption, and all ids. The captions are in the order of their images.
+        """Return, for each caption in the order of the images, the position of its row; and the ids of images and captions.
 
         ``image_of_row`` has the index of the image of each row; -1 for a bad row.
         """
@@ -345,13 +347,11 @@ def is_import_finished(folder: Path, key: str) -> bool:
         return False
 
 
-def write_import_record(folder: Path, key: str, files: Sequence[Path], hashed: Mapping[Path, str]) -> None:
+def write_import_record(folder: Path, key: str, files: Sequence[Path], known_hashes: Mapping[Path, str]) -> None:
     """Record the files of a finished import, so that the same import need not run again.
 
-    ``key`` is a hash of all inputs and settings. ``files`` are written files. ``hashed`` maps further files to their known
-    SHA-256.
+    ``key`` is a hash of all inputs and settings. ``known_hashes`` has the SHA-256 of further files, by path.
     """
-    hashes = {
-        str(path.absolute()): sha256 for path, sha256 in [*((path, sha256_file(path)) for path in files), *hashed.items()]
-    }
+    all_hashes = {**{path: sha256_file(path) for path in files}, **known_hashes}
+    hashes = {str(path.absolute()): sha256 for path, sha256 in all_hashes.items()}
     write_json(folder / RECORD_NAME, {"key": key, "files": hashes})

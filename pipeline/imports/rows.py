@@ -105,8 +105,8 @@ class BadRowList:
         if len(self.places_and_faults) <= _MAX_LOGGED_ROWS:
             log.warning("%s: %s", *self.places_and_faults[-1])
 
-    def raise_or_write(self, file: Path, n_rows: int) -> None:
-        """Raise UserError if there are bad rows; with ``skip_bad``, write the list of bad rows to ``file`` instead.
+    def raise_or_write_list(self, file: Path, n_rows: int) -> None:
+        """Raise UserError if there are bad rows; if ``skip_bad`` is true, write a list of them to ``file`` instead.
 
         Without bad rows, an earlier ``file`` is removed. ``n_rows`` is the number of all rows, for the message.
         """
@@ -125,7 +125,7 @@ class BadRowList:
 
 @dataclass
 class _CollectedImage:
-    """An image with the file and line of each of its rows. A caption is a tuple: the id or None, the text, and the tokens."""
+    """The rows of one image. ``row_locations`` holds their files and lines. A caption is the id or None, text and tokens."""
 
     row_locations: list[str]
     imgid: int | None
@@ -137,7 +137,7 @@ class _CollectedImage:
 class RowCollector:
     """A collector that groups rows by image.
 
-    ``check`` is a function that raises :class:`BadRow` if the file of an image cannot be used.
+    ``check`` is a function that gets the path of an image, and raises :class:`BadRow` if the file cannot be used.
     """
 
     def __init__(self, settings: ImportSettings, check: Callable[[str], None] = lambda file: None) -> None:
@@ -152,11 +152,11 @@ class RowCollector:
 
     @property
     def can_succeed(self) -> bool:
-        """True if all rows so far are valid, or if invalid rows are left out."""
+        """True if all rows so far are valid, or if the user lets invalid rows be left out (``skip_bad``)."""
         return self.bad_rows.skip_bad or not self.bad_rows.places_and_faults
 
     def add(self, row: ImportedRow) -> str | None:
-        """Add a row and return the normalised path of its image. An invalid row is added to ``bad_rows``; return None then."""
+        """Add a row; return the normalised path of its image. If the row is invalid, add it to ``bad_rows``; return None."""
         self.n_rows += 1
         try:
             return self._add(row)
@@ -164,10 +164,10 @@ class RowCollector:
             self.bad_rows.add(row.row_location, reason)
             return None
 
-    def add_photo(self, row: ImportedRow, content: bytes) -> str | None:
-        """Add a row and return the normalised path of its image. Add an invalid row to ``bad_rows`` and return None.
+    def add_row_with_photo(self, row: ImportedRow, content: bytes) -> str | None:
+        """Add a row as :meth:`add` does. The row is also invalid if ``content``, the bytes of its photo, is not an image.
 
-        A row is also invalid if ``content``, the bytes of its photo, is not a readable image.
+        The photo is not stored.
         """
         try:
             read_image_size(Path(row.file), content)
@@ -177,7 +177,7 @@ class RowCollector:
         return self.add(row)
 
     def add_bad_row(self, place: str, reason: object) -> None:
-        """Count and list a row that could not be converted to an :class:`ImportedRow`, with its ``place`` and ``reason``."""
+        """Count an invalid row, and add it to ``bad_rows`` with its ``place`` (file and line) and the ``reason``."""
         self.n_rows += 1
         self.bad_rows.add(place, reason)
 
@@ -241,10 +241,10 @@ class RowCollector:
         self._drop_incomplete_images("imgid", lambda image: image.imgid)
         self._drop_incomplete_images("sentid", lambda image: image.captions[0][0])
         n_taken = sum(len(image.row_locations) for image in self._image_by_file.values())
-        n_refused = len(self.bad_rows.places_and_faults)
-        assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
-        self.bad_rows.raise_or_write(self._settings.out / "import.failures.jsonl", self.n_rows)
-        log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
+        n_bad_rows = len(self.bad_rows.places_and_faults)
+        assert n_taken + n_bad_rows == self.n_rows, "each row is taken or refused"
+        self.bad_rows.raise_or_write_list(self._settings.out / "import.failures.jsonl", self.n_rows)
+        log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_bad_rows)
         if not self._image_by_file:
             raise UserError(f"all {self.n_rows} rows lack an image with a caption")
         has_splits = next(iter(self._image_by_file.values())).split is not None
@@ -254,7 +254,7 @@ class RowCollector:
         for index, (file, image) in enumerate(self._image_by_file.items()):
             entries.append(_build_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
             n_captions += len(image.captions)
-        return {**build_import_head(self._settings, has_splits, n_refused, source_facts), "images": entries}
+        return {**build_import_head(self._settings, has_splits, n_bad_rows, source_facts), "images": entries}
 
     def _drop_incomplete_images(self, field_name: str, get: Callable[[_CollectedImage], Any]) -> None:
         """Remove images that lack a field, such as the split, if other images have it. Rows of removed images become bad rows.
@@ -287,15 +287,15 @@ def sample_missing_splits(
 
 
 def build_import_head(
-    settings: ImportSettings, has_splits: bool, n_refused: int, source_facts: dict[str, Any]
+    settings: ImportSettings, has_splits: bool, n_bad_rows: int, source_facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the keys of ``dataset.json`` besides ``images``.
 
-    The key ``imported`` holds ``source_facts`` (descriptions of the source), the number ``n_refused`` of bad rows and, for
+    The key ``imported`` holds ``source_facts`` (descriptions of the source), the number ``n_bad_rows`` of bad rows and, for
     sampled splits, the shares and the seed. ``has_splits`` states whether the source has splits.
     """
     shares = {"val": _share_or_default(settings.val), "test": _share_or_default(settings.test), "seed": settings.seed}
-    imported = {**source_facts, "splits": "given" if has_splits else shares, "bad_rows": n_refused}
+    imported = {**source_facts, "splits": "given" if has_splits else shares, "bad_rows": n_bad_rows}
     return {"dataset": settings.name, "tokeniser": settings.tokeniser, "imported": imported}
 
 
@@ -317,9 +317,9 @@ def normalize_image_path(name: str) -> str:
 
 
 def parse_split(name: str | None) -> str | None:
-    """Return the split that a text names, such as ``val`` for ``dev``; None if ``name`` is None or blank.
+    """Return the split that a word such as ``val`` or ``dev`` names; None if ``name`` is None or blank.
 
-    Raises BadRow if there is no such split.
+    Raises BadRow if ``name`` names no split.
     """
     if name in SPLITS:
         return name
@@ -331,17 +331,19 @@ def parse_split(name: str | None) -> str | None:
     return split
 
 
-def _build_entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
+def _build_entry(
+    imgid: int, file: str, image: _CollectedImage, sampled_splits: dict[str, str], n_before: int
+) -> dict[str, Any]:
     """Return an image as a JSON object for ``dataset.json``.
 
-    ``sampled`` maps files to splits, for images without a split. ``n_before`` is the number of captions of earlier images:
-    captions without ids get the ids ``n_before``, ``n_before`` + 1 and so on.
+    ``sampled_splits`` maps files to splits, for images without a split. Captions without ids get the ids ``n_before``,
+    ``n_before`` + 1 and so on: ``n_before`` is the number of captions of earlier images.
     """
     sentences = [
         build_caption_entry(n_before + k if sentid is None else sentid, imgid, raw, tokens)
         for k, (sentid, raw, tokens) in enumerate(image.captions)
     ]
-    return build_image_entry(imgid, file, image.split or sampled[file], image.cocoid, sentences)
+    return build_image_entry(imgid, file, image.split or sampled_splits[file], image.cocoid, sentences)
 
 
 def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
@@ -353,7 +355,7 @@ def flatten_captions(values: Iterable[object]) -> tuple[str, ...]:
     return tuple(str(text or "") for text in flat)
 
 
-def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def parse_column_options(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the columns that the user chose for each field, e.g. ``{"caption": ("title", "text")}``.
 
     ``options`` are the values of ``--column``, such as ``caption=title``. Raises UserError if a value has another form.
@@ -371,18 +373,15 @@ _BAD_ROWS_KIND = text_kind("a list of rows that were left out", '{"place": ', wi
 
 
 def check_import_output(settings: ImportSettings) -> None:
-    """Raise UserError if the folder ``settings.out`` has another data set, or another file for the list of bad rows.
-
-    Call this function before any long work.
-    """
+    """Raise UserError if ``settings.out`` has another data set, or an ``import.failures.jsonl`` without a list of bad rows."""
     check_dataset_output(settings.out, settings.name)
     check_output(settings.out / "import.failures.jsonl", _BAD_ROWS_KIND)
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write the data set to ``settings.out``, and link the folder ``images`` there; return the path of the data set's file.
+    """Write the data set to the folder ``settings.out``, link ``images`` there, and return the path of the data set's file.
 
-    Raises UserError if the folder has another data set.
+    ``content`` is in the layout of ``dataset.json``. Raises UserError if the folder has another data set.
     """
     check_dataset_name(settings.name)
     n_captions = sum(len(image["sentences"]) for image in content["images"])

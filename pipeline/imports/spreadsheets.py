@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from vse.pipeline.errors import UserError, to_printable_line
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
-from vse.pipeline.imports.photos import PHOTO_SUFFIXES, PhotoNames
+from vse.pipeline.imports.photos import PHOTO_SUFFIXES, PhotoNameIndex
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +39,17 @@ _MAX_CELL_LENGTH = 60  # characters of a cell in the example rows
 class TableLayout:
     """The encoding, delimiter, header and columns of a table.
 
-    ``names`` are the names of the columns: those of the header or, without a header, ``column 1`` and so on. ``columns`` maps
-    the fields ``file`` and ``caption`` to the columns whose contents fit; a field without such a column is left out. ``rows``
-    are the first rows. ``delimiter`` is empty for a table that is not CSV.
+    Without a header, the columns are called ``column 1`` and so on. ``columns_by_field`` maps the fields ``file`` and
+    ``caption`` to the columns whose contents fit; a field without such a column is left out. ``delimiter`` is empty for a
+    table that is not CSV.
     """
 
     encoding: str
     delimiter: str
     has_header: bool
-    names: tuple[str, ...]
-    columns: Mapping[str, tuple[str, ...]]
-    rows: Sequence[tuple[str, ...]]
+    column_names: tuple[str, ...]
+    columns_by_field: Mapping[str, tuple[str, ...]]
+    first_rows: Sequence[tuple[str, ...]]
 
     def log_summary(self, path: Path, columns: Mapping[str, tuple[str, ...]]) -> None:
         """Log the form of the table, the ``columns`` of its fields, and three example rows, in six lines."""
@@ -58,16 +58,16 @@ class TableLayout:
         log.info("%s: %s%s, %s", path, self.encoding.removesuffix("-sig"), parted, header)
         for field, title in (("file", "photographs"), ("caption", "captions")):
             log.info("%s: %s", title, ", ".join(f"column {name!r}" for name in columns[field]))
-        places = [self.names.index(name) for name in (*columns["file"], *columns["caption"])]
-        for row in self.rows[:_N_EXAMPLE_ROWS]:
+        places = [self.column_names.index(name) for name in (*columns["file"], *columns["caption"])]
+        for row in self.first_rows[:_N_EXAMPLE_ROWS]:
             log.info("%s", " | ".join(to_printable_line(row[place])[:_MAX_CELL_LENGTH] for place in places))
 
 
 def detect_encoding(path: Path) -> str:
     """Return the encoding of a text file: ``utf-8-sig``, one of UTF-16, ``cp1252`` or ``mac_roman``.
 
-    A file that decodes as UTF-8, or has more valid than invalid sequences of UTF-8, is UTF-8. UTF-16 is known by its first
-    bytes or by its zeros.
+    UTF-16 is recognised by the first bytes, or by many zeros. Any other file is UTF-8 if it has no invalid sequences of UTF-8,
+    or fewer invalid than valid sequences.
     """
     with path.open("rb") as stream:
         sample = stream.read(_SAMPLE_BYTES)
@@ -89,12 +89,12 @@ def _count_usual_characters(sample: bytes, encoding: str) -> int:
     return sum(character in _USUAL_CHARACTERS for character in sample.decode(encoding, errors="replace"))
 
 
-def choose_error_handler(encoding: str) -> str:
-    """Return the error handler that keeps undecodable bytes as lone surrogates; for UTF-16, the handler that raises errors."""
+def choose_decoding_error_handler(encoding: str) -> str:
+    """Return the argument ``errors`` of :func:`open`: UTF-16 must be valid; other undecodable bytes become lone surrogates."""
     return "strict" if encoding.startswith("utf-16") else "surrogateescape"
 
 
-def read_csv_layout(path: Path, photos: PhotoNames, encoding: str | None = None) -> TableLayout:
+def read_csv_layout(path: Path, photos: PhotoNameIndex, encoding: str | None = None) -> TableLayout:
     """Return the layout of a CSV file. ``photos`` recognises the names of photographs in the cells.
 
     ``encoding`` replaces the detected encoding. Raises UserError if the file cannot be decoded with this encoding.
@@ -102,7 +102,7 @@ def read_csv_layout(path: Path, photos: PhotoNames, encoding: str | None = None)
     check_input(path)
     encoding = encoding or detect_encoding(path)
     try:
-        with path.open(encoding=encoding, errors=choose_error_handler(encoding), newline="") as stream:
+        with path.open(encoding=encoding, errors=choose_decoding_error_handler(encoding), newline="") as stream:
             first = stream.readline(100_000)
             stream.seek(0)
             delimiter = max(CSV_DELIMITERS, key=first.count)
@@ -123,7 +123,7 @@ def find_table_layout(
     encoding: str,
     names: tuple[str, ...],
     rows: Sequence[tuple[str, ...]],
-    photos: PhotoNames,
+    photos: PhotoNameIndex,
     delimiter: str = "",
     has_header: bool = True,
 ) -> TableLayout:
@@ -171,7 +171,7 @@ def read_csv_rows(
     on_bad_row : a function that is called with the file and line of an unreadable row, and the reason
     find_file_column : a function from the names of all columns to the name of the column of image files
     """
-    with path.open(encoding=encoding, errors=choose_error_handler(encoding), newline="") as stream:
+    with path.open(encoding=encoding, errors=choose_decoding_error_handler(encoding), newline="") as stream:
         first = stream.readline(100_000)
         stream.seek(0)
         delimiter = max(CSV_DELIMITERS, key=first.count)
@@ -263,9 +263,9 @@ def _find_row_fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> s
 class _MergedRowChecker:
     """A checker that finds rows of a CSV file that a stray quotation mark has merged.
 
-    A cell that extends from one row into the next row contains the file name of one of these rows. A text counts as
-    a file name if it ends in the suffix of an image format, or in a suffix from the column of files. If the names in that
-    column have no suffix, a text without blanks at the position of the column counts, too.
+    A cell that swallowed a row contains the name of this row's image file. A text counts as such a name if it ends in the
+    suffix of an image format, or in a suffix from the column of image files. If the names in this column have no suffix, a
+    text without blanks at the position of the column counts, too.
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:
@@ -273,7 +273,7 @@ class _MergedRowChecker:
         self._file_suffixes, self._has_bare_names = set(PHOTO_SUFFIXES), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if the first ``line`` of an unreadable row has no file name, so that the row's end is unclear."""
+        """Raise UserError if the first ``line`` of an unreadable row names no image file: the row may end in a later line."""
         if not self._has_file_name(line):
             raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
 

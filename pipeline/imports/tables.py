@@ -19,7 +19,7 @@ from vse.pipeline.files.columnar import read_parquet_batches
 from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.writing import parse_json
-from vse.pipeline.imports.photos import ImageFolders, PhotoNames
+from vse.pipeline.imports.photos import ImageFolders, PhotoNameIndex
 from vse.pipeline.imports.rows import (
     BadRow,
     ImportedRow,
@@ -56,7 +56,7 @@ _RowValues = Mapping[str, Any]
 _ColumnFinder = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
-def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings, photos: PhotoNames) -> None:
+def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings, photos: PhotoNameIndex) -> None:
     """Add the rows of a table to ``collector``; ``photos`` finds files by their names in the table.
 
     Raises UserError if the table cannot be read, or lacks a column of files or captions.
@@ -64,7 +64,7 @@ def add_table_rows(path: Path, collector: RowCollector, settings: ImportSettings
     rows = read_table_rows(path, settings, collector.add_bad_row)
     for place, values in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
-            row = build_row(place, values)
+            row = build_imported_row(place, values)
             collector.add(row._replace(file=photos.find_photo(row.file)))
         except BadRow as reason:
             collector.add_bad_row(place, reason)
@@ -126,7 +126,7 @@ def read_imported_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRo
         return
     for place, values in read_table_rows(path, settings, on_bad_row):
         try:
-            row = build_row(place, values)
+            row = build_imported_row(place, values)
         except BadRow as reason:
             on_bad_row(place, reason)
             continue
@@ -134,9 +134,9 @@ def read_imported_rows(path: Path, settings: ImportSettings, on_bad_row: OnBadRo
 
 
 def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None:
-    """Return the columns of files, captions and perhaps splits of a parquet table that :func:`_read_text_rows` can read.
+    """Return the columns of files, captions and (if there is one) splits of a parquet table, if these are columns of texts.
 
-    Returns None if the table has ids or several columns of captions, or if one of these columns has another type than text.
+    Returns None if one of them has another type than text, or if the table has ids or several columns of captions.
     """
     library, kinds = map(import_module, ("pyarrow.parquet", "pyarrow.types"))
     with wrap_read_errors(path, "a parquet file"):
@@ -150,9 +150,9 @@ def _find_text_columns(path: Path, settings: ImportSettings) -> list[str] | None
 
 
 def _read_text_rows(path: Path, names: list[str], on_bad_row: OnBadRow) -> Iterator[ImportedRow]:
-    """Yield the rows of a parquet table whose columns are texts. Call ``on_bad_row`` for a row without a file.
+    """Yield the rows of a parquet table from columns of texts. Call ``on_bad_row`` for a row without the path of an image.
 
-    ``names`` are the columns of files and captions, and perhaps the column of splits.
+    ``names`` holds the names of the columns of files and captions and, if there is one, of the column of splits.
     """
     row_number = 0
     with path.open("rb") as stream:
@@ -167,7 +167,7 @@ def _read_text_rows(path: Path, names: list[str], on_bad_row: OnBadRow) -> Itera
                     yield ImportedRow(f"{path}: row {row_number}", file, (caption or "",), split)
 
 
-def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
+def build_imported_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
     """Return the row with these ``values``. Raises BadRow if a value has the wrong type.
 
     ``values`` has a list of values for each field, such as ``file`` or ``caption``. ``place`` is the file and line of the row.
@@ -191,7 +191,7 @@ def build_row(place: str, values: Mapping[str, list[Any]]) -> ImportedRow:
 def parse_id(value: object, field_name: str) -> int | None:
     """Return an id as an integer; None if ``value`` is None or "".
 
-    Raises BadRow, which contains ``field_name``, if ``value`` is not an integer or the text of an integer.
+    Raises BadRow if ``value`` is not an integer or the text of an integer. The message contains ``field_name``.
     """
     if value is None or value == "":
         return None
@@ -207,9 +207,9 @@ def parse_id(value: object, field_name: str) -> int | None:
 def choose_columns(
     path: Path, header: Mapping[str, Any], given: Mapping[str, tuple[str, ...]], required: tuple[str, ...] = REQUIRED_FIELDS
 ) -> dict[str, tuple[str, ...]]:
-    """Return the columns of each field: the ``given`` columns, or else the first column of the header with a usual name.
+    """Return the columns of each field, such as ``caption``: the ``given`` columns, or else the first with a usual name.
 
-    Raises UserError if a given field or column does not exist, or if a ``required`` field has no column.
+    Raises UserError if a given field, or a column that is not in ``header``, is named, or if a ``required`` field is missing.
     """
     unknown = next((field for field in given if field not in USUAL_NAMES_BY_FIELD), None)
     if unknown is not None:
@@ -285,7 +285,7 @@ def _read_parquet_rows(path: Path, find_columns: _ColumnFinder) -> Iterator[tupl
 _TABLE_NAMES = ("metadata", "captions")  # usual names of a table in the folder of images
 
 
-def find_table(folder: Path) -> Path | None:
+def find_captions_table(folder: Path) -> Path | None:
     """Return the table of captions (``metadata.*`` or ``captions.*``) in a folder of images; None if there is no such file.
 
     Raises UserError if there are several such files.
@@ -305,19 +305,19 @@ def import_table(images: Path, table: Path, settings: ImportSettings, other_fold
     if not images.is_dir():
         raise UserError(f"{images}: no such folder of images")
     check_dataset_name(settings.name)
-    photos = PhotoNames(images)
-    settings = _detect_table_layout(table, photos, settings)
+    photos = PhotoNameIndex(images)
+    settings = _detect_and_confirm_columns(table, photos, settings)
     collector = RowCollector(settings, build_photo_checker(images, other_folder, photos))
     add_table_rows(table, collector, settings, photos)
     content = collector.build_dataset_content(images, format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 
-def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettings) -> ImportSettings:
-    """Return the settings with the encoding and the columns of a CSV file or spreadsheet, and log both for the user.
+def _detect_and_confirm_columns(table: Path, photos: PhotoNameIndex, settings: ImportSettings) -> ImportSettings:
+    """Return the settings with the encoding and columns of a CSV file or spreadsheet; log both and let the user confirm them.
 
-    The columns of a field are the columns that the user names, or else a column with a usual name, or else the columns with
-    fitting contents. If ``needs_confirmation`` is set, the user must confirm. Raises click.Abort if the user declines.
+    A field is read from the columns that the user chose, or else from a column with a usual name, or else from columns with
+    fitting contents. Asks the user only if ``settings.needs_confirmation``. Raises click.Abort if the user declines.
     """
     kind = table.suffix.lower()
     if kind == ".xlsx":
@@ -331,16 +331,16 @@ def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettin
         if settings.encoding is not None:
             raise UserError(f"--encoding {settings.encoding}: {table.name}: it is for CSV files; leave it out")
         return settings
-    usual = {field for field, names in USUAL_NAMES_BY_FIELD.items() if any(name in layout.names for name in names)}
-    guessed = {field: names for field, names in layout.columns.items() if field not in usual}
+    usual = {field for field, names in USUAL_NAMES_BY_FIELD.items() if any(name in layout.column_names for name in names)}
+    guessed = {field: names for field, names in layout.columns_by_field.items() if field not in usual}
     settings = replace(
         settings,
         columns={**guessed, **settings.columns},
         encoding=layout.encoding,
-        column_names=None if layout.has_header else layout.names,
+        column_names=None if layout.has_header else layout.column_names,
     )
     try:
-        columns = choose_columns(table, dict.fromkeys(layout.names), settings.columns)
+        columns = choose_columns(table, dict.fromkeys(layout.column_names), settings.columns)
     except UserError:
         return settings  # the reader of the rows will raise an error with a better explanation
     layout.log_summary(table, columns)
@@ -350,7 +350,7 @@ def _detect_table_layout(table: Path, photos: PhotoNames, settings: ImportSettin
 
 
 def build_photo_checker(
-    images: Path, other_folder: Path | None = None, photos: PhotoNames | None = None
+    images: Path, other_folder: Path | None = None, photos: PhotoNameIndex | None = None
 ) -> Callable[[str], None]:
     """Return a function that raises BadRow if a file in the folder ``images`` is not usable.
 

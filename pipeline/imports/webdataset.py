@@ -17,7 +17,7 @@ from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, find_memb
 from vse.pipeline.files.inputs import error_reason
 from vse.pipeline.files.photo_archives import MAX_PHOTO_BYTES
 from vse.pipeline.files.writing import lock_for_writing, parse_json
-from vse.pipeline.imports.photos import ARCHIVE_SUFFIXES, Archive, PhotoIndexer, PhotoWriter, find_archives
+from vse.pipeline.imports.photos import ARCHIVE_SUFFIXES, PhotoIndexer, PhotoWriter, SourceArchive, find_archives
 from vse.pipeline.imports.rows import (
     BadRow,
     ImportedRow,
@@ -27,7 +27,7 @@ from vse.pipeline.imports.rows import (
     log,
     write_imported_data,
 )
-from vse.pipeline.imports.tables import build_row, choose_columns
+from vse.pipeline.imports.tables import build_imported_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
 PHOTO_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
@@ -58,7 +58,7 @@ class Sample:
 
     @property
     def first_member_name(self) -> str:
-        """The name of the first member that was read. Without one, the path of an unread member, or the key."""
+        """The name of the first member that was read; if none was read, the path of an unread member, or else the key."""
         names = (member.name for member in self.member_by_extension.values())
         return next(names, str(next(iter(self.unread_paths), self.key)))
 
@@ -115,7 +115,7 @@ class SampleReader:
     def read_samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
         """Yield the samples in the order of ``members``.
 
-        A sample is left out if all its members are of other kinds than photos and captions, and no member is faulty.
+        A sample without photo and caption is left out, unless a member is faulty or has a name like ``a.b.jpg``.
         """
         sample = Sample("")
         for member in members:
@@ -129,10 +129,10 @@ class SampleReader:
                 continue
             key = (path.parent / (stem or path.name)).as_posix()
             if key != sample.key:
-                yield from self._finish_sample(sample)
+                yield from self._yield_if_used(sample)
                 sample = Sample(key)
             self._add_member(sample, member, path, extension.lower(), fault)
-        yield from self._finish_sample(sample)
+        yield from self._yield_if_used(sample)
 
     @property
     def n_unread_members(self) -> int:
@@ -144,8 +144,8 @@ class SampleReader:
         others = len(self._n_unread_by_extension) - len(counts)
         return to_printable_line(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
-    def _finish_sample(self, sample: Sample) -> Iterator[Sample]:
-        """Yield the sample if it has a photo, a caption or a faulty member. Count photos after the first as unread."""
+    def _yield_if_used(self, sample: Sample) -> Iterator[Sample]:
+        """Yield ``sample`` unless :meth:`read_samples` leaves it out. Count photos after the first as unread."""
         photos = [extension for extension in sample.bytes_by_extension if extension in PHOTO_EXTENSIONS]
         self._n_unread_by_extension.update(f"*.{extension}" for extension in photos[1:])
         if sample.bytes_by_extension or sample.unread_paths or sample.fault:
@@ -224,7 +224,7 @@ def import_webdataset(
         reader = SampleReader(key_until)
         seen: dict[str, str] = {}
         for archive, size in zip(archives, sizes, strict=True):
-            _add_archive(archive, reader, seen, collector, photos, settings)
+            _add_samples_of_archive(archive, reader, seen, collector, photos, settings)
             bar.update(size)
         if reader.n_unread_members:
             log.warning("%d members are not read: %s", reader.n_unread_members, reader.describe_unread_members())
@@ -238,8 +238,8 @@ def import_webdataset(
         return write_imported_data(content, settings, None, local)
 
 
-def _add_archive(
-    archive: Archive,
+def _add_samples_of_archive(
+    archive: SourceArchive,
     reader: SampleReader,
     seen: dict[str, str],
     collector: RowCollector,
@@ -302,4 +302,4 @@ def _build_photo_row(
             raise BadRow("its text is not UTF-8") from None
     if not flatten_captions(values.get("caption", [])):
         raise BadRow(f"no caption (txt, json){sample.build_unread_hint()}")
-    return build_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), extension
+    return build_imported_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), extension

@@ -92,7 +92,7 @@ def forbid_own_code() -> Iterator[None]:
 @contextmanager
 def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
     """Allow the users' code that ``values`` (settings from the command line) name, during the ``with`` block."""
-    with _change_rules(allowed_names=_CODE_RULES.get().allowed_names | frozenset(_find_code_names(values))):
+    with _change_rules(allowed_names=_CODE_RULES.get().allowed_names | frozenset(_iterate_own_code_names(values))):
         yield
 
 
@@ -114,7 +114,7 @@ def build_copy_name(name: str, sha256: str) -> str:
 
 
 @contextmanager
-def explain_own_errors(name: str, expected: str) -> Iterator[None]:
+def explain_own_code_errors(name: str, expected: str) -> Iterator[None]:
     """Turn an exception in the ``with`` block, which calls the user's class or function ``name``, into a UserError.
 
     The message has the line of the user's file that failed. The message ends with ``expected``, a description of correct code
@@ -125,13 +125,13 @@ def explain_own_errors(name: str, expected: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        description = describe_own_error(error)
+        description = describe_own_code_error(error)
         if description is None:  # the package failed on what the user's code returned
             description = f"{name} does not fit ({type(error).__name__}: {error_reason(error)})"
         raise UserError(f"{description}; {expected}") from error
 
 
-def describe_own_error(error: Exception) -> str | None:
+def describe_own_code_error(error: Exception) -> str | None:
     """Return one line about an exception in a user's own code: the user's calls, the line that failed and the reason.
 
     Returns None if no file of a user's own code is in the traceback. Calls inside the package or other libraries are left
@@ -151,11 +151,11 @@ def describe_own_error(error: Exception) -> str | None:
 
 
 def hash_code_files(settings: object) -> dict[str, str]:
-    """Return the SHA-256 of ``.py`` files that settings name as in ``my_loss.py:MyLoss``; missing files are left out.
+    """Return the SHA-256 of the files of users' own code in settings (``my_loss.py:MyLoss``), by this name.
 
-    No code is run.
+    Missing files and installed modules are left out. No code is run.
     """
-    locations = {name: Path(name.rpartition(":")[0]) for name in _find_code_names(settings)}
+    locations = {name: Path(name.rpartition(":")[0]) for name in _iterate_own_code_names(settings)}
     files = {name: location for name, location in locations.items() if location.suffix == ".py" and location.is_file()}
     return {name: InputFile(file).sha256 for name, file in files.items()}
 
@@ -279,12 +279,12 @@ def _change_rules(**changes: Any) -> Iterator[None]:
         _CODE_RULES.reset(token)
 
 
-def _find_code_names(value: object) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, str):
-        if is_code_name(value):
-            yield value
-    elif isinstance(value, Sequence):
-        for inner in value:
-            yield from _find_code_names(inner)
+def _iterate_own_code_names(settings: object) -> Iterator[str]:
+    if isinstance(settings, Mapping):
+        settings = list(settings.values())
+    if isinstance(settings, str):
+        if is_code_name(settings):
+            yield settings
+    elif isinstance(settings, Sequence):
+        for inner in settings:
+            yield from _iterate_own_code_names(inner)

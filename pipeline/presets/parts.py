@@ -35,7 +35,7 @@ class Registry(Generic[_Part]):
 
     kind : the kind of the parts in messages, such as ``similarity``
     key : the field of a part that holds its name, such as ``name``
-    parts : the classes of parts; the field that ``key`` names has the part's name as its default
+    parts : the classes of parts; each has its name as the default of the field ``key``, e.g. ``name: Literal["max"] = "max"``
     lazy : further parts, by name, as texts ``module:Class``; they are imported on first use
     base : the base class of users' own parts; None if users cannot add parts
     from_function : a function that converts a user's own function to a class; None if only classes are accepted
@@ -58,7 +58,7 @@ class Registry(Generic[_Part]):
             self.add(part)
 
     def add(self, part: type[_Part]) -> None:
-        """Register a class. Its name is the default of its field ``key``, such as the field ``name``."""
+        """Register a class under the default of its field ``name`` (or another field, if the registry has another ``key``)."""
         self._parts[part.model_fields[self.key].default] = part
 
     def remove(self, name: str) -> None:
@@ -107,9 +107,9 @@ class Registry(Generic[_Part]):
         return self[name].model_validate(settings)
 
     def as_settings(self, value: Any) -> dict[str, Any] | None:
-        """Return ``value``, the name or an object of a class, as settings that include the name of the class.
+        """Convert the name of a class, or an object of a class, to settings that include the name of the class.
 
-        Settings are returned unchanged. Returns None for any other value.
+        Settings are returned unchanged. Returns None for any other ``value``.
         """
         if isinstance(value, BaseModel):
             return {**value.model_dump(exclude_unset=True), self.key: getattr(value, self.key)}
@@ -118,7 +118,7 @@ class Registry(Generic[_Part]):
         return dict(value) if isinstance(value, Mapping) else None
 
     def find_class(self, value: Any) -> type[_Part] | None:
-        """Return the class of ``value`` (a name, settings or an object). Return None for an unknown class."""
+        """Return the class that a name, settings or an object (``value``) belongs to; None for an unknown class."""
         name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
@@ -182,7 +182,7 @@ def find_field_default(schema: type[BaseModel], field: str) -> Any:
 
 
 def find_own_code(settings: BaseModel) -> list[UserCode]:
-    """Return the user's classes and functions that settings use, at most one for each file."""
+    """Return the user's own classes and functions in settings. If a file has several, return only one of them."""
     codes: dict[str, UserCode] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)

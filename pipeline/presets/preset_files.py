@@ -47,7 +47,7 @@ def list_preset_names(kind: str) -> list[str]:
     return sorted({name for folder in _preset_folders(kind) for name in _read_preset_folder(folder)})
 
 
-def list_preset_descriptions(kind: str, without_key: str = "") -> list[tuple[str, str]]:
+def list_preset_names_and_descriptions(kind: str, without_key: str = "") -> list[tuple[str, str]]:
     """Return the name and description (``about``) of every preset of a ``kind``, in the order of the files.
 
     Presets that have the setting named ``without_key`` are left out. ``kind`` is a folder, such as ``experiments``.

@@ -75,7 +75,7 @@ def load_ladder(name: str) -> LadderConfig:
 
 
 def is_experiment(name: str) -> bool:
-    """Return whether ``name`` is an experiment: the name of a preset, also with features as in ``vsepp+tfidf+effnet``."""
+    """Return whether an experiment has this name, such as ``vsepp``, ``vsepp+tfidf+effnet`` or ``vsepp@f8k+tfidf+effnet``."""
     composed = parse_composed_name(name)
     if composed is None or composed.experiment not in list_preset_names("experiments"):
         return composed is None and name in list_preset_names("experiments")
@@ -87,7 +87,7 @@ def is_experiment(name: str) -> bool:
 def load_workflow_settings(overrides: Mapping[str, Any]) -> WorkflowConfig:
     """Load the settings of the workflow; ``overrides`` are the values of ``snakemake --config``.
 
-    The value ``<dataset>_dir`` is the folder of a data set's published files.
+    A key such as ``f8k_dir`` sets the folder of the published files of the data set ``f8k``.
     """
     datasets = list_preset_names("datasets")
     sources = {
@@ -111,11 +111,10 @@ def read_preset_settings(kind: str, name: str, schema: type[BaseModel] | None = 
 def read_experiment_settings(
     name: str, dataset: str | None, overrides: Sequence[str], schema: type[Settings]
 ) -> dict[str, Any]:
-    """Return the merged settings of an experiment.
+    """Return the settings of an experiment, changed by the preset of ``dataset`` (if any) and by ``overrides``.
 
-    The layers are the presets of the experiment, two groups of changes in the preset of the data set ``dataset`` (for all
-    experiments, then for this experiment), and ``overrides`` (``key=value``). A change for all experiments is ignored if a
-    class, such as the loss, lacks the setting, or if the experiment is an ensemble without it (:data:`ENSEMBLE_KEYS`).
+    The preset of a data set may change the settings of all experiments, and then of this experiment. A change for all
+    experiments is ignored where it does not fit: if an ensemble, or the chosen class (such as the loss), lacks the setting.
     """
     content = read_preset_settings("experiments", name, schema)
     if dataset in list_preset_names("datasets"):
@@ -189,8 +188,8 @@ def merge_settings(
 def apply_overrides(schema: type[Settings], content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return the settings ``content`` with the changes ``overrides``, each in the form ``key=value``.
 
-    A key such as ``loss.margin`` must be a setting of the loss in the result. The value of a dictionary, such as
-    ``train.frozen``, replaces the complete dictionary. Raises UserError, which suggests the nearest key, if a key is unknown.
+    A key such as ``loss.margin`` must be a setting of the loss that is chosen after all changes. A value that is a dictionary
+    replaces the complete dictionary. Raises UserError, which suggests the nearest key, if a key is unknown.
     """
     result, keys = dict(content), []
     for item in overrides:
@@ -214,7 +213,7 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], override
 
 
 def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
-    """Return ``content`` as an object of ``schema``. Raises UserError, which names the preset, if a setting is not valid."""
+    """Return ``content`` as an object of ``schema``. Raises UserError with ``kind`` and ``name`` if a setting is not valid."""
     for key in _list_nested_keys(content):
         if key in schema.renamed_keys:
             raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed_keys[key]}")

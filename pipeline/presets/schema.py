@@ -94,7 +94,7 @@ class ExperimentOutline(Settings):
             raise ValueError("an ensemble counts every member once, and ensemble_of names one twice")
         return self
 
-    def weight_settings(self) -> dict[str, Any]:
+    def settings_affecting_weights(self) -> dict[str, Any]:
         """Return the settings that determine the trained weights."""
         content = self.model_dump(mode="json", exclude={"about", "title", "label", "rows", "seeds", "protocols"})
         for *groups, name in _KEYS_NOT_AFFECTING_WEIGHTS:
@@ -239,7 +239,7 @@ CORRECTIONS: tuple[str, ...] = get_args(Correction)
 
 
 class LadderExperiment(Settings):
-    """An experiment in a ladder (a comparison of experiments): its title, the settings that change, and its features."""
+    """An experiment in a ladder (a comparison of experiments): its title, changed settings, and the features to combine."""
 
     title: str = Field("", description="name in the ladder, e.g. VSE++; default: the experiment's name")
     settings: dict[str, Any] = Field(default_factory=dict, description="settings that differ in this ladder")
@@ -285,16 +285,16 @@ class LadderConfig(Settings):
         return experiments
 
     def find_experiment(self, experiment: str) -> LadderExperiment:
-        """Return the title, settings and features that this comparison's preset gives an experiment, or else defaults."""
+        """Return what this ladder states for an experiment: title, settings and features. Missing values have defaults."""
         return self.experiments[experiment] or LadderExperiment()
 
     def experiment_overrides(self, experiment: str) -> dict[str, Any]:
-        """Return the settings that this comparison changes in an experiment, including the title and the seeds."""
+        """Return the settings that this ladder (a comparison) changes in an experiment, including the title and the seeds."""
         entry = self.find_experiment(experiment)
         return {**entry.settings, "title": entry.title, "seeds": entry.seeds or self.seeds}
 
-    def combinations(self) -> list[ComposedName]:
-        """Return all combinations of an experiment, image feature and caption feature, even if they do not fit together."""
+    def list_composed_names(self) -> list[ComposedName]:
+        """Return a name for each experiment with each image feature and caption feature, even if they do not fit together."""
         return [
             ComposedName(name, None if captions == WORDS_NAME else captions, feature, self.name)
             for name in self.experiments

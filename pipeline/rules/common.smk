@@ -150,7 +150,7 @@ def experiment_settings(wildcards):
 
     If one of them changes, Snakemake runs the jobs again.
     """
-    content = experiment_preset(wildcards).weight_settings()
+    content = experiment_preset(wildcards).settings_affecting_weights()
     checksums = hash_code_files(content)
     return json.dumps({**content, "code": checksums} if checksums else content)
 

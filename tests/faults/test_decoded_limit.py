@@ -26,7 +26,7 @@ from vse.features.cli import data_main as main
 from vse.features.extractors.words import read_word_vectors
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
-from vse.pipeline.files.inputs import check_zip, open_decoded_stream
+from vse.pipeline.files.inputs import check_decoded_zip_size, open_decoded_stream
 
 SMALL = "0.01"  # GB
 N_BYTES = 15_000_000
@@ -121,7 +121,7 @@ def test_an_archive_and_a_zip_of_arrays_are_decoded_up_to_the_limit(tmp_path: Pa
     path = tmp_path / "features.npz"
     np.savez_compressed(path, features=np.zeros((N_BYTES // 400, 100), np.float32), ids=np.arange(3))
     with pytest.raises(UserError, match="VSE_MAX_DECODED_GB"):
-        check_zip(path)
+        check_decoded_zip_size(path)
     assert zipfile.is_zipfile(path)
 
 

@@ -35,8 +35,8 @@ def test_what_has_no_three_parts_is_composed_of_nothing(name: str) -> None:
 def test_it_is_the_experiment_that_reads_other_features_without_its_row_and_title() -> None:
     base, made = load_experiment_outline("vsepp_effnet"), load_experiment_outline("vsepp_effnet+tfidf+resnet")
     assert (made.name, made.feature, made.caption_feature) == ("vsepp_effnet+tfidf+resnet", "resnet", "tfidf")
-    others = base.weight_settings() | {"name": made.name, "feature": "resnet", "caption_feature": "tfidf"}
-    assert made.weight_settings() == others
+    others = base.settings_affecting_weights() | {"name": made.name, "feature": "resnet", "caption_feature": "tfidf"}
+    assert made.settings_affecting_weights() == others
     assert (made.seeds, made.rows, made.title, made.about) == (base.seeds, [], "", "")
 
 
@@ -52,8 +52,14 @@ def test_a_data_set_may_change_it_alone(tmp_path: Path, monkeypatch: pytest.Monk
     preset = "experiments: { vsepp: { train: { epochs: 3, batch_size: 8 } }, vsepp+words+resnet: { train: { epochs: 4 } } }\n"
     (tmp_path / "datasets" / "mine.yaml").write_text(preset)
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    assert load_experiment_outline("vsepp+words+resnet", "mine").weight_settings()["train"] == {"epochs": 4, "batch_size": 8}
-    assert load_experiment_outline("vsepp+words+fc7", "mine").weight_settings()["train"] == {"epochs": 3, "batch_size": 8}
+    assert load_experiment_outline("vsepp+words+resnet", "mine").settings_affecting_weights()["train"] == {
+        "epochs": 4,
+        "batch_size": 8,
+    }
+    assert load_experiment_outline("vsepp+words+fc7", "mine").settings_affecting_weights()["train"] == {
+        "epochs": 3,
+        "batch_size": 8,
+    }
 
 
 def test_a_ladder_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +70,8 @@ def test_a_ladder_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     made = load_experiment_outline("vsepp@own+words+resnet")
     assert (made.title, made.seeds, made.feature) == ("Mine", [4], "resnet")
-    assert made.weight_settings()["train"] == {"epochs": 2}
-    assert made.weight_settings()["loss"] == {"name": "max", "margin": 0.1}
+    assert made.settings_affecting_weights()["train"] == {"epochs": 2}
+    assert made.settings_affecting_weights()["loss"] == {"name": "max", "margin": 0.1}
     assert (load_experiment_outline("vse0@own+words+fc7").title, load_experiment_outline("vse0@own+words+fc7").seeds) == (
         "",
         [1, 2],

@@ -73,7 +73,7 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
     keep = np.arange(len(images)) % 2 == 0
     for values in (columns.caption_texts, columns.count_words, columns.caption_languages):
         assert values(select_images(parsed.images, keep)) == values(select_images(images, keep))
-    for arrays in (columns.image_ids, columns.caption_ids, columns.caption_counts, columns.coco_ids):
+    for arrays in (columns.image_ids, columns.caption_ids, columns.count_captions_per_image, columns.coco_ids):
         for some, same in ((parsed.images, images), (select_images(parsed.images, keep), select_images(images, keep))):
             np.testing.assert_array_equal(arrays(some), arrays(same), strict=True)
     assert tuple(select_images(images, keep)) == parsed.images[::2]

@@ -16,7 +16,7 @@ from vse.pipeline.dataset.entities import (
     MarkedCaption,
     MarkedPhrase,
     XmlElement,
-    read_annotation,
+    read_box_annotations,
     read_marked_captions,
     read_photo_numbers,
     read_unrelated_captions,
@@ -31,7 +31,7 @@ def written(path: Path, text: str) -> Path:
 
 
 def annotated(folder: Path, *things: str) -> ImageBoxAnnotations:
-    return read_annotation(written(folder / "1.xml", annotation(things)))
+    return read_box_annotations(written(folder / "1.xml", annotation(things)))
 
 
 def captions(folder: Path, text: str) -> tuple[MarkedCaption, ...]:
@@ -133,15 +133,15 @@ def test_a_bad_object_is_an_error_with_its_line(fault: str, tmp_path: Path) -> N
     things, message = BAD_OBJECTS[fault]
     path = written(tmp_path / "1.xml", annotation(things))
     with pytest.raises(UserError) as error:
-        read_annotation(path)
+        read_box_annotations(path)
     assert str(error.value).startswith(f"{path}{message}")
 
 
 def test_the_size_of_the_image_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1\.xml:1: <annotation> must have one <size>, not 0"):
-        read_annotation(written(tmp_path / "1.xml", "<annotation/>"))
+        read_box_annotations(written(tmp_path / "1.xml", "<annotation/>"))
     with pytest.raises(UserError, match=r"1\.xml:2: an image of 0 x 80 pixels"):
-        read_annotation(written(tmp_path / "1.xml", annotation([], (0, 80))))
+        read_box_annotations(written(tmp_path / "1.xml", annotation([], (0, 80))))
 
 
 def test_a_split_lists_each_photo_once(tmp_path: Path) -> None:

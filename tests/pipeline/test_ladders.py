@@ -33,7 +33,7 @@ def test_every_ladder_that_ships_names_what_there_is(name: str) -> None:
 def test_a_ladder_is_every_combination_of_the_features_that_an_experiment_reads(write: Path) -> None:
     lists = "features: [fc7, resnet]\ncaption_features: [words, tfidf]\n"
     write.write_text(f"{lists}experiments: {{ vsepp: , vse0: {{ features: [resnet], caption_features: [tfidf] }} }}\n")
-    assert [made.name for made in load_ladder("own").combinations()] == [
+    assert [made.name for made in load_ladder("own").list_composed_names()] == [
         "vsepp@own+words+fc7",
         "vsepp@own+tfidf+fc7",
         "vsepp@own+words+resnet",

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.preset_files import list_preset_descriptions, list_preset_names, read_preset_layers, read_yaml
+from vse.pipeline.presets.preset_files import (
+    list_preset_names,
+    list_preset_names_and_descriptions,
+    read_preset_layers,
+    read_yaml,
+)
 from vse.pipeline.presets.presets import load_experiment_outline, read_preset_settings
 
 Write = Callable[[str, str], Path]
@@ -58,13 +63,13 @@ def test_layers_begin_with_what_is_extended_in_the_end_whatever_file_it_is_in(wr
 def test_descriptions_are_listed_in_the_order_in_which_they_are_written_and_each_name_once(write: Write) -> None:
     write("family.yaml", FAMILY)
     write("vse0.yaml", "about: mine\n")
-    described = list_preset_descriptions("experiments")
+    described = list_preset_names_and_descriptions("experiments")
     assert described[:4] == [("warm", "The first one."), ("hot", ""), ("cold", ""), ("vse0", "mine")]
     assert sorted(name for name, _ in described) == list_preset_names("experiments")
 
 
 def test_every_experiment_that_ships_has_a_description_of_its_own() -> None:
-    described = [about for _, about in list_preset_descriptions("experiments")]
+    described = [about for _, about in list_preset_names_and_descriptions("experiments")]
     assert all(described)
     assert len(set(described)) == len(list_preset_names("experiments"))
 

@@ -244,7 +244,7 @@ def test_the_workflow_s_plan_of_an_experiment_has_what_determines_its_weights(ca
     )
     outline = presets.load_experiment_outline("mine", None, ["loss.margin=0.3"])
     assert (outline.seeds, outline.protocols, outline.start_from, outline.eval_feature) == ([3], ["full"], "vsepp_rc", None)
-    content = outline.weight_settings()
+    content = outline.settings_affecting_weights()
     assert content["train"] == {"epochs": 2, "learning_rate": 2e-5}
     assert content["images"] == {"source": "pictures", "finetune": True, "random_crop": "plain"}
     assert content["loss"]["margin"] == 0.3
@@ -291,7 +291,9 @@ def test_what_is_wrong_with_an_ensemble_is_said_in_one_line(text: str, message: 
 
 
 def test_a_plan_keeps_what_a_data_set_changes() -> None:
-    plain, demo = (presets.load_experiment_outline("vsepp_ft", dataset).weight_settings() for dataset in (None, "demo"))
+    plain, demo = (
+        presets.load_experiment_outline("vsepp_ft", dataset).settings_affecting_weights() for dataset in (None, "demo")
+    )
     assert "warmup" not in plain
     assert demo["warmup"] == {"loss": "sum", "epochs": 0}
 

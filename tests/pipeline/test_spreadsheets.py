@@ -15,7 +15,7 @@ from tests.conftest import succeeds
 from tests.features.conftest import Fails
 from vse.features.cli import data_main as main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.imports.photos import PhotoNames
+from vse.pipeline.imports.photos import PhotoNameIndex
 from vse.pipeline.imports.rows import BadRow
 from vse.pipeline.imports.spreadsheets import detect_encoding
 
@@ -130,13 +130,13 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_photograph_is_found_by_other_spellings_of_its_name(name: str, photos: Path) -> None:
-    assert unicodedata.normalize("NFC", PhotoNames(photos).find_photo(name)) == "Küste bei Ebbe.JPG"
+    assert unicodedata.normalize("NFC", PhotoNameIndex(photos).find_photo(name)) == "Küste bei Ebbe.JPG"
 
 
 def test_a_name_that_fits_several_photographs_or_none_is_said(photos: Path, tmp_path: Path, fails: Fails) -> None:
     (photos / "2020").mkdir()
     shutil.copy(photos / "wald.jpg", photos / "2020" / "Wald.jpg")
-    names = PhotoNames(photos)
+    names = PhotoNameIndex(photos)
     assert names.find_photo("2020/wald") == "2020/Wald.jpg"
     with pytest.raises(BadRow, match="fits 2 photographs, such as 2020/Wald.jpg and wald.jpg"):
         names.find_photo("WALD")

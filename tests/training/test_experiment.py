@@ -110,7 +110,7 @@ def test_a_preset_by_path_may_extend_one_by_name_and_an_empty_dictionary_replace
 def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
     ladder, dataset = load_ladder(name), name if name in list_preset_names("datasets") else None
     fits, misfits = find_trainable_combinations(name, dataset)
-    assert {*fits, *misfits} == {made.name for made in ladder.combinations()}
+    assert {*fits, *misfits} == {made.name for made in ladder.list_composed_names()}
     for composed in fits:
         made, experiment = parse_composed_name(composed), load_experiment(composed, dataset)
         assert (experiment.feature, experiment.caption_feature) == (made.feature, made.caption_feature)

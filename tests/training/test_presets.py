@@ -95,10 +95,13 @@ def test_the_four_models_are_those_of_the_paper(
 def test_an_experiment_differs_from_its_base_in_what_its_name_says(base: str) -> None:
     name = base.replace("_effnet", "_minilm_effnet")
     before = load_experiment(base).caption_feature
-    changes = list_setting_changes(load_experiment(base).weight_settings(), load_experiment(name).weight_settings())
+    changes = list_setting_changes(
+        load_experiment(base).settings_affecting_weights(), load_experiment(name).settings_affecting_weights()
+    )
     assert changes == [f"caption_feature: {before} -> minilm", f"name: {base} -> {name}"]
     infonce = list_setting_changes(
-        load_experiment("vsepp_effnet").weight_settings(), load_experiment("infonce_effnet").weight_settings()
+        load_experiment("vsepp_effnet").settings_affecting_weights(),
+        load_experiment("infonce_effnet").settings_affecting_weights(),
     )
     assert {change.partition(".")[0].partition(":")[0] for change in infonce} == {"loss", "name"}
 
@@ -394,7 +397,7 @@ def with_a_new_part() -> Iterator[Any]:
     """The experiments; those whose parts have all come before are for the night."""
     known: set[str] = set()
     for name in EXPERIMENTS:
-        parts = parts_of(load_experiment(name, "demo").weight_settings())
+        parts = parts_of(load_experiment(name, "demo").settings_affecting_weights())
         yield pytest.param(name, marks=[] if parts - known else pytest.mark.nightly)
         known |= parts
 

@@ -28,10 +28,10 @@ from vse.features.extractors.text import TextInputEncoder
 from vse.pipeline.dataset.captions import PAD_ID, Vocabulary
 from vse.pipeline.dataset.columns import (
     IdIndex,
-    caption_counts,
     caption_ids,
     caption_languages,
     coco_ids,
+    count_captions_per_image,
     count_words,
     image_ids,
     select_images,
@@ -207,7 +207,7 @@ class Pairs:
     def __init__(self, images: Sequence[Image]) -> None:
         self.images = images
         self.image_ids = image_ids(images)
-        self.image_indices = np.repeat(np.arange(len(images)), caption_counts(images))
+        self.image_indices = np.repeat(np.arange(len(images)), count_captions_per_image(images))
 
     def __len__(self) -> int:
         return len(self.image_indices)
@@ -282,7 +282,7 @@ def select_images_with_features(
         raise UserError(f"{cache.path}: no image of this split has features")
     kept = select_languages(kept, languages, dataset.path)
     if captioned:
-        n_images, kept = len(kept), select_images(kept, caption_counts(kept) > 0)
+        n_images, kept = len(kept), select_images(kept, count_captions_per_image(kept) > 0)
         if len(kept) < n_images:
             log.warning("%d images without captions are left out", n_images - len(kept))
         if not kept:

@@ -15,7 +15,7 @@ from vse.features.feature_job import build_and_try_extractor
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import ExtractionArguments, ImageSettings
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.own_code import explain_own_errors, is_code_name, load_code
+from vse.pipeline.presets.own_code import explain_own_code_errors, is_code_name, load_code
 from vse.pipeline.presets.parts import Registry, is_user_written
 from vse.pipeline.presets.presets import apply_overrides, validate_settings
 from vse.training.experiment import ExperimentConfig
@@ -49,14 +49,14 @@ def check_encoder(settings: EncoderSettings) -> None:
 
 
 def _check_input_kind(settings: EncoderSettings, kind: InputKind, batch: BatchVectors) -> None:
-    with explain_own_errors(settings.name, ENCODER_FORM):
+    with explain_own_code_errors(settings.name, ENCODER_FORM):
         torch.manual_seed(0)
         encoder = settings.build(EncoderSpec(kind, _INPUT_DIM, _DIM, _WORD_DIM))
     if not isinstance(encoder, Encoder) or not isinstance(getattr(encoder, "dim", None), int):
         raise _encoder_error(
             settings, kind, f"build returns {type(encoder).__name__}, not an Encoder with a whole number `dim`"
         )
-    with explain_own_errors(settings.name, ENCODER_FORM):
+    with explain_own_code_errors(settings.name, ENCODER_FORM):
         encoded = encoder(*batch)
     if not isinstance(encoded, tuple) or not all(isinstance(part, Tensor) for part in encoded):
         raise _encoder_error(settings, kind, f"it returns {type(encoded).__name__}, not a tuple of tensors")
@@ -81,7 +81,7 @@ def _check_input_kind(settings: EncoderSettings, kind: InputKind, batch: BatchVe
 def _check_gradient(settings: EncoderSettings, kind: InputKind, vectors: Tensor, weights: list[nn.Parameter]) -> None:
     if not vectors.requires_grad:
         raise _encoder_error(settings, kind, "its weights get no gradient; detach and numpy cut it off")
-    with explain_own_errors(settings.name, ENCODER_FORM):
+    with explain_own_code_errors(settings.name, ENCODER_FORM):
         gradients = torch.autograd.grad(vectors.square().sum(), weights, allow_unused=True)
     if not all(gradient is None or gradient.isfinite().all() for gradient in gradients):
         raise _encoder_error(settings, kind, "the gradient of a weight is not finite")
@@ -187,7 +187,7 @@ def _compute_gradient_and_cost(loss: RankingLoss | PairLoss, arguments: dict[str
     """
     leaf = arguments["scores"].clone().requires_grad_()
     given = {name: part.clone() for name, part in arguments.items()} | {"scores": leaf * 1}
-    with explain_own_errors(loss.name, form):
+    with explain_own_code_errors(loss.name, form):
         cost = loss.cost(**given)
     changed = [name for name, part in arguments.items() if not torch.equal(given[name].detach(), part)]
     if changed:
@@ -202,7 +202,7 @@ def _compute_gradient_and_cost(loss: RankingLoss | PairLoss, arguments: dict[str
         raise _loss_error(loss, f"its cost of four pairs is {cost.item()}", form)
     if not cost.requires_grad:
         raise _loss_error(loss, "its cost has no gradient; detach, numpy, argmax and comparisons cut it off", form)
-    with explain_own_errors(loss.name, form):
+    with explain_own_code_errors(loss.name, form):
         gradient = torch.autograd.grad(cost, leaf, allow_unused=True)[0]
     if gradient is None or not gradient.any():
         raise _loss_error(loss, "its cost does not change with the scores, even where negatives are above the positives", form)
@@ -236,7 +236,7 @@ def check_similarity(settings: SimilaritySettings) -> None:
     generator = torch.Generator().manual_seed(0)
     images = _draw_embeddings(settings.image_kind, _N_IMAGES, generator)
     captions = _draw_embeddings(settings.caption_kind, _N_CAPTIONS, generator)
-    with explain_own_errors(settings.name, SIMILARITY_FORM):
+    with explain_own_code_errors(settings.name, SIMILARITY_FORM):
         torch.manual_seed(0)
         network = settings.build(_EMBEDDING_DIM)
     if not isinstance(network, nn.Module):
@@ -245,7 +245,7 @@ def check_similarity(settings: SimilaritySettings) -> None:
     for embeddings in (images, captions):
         embeddings[0].requires_grad_()
     matrices = _compute_scores(settings, network, images, captions)
-    with explain_own_errors(settings.name, SIMILARITY_FORM):
+    with explain_own_code_errors(settings.name, SIMILARITY_FORM):
         total = torch.stack([(part * torch.rand(part.shape, generator=generator)).sum() for part in matrices]).sum()
         gradients = torch.autograd.grad(total, [images[0], captions[0]], allow_unused=True)
     for side, gradient in zip(("image", "caption"), gradients, strict=True):
@@ -280,7 +280,7 @@ def check_similarity(settings: SimilaritySettings) -> None:
 def _compute_scores(
     settings: SimilaritySettings, network: nn.Module, images: BatchVectors, captions: BatchVectors
 ) -> list[Tensor]:
-    with explain_own_errors(settings.name, SIMILARITY_FORM):
+    with explain_own_code_errors(settings.name, SIMILARITY_FORM):
         scores = network(images, captions)
     shape = len(images[0]), len(captions[0])
     matrices = list(scores) if isinstance(scores, tuple) else [scores]

@@ -336,11 +336,11 @@ def decide_start_or_resume(
         saved = folder.read_checkpoint() if not record and folder.checkpoint_file.is_file() else {}
         old_identity, finished = record or saved.get("identity", identity), record.get("state") == "finished"
         before = {
-            **folder.read_settings(type(experiment)).weight_settings(),
+            **folder.read_settings(type(experiment)).settings_affecting_weights(),
             **{key: old_identity.get(key) for key in identity},
         }
         read_run_file(folder.config_file, record or saved)
-        after = {**experiment.weight_settings(), **identity}
+        after = {**experiment.settings_affecting_weights(), **identity}
         changes = list_setting_changes(before, after)
         if len(changes) == 1 and changes[0].startswith("train.precision: "):
             old, new = before["train"]["precision"], after["train"]["precision"]

@@ -23,7 +23,7 @@ from vse.features.extractors.captions import encoder_path
 from vse.features.settings import has_auto_precision
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser, unicode_words
-from vse.pipeline.dataset.columns import IdIndex, caption_counts, image_ids
+from vse.pipeline.dataset.columns import IdIndex, count_captions_per_image, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, describe_data_differences, hash_captions
 from vse.pipeline.dataset.photo_folder import build_empty_photo_folder, open_photo_folder
@@ -177,7 +177,9 @@ class OpenedRun:
 
     @property
     def _query_tokeniser(self) -> str:
-        is_album_with_tokeniser = self.dataset.tokeniser != DEFAULT_TOKENISER and not caption_counts(self.dataset.images).any()
+        is_album_with_tokeniser = (
+            self.dataset.tokeniser != DEFAULT_TOKENISER and not count_captions_per_image(self.dataset.images).any()
+        )
         return self.dataset.tokeniser if is_album_with_tokeniser else str(self.record.get("tokeniser", DEFAULT_TOKENISER))
 
     @property
@@ -296,7 +298,11 @@ def open_run(
     inputs = dataset, cache, caption_cache, pick_device(device)
     opened = OpenedRun(folder, experiment, record, *inputs, other_checksums, of_training)
     tokeniser = record.get("tokeniser", DEFAULT_TOKENISER)
-    if opened.other_training_data_name is not None and dataset.tokeniser != tokeniser and caption_counts(dataset.images).any():
+    if (
+        opened.other_training_data_name is not None
+        and dataset.tokeniser != tokeniser
+        and count_captions_per_image(dataset.images).any()
+    ):
         log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, tokeniser)
     return opened
 
