@@ -92,9 +92,9 @@ class CaptionsEncodedOnRead:
 
 
 class CaptionsWithChangedTexts:
-    """Captions from a cache, except captions with a wrong text from a noise file, which replaces texts for a training.
+    """Cached captions of a training with a noise file, which replaces some captions by wrong texts on purpose.
 
-    ``cached`` : cached captions, as vectors.
+    ``cached`` : vectors of all captions with their own texts.
     ``rows`` : (n,) indices of the captions with a wrong text.
     ``vectors`` : (n, dim) vectors of the wrong texts.
     """
@@ -128,7 +128,7 @@ def encode_texts(
 
 
 class RaggedIndices:
-    """Lists of integers in one flat array, so that a batch of lists is padded without a loop. No list may be empty."""
+    """Lists of integers, stored in one flat array so that some of them are padded without a loop. No list may be empty."""
 
     def __init__(self, lists: Iterable[Sequence[int]]) -> None:
         flat, lengths = array("i"), array("i")
@@ -291,9 +291,9 @@ def select_images_with_features(
 
 
 def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """Raise UserError if a model compares cached vectors directly, but two different models computed these vectors.
+    """Raise UserError if a model compares vectors of two caches directly, but not the same training run computed both.
 
-    If a training run of this program computed the vectors of one cache, the same run must have computed the other cache.
+    Nothing is raised if no training run of this program computed either cache.
     """
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
