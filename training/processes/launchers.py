@@ -46,11 +46,11 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
-    """Return the rank and the addresses that a launcher gave to this process in environment variables.
+    """Return the rank and the address that a launcher gave to this process in environment variables.
 
-    Returns None for a single process that torchrun did not start. The variables of torchrun are read first, because ``srun``
-    or ``mpirun`` may have started torchrun. A process that ``sbatch`` started without ``srun`` counts as a single process.
-    Raises UserError if a variable is missing or invalid.
+    Returns None if this is the only process, unless torchrun started it. The variables of torchrun are read first, because
+    ``srun`` or ``mpirun`` may have started torchrun. A process that ``sbatch`` started without ``srun`` counts as the only
+    process. Raises UserError if a variable is missing or invalid.
     """
     if "TORCHELASTIC_RUN_ID" in environment or environment.get("WORLD_SIZE", "1") != "1":
         launch = _read_torchrun(_LauncherVariables("torchrun", environment))
@@ -95,10 +95,10 @@ class _LauncherVariables:
         return int(text)
 
     def read_port(self, *names: str, advice: str = "") -> int:
-        """Return ``MASTER_PORT``. If it is not set, compute a port from the variables ``names``.
+        """Return the variable ``MASTER_PORT`` or, if it is not set, a port computed from the variables ``names``.
 
-        All processes of a job compute the same port. ``advice`` ends the error message if one of ``names`` is not set; empty:
-        the default advice.
+        All processes of a job compute the same port. ``advice`` : end of the error message if one of ``names`` is not set;
+        empty: advice to start the command by the launcher.
         """
         if names and "MASTER_PORT" not in self.values:
             job = ".".join(self.read_text(name, advice) for name in names)
@@ -201,7 +201,7 @@ def _connect_to_store(launch: Launch, is_server: bool, n_processes: int | None) 
 def choose_process_device(device: str, launch: Launch) -> torch.device:
     """Return the GPU whose number is the rank of this process on its machine, or the CPU if no GPU is requested or present.
 
-    Raises UserError if there are too few GPUs.
+    ``device`` : requested device, such as ``auto``. Raises UserError if there are fewer GPUs than processes on this machine.
     """
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")
