@@ -79,7 +79,7 @@ class CachedFeatures:
         self._vector_starts = np.cumsum(self._vector_counts) - self._vector_counts
         self._n_vectors = int(self._vector_counts.sum())
         needed = self._n_vectors * cache.dim * cache.dtype.itemsize
-        self._in_memory = 0 < needed <= count_free_bytes(device, memory_gb, used_gb)
+        self._in_memory = 0 < needed <= compute_memory_budget(device, memory_gb, used_gb)
         self.size_in_memory_gb = 1e-9 * needed if self._in_memory else 0.0
         self._reader = reader
         if self._in_memory:
@@ -152,8 +152,8 @@ class CachedFeatures:
         return features
 
 
-def count_free_bytes(device: torch.device, memory_gb: float, used_gb: float = 0) -> float:
-    """Return the number of bytes of memory that further features may use on a device.
+def compute_memory_budget(device: torch.device, memory_gb: float, used_gb: float = 0) -> float:
+    """Return the number of bytes of memory that further cached features may use on a device.
 
     On a CPU this is (``memory_gb`` - ``used_gb``) * 1e9, and at least 0; ``used_gb`` is the memory of other features. On a
     GPU it is 80% of the free memory, or 0 if ``memory_gb`` is 0.

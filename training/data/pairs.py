@@ -265,10 +265,10 @@ def select_images_with_features(
     dataset: Dataset,
     splits: Sequence[str],
     cache: FeatureCache,
-    captioned: bool = False,
+    require_captions: bool = False,
     languages: Sequence[str] = (),
 ) -> Sequence[Image]:
-    """Return the images of ``splits`` that have features in ``cache`` and, with ``captioned``, also have captions.
+    """Return the images of ``splits`` that have features in ``cache`` and, with ``require_captions``, also have captions.
 
     With ``languages``, captions in other languages are dropped from the images. A warning states the number of images that are
     left out. Raises UserError if no image remains.
@@ -281,7 +281,7 @@ def select_images_with_features(
     if not kept:
         raise UserError(f"{cache.path}: no image of this split has features")
     kept = select_languages(kept, languages, dataset.path)
-    if captioned:
+    if require_captions:
         n_images, kept = len(kept), select_images(kept, caption_counts(kept) > 0)
         if len(kept) < n_images:
             log.warning("%d images without captions are left out", n_images - len(kept))

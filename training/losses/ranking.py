@@ -168,11 +168,11 @@ def score_queries(
 ) -> tuple[QueryScores, QueryScores]:
     """Return the scores of a batch with images as queries, and with captions as queries.
 
-    ``mask_same_image`` : whether only pairs of different images are negatives, see :func:`mask_negative_pairs`.
+    ``mask_same_image`` : whether only pairs of different images are negatives, see :func:`build_negative_mask`.
     ``distinct`` : whether an image that occurs several times is a candidate only once.
     """
     image_indices = torch.from_numpy(batch.image_indices).to(batch.image_embeddings[0].device)
-    negatives = mask_negative_pairs(image_indices, mask_same_image)
+    negatives = build_negative_mask(image_indices, mask_same_image)
     positives = torch.arange(len(image_indices), device=image_indices.device)
     i2t, t2i = _split_directions(similarity(batch.image_embeddings, batch.caption_embeddings))
     negative_images = negatives.T
@@ -189,8 +189,8 @@ def score_queries(
     )
 
 
-def mask_negative_pairs(image_indices: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
-    """Return a mask of the pairs (i, j) of a batch with i != j and, with ``mask_same_image``, with different images.
+def build_negative_mask(image_indices: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
+    """Return a mask that is True at (i, j) for i != j or, with ``mask_same_image``, if the pairs i and j differ in the image.
 
     A batch can hold two captions of one image. Without masking, as in the VSE++ paper and its code, each of these captions
     counts as a negative of the other pair's image.

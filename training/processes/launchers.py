@@ -94,7 +94,7 @@ class _LauncherVariables:
             raise UserError(f"{name}={text} is not a number")
         return int(text)
 
-    def read_port(self, *names: str, advice: str = "") -> int:
+    def read_or_compute_port(self, *names: str, advice: str = "") -> int:
         """Return the variable ``MASTER_PORT`` or, if it is not set, a port computed from the variables ``names``.
 
         All processes of a job compute the same port. ``advice`` : end of the error message if one of ``names`` is not set;
@@ -118,7 +118,7 @@ def _read_torchrun(variables: _LauncherVariables) -> Launch:
         local_rank,
         variables.read_number("LOCAL_WORLD_SIZE") if has_local_size else local_rank + 1,
         variables.read_text("MASTER_ADDR"),
-        variables.read_port(),
+        variables.read_or_compute_port(),
         "start torchrun with --nproc-per-node {n}",
     )
 
@@ -131,7 +131,7 @@ def _read_slurm(variables: _LauncherVariables) -> Launch:
     if node >= len(per_node):
         raise UserError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has {len(per_node)} nodes")
     address = variables.values.get("MASTER_ADDR") or parse_first_host(nodes)
-    port = variables.read_port("SLURM_JOB_ID", "SLURM_STEP_ID")
+    port = variables.read_or_compute_port("SLURM_JOB_ID", "SLURM_STEP_ID")
     return Launch(rank, size, local_rank, per_node[node], address, port, "start srun with --ntasks-per-node={n}")
 
 
@@ -145,7 +145,7 @@ def _read_open_mpi(variables: _LauncherVariables) -> Launch:
         variables.read_number("OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size,
         "127.0.0.1" if one_machine else variables.read_text("MASTER_ADDR", advice),
-        variables.read_port("PMIX_NAMESPACE", advice="set MASTER_PORT to a free port: mpirun -x MASTER_PORT=29500"),
+        variables.read_or_compute_port("PMIX_NAMESPACE", advice="set MASTER_PORT to a free port: mpirun -x MASTER_PORT=29500"),
         "start mpirun with --map-by ppr:{n}:node",
     )
 
