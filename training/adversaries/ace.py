@@ -229,8 +229,8 @@ class _NegativeGenerator(nn.Module):
 
     A query is compared with one vector for each candidate: the n training images (or captions), or those in the batch.
 
-    ``embedded`` : (n, dim) embeddings of all training images (or captions); None if they are learned, or in the batch.
-    ``learnt`` : (n, dim) learned vectors of all training images (or captions); None if they are embedded, or in the batch.
+    ``embedded`` : (n, dim) embeddings of all training images (or captions); None if the settings require no such table.
+    ``learnt`` : (n, dim) learned vectors of all training images (or captions); None if the settings require no such table.
     ``inference`` : network that computes the logits of candidates.
     ``baseline`` : baseline of the rewards.
     ``read_inputs`` : function that returns the model's inputs for the images (or captions) with the given indices.

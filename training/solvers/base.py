@@ -219,7 +219,7 @@ class Solver(ABC):
         """Train the rest of an epoch, validate, and add a row to ``progress``. ``save`` is called to write a checkpoint."""
 
     @abstractmethod
-    def describe(self, row: Mapping[str, float]) -> str:
+    def describe_epoch(self, row: Mapping[str, float]) -> str:
         """Return a summary of the epoch's row for the log."""
 
     def state(self) -> dict[str, Any]:

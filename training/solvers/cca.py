@@ -185,7 +185,7 @@ class GridSearchSolver(Solver):
                 larger,
             )
 
-    def describe(self, row: Mapping[str, float]) -> str:
+    def describe_epoch(self, row: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {row[name]:g}" for name in self.grid[0])
 
 

@@ -98,7 +98,7 @@ class GradientSolver(Solver):
             self.learned_scale.load_state_dict(state["loss_weights"])
         self._loss_totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
-    def describe(self, row: Mapping[str, float]) -> str:
+    def describe_epoch(self, row: Mapping[str, float]) -> str:
         learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned_loss_parameters())
         return f"loss {row['loss']:.3g}, {learned}{row['pairs_per_s']:.0f} pairs/s"
 

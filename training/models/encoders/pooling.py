@@ -1,6 +1,6 @@
 """Encoders that pool a set into one vector: mean, attention, WELDON's highest and lowest responses, and GPO.
 
-GPO, the generalised pooling operator, is the encoder of VSE-infinity. Its augmentation drops vectors of a set, or words.
+GPO, the generalised pooling operator, comes from VSE-infinity. Random vectors or words can be dropped in training.
 """
 
 from __future__ import annotations
