@@ -335,7 +335,7 @@ def split_into_folds(
 ) -> Iterator[tuple[PackedEmbeddings, PackedEmbeddings, Tensor]]:
     """Yield the images and captions in folds of ``size`` images, without an incomplete last fold.
 
-    A fold has images, the captions of these images, and for each caption the position of its image among the fold's images.
+    A fold has images, all captions of these images, and for each caption the position of its image in the fold.
     If ``size`` is None or at least the number of images, the only fold has all images.
     """
     if size is None or size >= len(images):

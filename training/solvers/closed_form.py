@@ -283,7 +283,7 @@ class NoTrainingSettings(SolverSettings):
     accepts_words: ClassVar = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
-        """Raise UserError if image and caption vectors differ in length. Warn unless one model is known to have computed both."""
+        """Raise UserError if image and caption vectors differ in length. Warn if different models may have computed them."""
         assert captions is not None, "words are refused before"
         if images.dim != captions.dim:
             raise UserError(

@@ -305,7 +305,7 @@ def score_shortlist(
     at least ``min_round`` pairs. The first round also has all pairs whose backbone score is above the threshold.
 
     The second result is the share of all pairs that the model scored, by direction. If scores do not depend on the direction,
-    the scores t2i are None, the only direction is ``both``, and the threshold is the lower one of image and caption as query.
+    the scores t2i are None, and the only direction is ``both``, with the lower threshold of both queries of a pair.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))
