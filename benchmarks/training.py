@@ -253,7 +253,7 @@ class OurLoop:
         task = RetrievalTask(
             settings=settings,
             loss=experiment.loss,
-            warmup=experiment.warmup,
+            loss_warmup=experiment.warmup,
             pairs=train.pairs,
             image_inputs=train.image_inputs,
             caption_inputs=train.caption_inputs,

@@ -105,7 +105,7 @@ def prepare_task(
     task = RetrievalTask(
         settings=settings,
         loss=experiment.loss,
-        warmup=experiment.warmup,
+        loss_warmup=experiment.warmup,
         pairs=pairs,
         image_inputs=images,
         caption_inputs=captions,
@@ -158,7 +158,7 @@ def _prepare_phrase_task(
     task = PhraseTask(
         settings=settings,
         loss=experiment.loss,
-        warmup=experiment.warmup,
+        loss_warmup=experiment.warmup,
         model=model,
         seed=seed,
         processes=processes,

@@ -171,7 +171,7 @@ class AceAdversary(Adversary):
     ) -> DirectionLosses:
         """Return the losses for images as queries and sampled captions as negatives, or the reverse.
 
-        ``generator`` : generator of the negatives.
+        ``generator`` : generator of the negatives; it decides which of both directions is meant.
         ``query_scores`` : scores of the queries with the candidates of the batch.
         ``batch_indices`` : index of each caption (or image) of the batch among all training captions (or images).
         """
@@ -209,7 +209,7 @@ class AceAdversary(Adversary):
         if self.settings.baseline == "self_critical":
             with torch.no_grad():
                 likeliest_rewards = (margins + scores(sample.likeliest_indices[:, None])).clamp(min=lowest)[:, 0]
-        advantages = generator.baseline.compute_advantages(rewards, likeliest_rewards)
+        advantages = generator.baseline.subtract_and_update(rewards, likeliest_rewards)
         false_share = (logits.detach().softmax(1) * false).sum(1)
         return DirectionLosses(
             hinges.mean(1).sum(),
@@ -229,8 +229,8 @@ class _NegativeGenerator(nn.Module):
 
     A query is compared with one vector for each candidate: the n training images (or captions), or those in the batch.
 
-    ``embedded`` : (n, dim) embeddings of all training images (or captions); None if they are learned, or in the batch.
-    ``learnt`` : (n, dim) learned vectors of all training images (or captions); None if they are embedded, or in the batch.
+    ``embedded`` : (n, dim) embeddings of all training images (or captions); None if the settings require no such table.
+    ``learnt`` : (n, dim) learned vectors of all training images (or captions); None if the settings require no such table.
     ``inference`` : network that computes the logits of candidates.
     ``baseline`` : baseline of the rewards.
     ``read_inputs`` : function that returns the model's inputs for the images (or captions) with the given indices.
@@ -252,9 +252,9 @@ class _NegativeGenerator(nn.Module):
     def choose_candidates(
         self, batch_indices: Indices, batch_embeddings: Float[Tensor, "b dim"]
     ) -> tuple[Indices, Float[Tensor, "m dim"]]:
-        """Return the indices of the candidates of a training step, and the vectors that are compared with the queries.
+        """Return the indices of the candidates of a training step, and the candidates' vectors to compare with queries.
 
-        ``batch_indices`` and ``batch_embeddings`` belong to the images (or captions) of the batch.
+        With the setting ``candidates: batch``, both are those of the batch: ``batch_indices`` and ``batch_embeddings``.
         """
         if self.candidate_pool == "batch":
             return batch_indices, batch_embeddings
@@ -269,12 +269,12 @@ class _NegativeGenerator(nn.Module):
 class FalseNegativeMasks:
     """Masks of false negatives: candidates that match the query.
 
-    ``mask`` decides which captions match an image: only the caption of the pair (``pair``), all captions of the image
+    ``mask_kind`` decides which captions match an image: only the caption of the pair (``pair``), all captions of the image
     (``image``), or also captions of other images with the same text (``text``).
     """
 
-    def __init__(self, pairs: Pairs, mask: str) -> None:
-        self._mask_kind, self._image_indices, self._text_indices = mask, pairs.image_indices, pairs.text_indices
+    def __init__(self, pairs: Pairs, mask_kind: str) -> None:
+        self._mask_kind, self._image_indices, self._text_indices = mask_kind, pairs.image_indices, pairs.text_indices
         self._captions_by_image = _IndicesByGroup(pairs.image_indices, len(pairs.images))
         self._captions_by_text = _IndicesByGroup(pairs.text_indices, int(pairs.text_indices.max()) + 1)
 

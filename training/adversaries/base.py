@@ -40,7 +40,7 @@ class Opponent:
 
 
 class AdversarialLosses(NamedTuple):
-    """The cost that the model minimises, the loss that the adversary minimises, and metrics for the log of the run."""
+    """The loss that the model minimises, the loss that the adversary minimises, and metrics for the log of the run."""
 
     model_cost: Cost
     adversary_loss: Tensor
@@ -119,7 +119,7 @@ class SampledCandidates(NamedTuple):
 
 
 class DirectionLosses(NamedTuple):
-    """The losses for images as queries or for captions as queries, and metrics for the log of the run.
+    """The losses of one direction (images as queries, or captions as queries), and metrics for the log of the run.
 
     ``model_cost`` : the model's cost for these queries.
     ``adversary_loss`` : the adversary's loss for these queries.
@@ -187,15 +187,15 @@ def sample_candidates(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] 
     log_p = logits.log_softmax(1)
     p = log_p.exp()
     with torch.no_grad():
-        indices = find_quantiles(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
+        indices = sample_by_inverse_cdf(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
     return SampledCandidates(indices, log_p.gather(1, indices), entropies, p.detach().argmax(1), has_unmasked_candidate)
 
 
-def find_quantiles(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
-    """Turn random numbers in [0, 1), ``uniform``, into samples from the categorical distribution in each row.
+def sample_by_inverse_cdf(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
+    """Return samples from the categorical distribution in each row, given uniform random numbers in [0, 1).
 
-    A sample is the column of the first candidate whose cumulative probability exceeds the number. A candidate of
+    A sample is the column of the first candidate whose cumulative probability exceeds the random number. A candidate of
     probability 0 is never sampled. The result for a row with a NaN is the last candidate.
     """
     # In float32 the sum would lose the small probabilities of many candidates.
@@ -222,13 +222,13 @@ class RewardBaseline(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     @torch.no_grad()
-    def compute_advantages(
+    def subtract_and_update(
         self, rewards: Float[Tensor, "n s"], likeliest_rewards: Float[Tensor, " n"] | None
     ) -> Float[Tensor, "n s"]:
         """Return rewards minus the baseline. If the baseline is a moving average, update it with these rewards.
 
-        ``likeliest_rewards`` is the self-critical baseline, the reward of each query's likeliest candidate. None: another
-        baseline is used.
+        ``likeliest_rewards`` : reward of each query's likeliest candidate, used as the baseline; None: the moving average is
+            used, or no baseline.
         """
         if self.kind == "none":
             return rewards
@@ -243,7 +243,7 @@ class RewardBaseline(nn.Module):
 def reinforce_loss(
     sample: SampledCandidates, advantages: Float[Tensor, "n s"], settings: ReinforceSettings
 ) -> Float[Tensor, ""]:
-    """Return a loss whose gradient is the gradient of the entropy penalty minus the gradient of the expected reward."""
+    """Return a loss whose gradient is minus the gradient of the expected reward, plus a penalty for a low entropy."""
     losses = -(advantages * sample.log_probabilities).mean(1)
     if settings.entropy_weight:
         floor = torch.log(torch.tensor(float(settings.entropy_of)))

@@ -103,7 +103,7 @@ class CompositionalAdversary(Adversary):
         )
 
     def _compute_direction_losses(self, batch: Batch, model: Model, side: str, query_scores: QueryScores) -> DirectionLosses:
-        """Return the losses for composed images as negatives of captions or, with the ``side`` ``captions``, the reverse."""
+        """Return the losses for composed negatives of the kind ``side``: ``images`` or ``captions``."""
         (parts, part_mask), (queries, query_mask) = (
             (batch.image_embeddings, batch.caption_embeddings)
             if side == "images"
@@ -139,7 +139,7 @@ class CompositionalAdversary(Adversary):
                 likeliest_rewards = self._rewards(positives, scores(sample.likeliest_indices[:, None]))[:, 0]
         baseline = self.baselines[side]
         assert isinstance(baseline, RewardBaseline)
-        advantages = baseline.compute_advantages(rewards.detach(), likeliest_rewards)
+        advantages = baseline.subtract_and_update(rewards.detach(), likeliest_rewards)
         query_sample = sample._replace(  # the probability of a composition is the product of the probabilities of its samples
             log_probabilities=torch.zeros_like(rewards).index_add(0, query, sample.log_probabilities),
             entropies=rewards.new_zeros(len(query_mask)).index_add(0, query, sample.entropies) / query_mask.sum(1),
@@ -160,6 +160,6 @@ class CompositionalAdversary(Adversary):
         return difference if self.settings.form == "difference" else (self.loss.margin + difference).clamp(min=0)
 
     def _mask_false_negatives(self, batch: Batch) -> Bool[Tensor, "n n"]:
-        """Return a mask (query, pair) that is True where the pair has the same image or the same text as the query."""
+        """Return a mask that is True at (i, j) if the pairs i and j of the batch have the same image or the same text."""
         image_indices, text_indices = torch.from_numpy(batch.image_indices), self._text_indices[batch.pair_indices]
         return (image_indices[:, None] == image_indices) | (text_indices[:, None] == text_indices)

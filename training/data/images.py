@@ -79,7 +79,7 @@ class CachedFeatures:
         self._vector_starts = np.cumsum(self._vector_counts) - self._vector_counts
         self._n_vectors = int(self._vector_counts.sum())
         needed = self._n_vectors * cache.dim * cache.dtype.itemsize
-        self._in_memory = 0 < needed <= count_free_bytes(device, memory_gb, used_gb)
+        self._in_memory = 0 < needed <= compute_memory_budget(device, memory_gb, used_gb)
         self.size_in_memory_gb = 1e-9 * needed if self._in_memory else 0.0
         self._reader = reader
         if self._in_memory:
@@ -127,7 +127,7 @@ class CachedFeatures:
         return vectors, mask
 
     def _take_vectors(self, indices: Tensor) -> Tensor:
-        """Return vectors from memory, in float32. ``indices`` number the vectors consecutively over all sets."""
+        """Return vectors from memory, in float32. ``indices`` count from 0 over the vectors of all images or captions."""
         if self._vectors_on_gpu is not None:
             return self._vectors_on_gpu.index_select(0, indices.to(self._device)).float()
         return self._read_mapped_vectors(indices.numpy()).float()
@@ -146,14 +146,14 @@ class CachedFeatures:
         return loaded
 
     def _check_finite(self, features: Tensor, rows: Indices) -> Tensor:
-        """Return the features of the cache rows ``rows`` unchanged. Raises UserError if a feature is infinite or NaN."""
+        """Return ``features`` unchanged. Raises UserError, with the cache row, if a feature is infinite or NaN."""
         if not features.sum(dtype=torch.float32).isfinite():
             self._reader.check_rows_finite(rows)  # raises nothing if all features are finite and only their sum overflowed
         return features
 
 
-def count_free_bytes(device: torch.device, memory_gb: float, used_gb: float = 0) -> float:
-    """Return the number of bytes of memory that further features may use on a device.
+def compute_memory_budget(device: torch.device, memory_gb: float, used_gb: float = 0) -> float:
+    """Return the number of bytes of memory that further cached features may use on a device.
 
     On a CPU this is (``memory_gb`` - ``used_gb``) * 1e9, and at least 0; ``used_gb`` is the memory of other features. On a
     GPU it is 80% of the free memory, or 0 if ``memory_gb`` is 0.
@@ -203,7 +203,7 @@ class PhotoCrops:
 
     ``extractor`` : the CNN that reads the crops.
     ``paths``, ``image_ids`` : file and id of each photo, in the order of the indices of photos.
-    ``random_crop`` : kind of random crops in training; None: the kind in ``config``.
+    ``random_crop`` : kind of random crops in training; None: the kind that ``config`` sets.
     ``workers`` : number of threads.
     ``as_features`` : whether to return features that the frozen CNN computes, instead of pixels.
     ``config`` : preparation of the photos, such as the size of a crop; None: the settings of ``extractor``.
@@ -261,10 +261,10 @@ class PhotoCrops:
         return add_full_mask(torch.cat(parts)) if self._extractor.config.positions else (torch.cat(parts).flatten(1),)
 
 
-def compute_photo_inputs(extractor: CnnExtractor, crops: UInt8[Tensor, "n n_crops 3 crop crop"]) -> BatchVectors:
-    """Return the features of photos from their crops, in the shapes that a cache of this extractor would have.
+def compute_photo_features(extractor: CnnExtractor, crops: UInt8[Tensor, "n n_crops 3 crop crop"]) -> BatchVectors:
+    """Compute the features of photos from their crops, in the form in which a model reads them from the extractor's cache.
 
-    If a cache of the extractor holds several crops of each image, the result is their mean, as in :class:`CachedFeatures`.
+    If the cache would hold the features of several crops of each photo, the result is their mean.
     """
     vectors, config = extractor.compute_features(crops), extractor.config
     if config.row_kind == "sets":
@@ -294,7 +294,7 @@ class PhotoFeatures:
         crops = load_in_threads(images.tolist(), self._load_crops, config.workers, 4 * config.workers + batch)
         with progress_bar(total=len(images), desc=f"features of {len(self._paths)} photos", unit="image") as progress:
             for size in [batch] * (len(images) // batch) + [len(images) % batch] * (len(images) % batch > 0):
-                parts.append(compute_photo_inputs(extractor, torch.stack([next(crops) for _ in range(size)])))
+                parts.append(compute_photo_features(extractor, torch.stack([next(crops) for _ in range(size)])))
                 progress.update(size)
         return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
 

@@ -92,9 +92,9 @@ class CaptionsEncodedOnRead:
 
 
 class CaptionsWithChangedTexts:
-    """Captions from a cache, except captions with a wrong text from a noise file, which replaces texts for a training.
+    """Cached captions of a training with a noise file, which replaces some captions by wrong texts on purpose.
 
-    ``cached`` : cached captions, as vectors.
+    ``cached`` : vectors of all captions with their own texts.
     ``rows`` : (n,) indices of the captions with a wrong text.
     ``vectors`` : (n, dim) vectors of the wrong texts.
     """
@@ -128,7 +128,7 @@ def encode_texts(
 
 
 class RaggedIndices:
-    """Lists of integers in one flat array, so that a batch of lists is padded without a loop. No list may be empty."""
+    """Lists of integers, stored in one flat array so that some of them are padded without a loop. No list may be empty."""
 
     def __init__(self, lists: Iterable[Sequence[int]]) -> None:
         flat, lengths = array("i"), array("i")
@@ -265,10 +265,10 @@ def select_images_with_features(
     dataset: Dataset,
     splits: Sequence[str],
     cache: FeatureCache,
-    captioned: bool = False,
+    require_captions: bool = False,
     languages: Sequence[str] = (),
 ) -> Sequence[Image]:
-    """Return the images of ``splits`` that have features in ``cache`` and, with ``captioned``, also have captions.
+    """Return the images of ``splits`` that have features in ``cache`` and, with ``require_captions``, also have captions.
 
     With ``languages``, captions in other languages are dropped from the images. A warning states the number of images that are
     left out. Raises UserError if no image remains.
@@ -281,7 +281,7 @@ def select_images_with_features(
     if not kept:
         raise UserError(f"{cache.path}: no image of this split has features")
     kept = select_languages(kept, languages, dataset.path)
-    if captioned:
+    if require_captions:
         n_images, kept = len(kept), select_images(kept, count_captions_per_image(kept) > 0)
         if len(kept) < n_images:
             log.warning("%d images without captions are left out", n_images - len(kept))
@@ -291,9 +291,9 @@ def select_images_with_features(
 
 
 def check_same_backbone(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """Raise UserError if a model compares cached vectors directly, but two different models computed these vectors.
+    """Raise UserError if a model compares vectors of two caches directly, but not the same training run computed both.
 
-    If a training run of this program computed the vectors of one cache, the same run must have computed the other cache.
+    Nothing is raised if no training run of this program computed either cache.
     """
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):

@@ -39,7 +39,7 @@ def hinge_costs(scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask
 
 
 def reduce_highest_costs(costs: ScoreMatrix, loss: Loss) -> Scalar:
-    """Return the sum or, with ``loss.reduction: mean_topk``, the mean of the ``loss.k`` highest costs of each row."""
+    """Return the sum over all rows (``loss.reduction: mean_topk``: the mean) of the ``loss.k`` highest costs in each row."""
     top = costs if loss.k is None else costs.topk(min(loss.k, costs.shape[1]), sorted=False).values
     return top.mean() if loss.reduction == "mean_topk" else top.sum()
 
@@ -86,8 +86,8 @@ class Batch:
 
     ``image_embeddings``, ``caption_embeddings`` : embeddings of the pairs, see :mod:`vse.training.kinds`.
     ``image_indices`` : (n,) index of each pair's image among all training images.
-    ``text_indices`` : (n,) index of each pair's text, for neighbourhood constraints; equal texts have the same index.
-    ``extra_negative_images``, ``extra_negative_captions`` : embeddings of further candidates, negatives of every query.
+    ``text_indices`` : (n,) index of each pair's text, the same for equal texts; used only if the setting ``lambda3`` is not 0.
+    ``extra_negative_images``, ``extra_negative_captions`` : embeddings of further negatives of every query; None: no others.
     ``pair_indices`` : (n,) index of each pair among all training pairs, for adversaries.
     ``processes`` : the processes that each compute the cost of their own images; ``image_embeddings`` has only the images
         of this process. None: this process computes the cost of all images.
@@ -138,10 +138,10 @@ class LossContext:
     """The properties of a training that decide whether a loss can be used.
 
     ``similarity`` : settings of the similarity.
-    ``is_compiled`` : whether the loss is compiled.
+    ``is_compiled`` : whether torch.compile compiles the loss.
     ``has_adversary`` : whether the training has an adversary.
-    ``reads_phrases`` : whether the training is on phrases.
-    ``warmup_loss`` : name of the loss of the first epochs, if it is a different loss.
+    ``reads_phrases`` : whether the model is trained on phrases and image regions instead of captions and images.
+    ``warmup_loss`` : name of the loss of the first epochs; None if there is no warm-up.
     """
 
     similarity: SimilaritySettings
@@ -199,7 +199,7 @@ class Loss(Settings, ABC):
 
     @property
     def has_query_scores(self) -> bool:
-        """True if the :class:`Cost` of a batch has ``query_scores``. A list of the hardest negatives requires them."""
+        """True if the :class:`Cost` of a batch has ``query_scores``. The list of the hardest negatives requires them."""
         return self.is_ranking
 
     def check_context(self, context: LossContext) -> None:
@@ -227,7 +227,7 @@ class Loss(Settings, ABC):
 
 
 def build_nested_objective(objective: Objective, dims: Sequence[int]) -> Objective:
-    """Return a function that averages ``objective`` over complete embeddings and their first dimensions.
+    """Return a function that averages ``objective`` over complete embeddings and shortened embeddings.
 
     For each m in ``dims``, embeddings are cut to the first m dimensions and scaled to unit length (Matryoshka representation
     learning: Kusupati et al., NeurIPS 2022, Eq. 1, with equal weights). The ``query_scores`` of the cost come from complete
@@ -277,10 +277,10 @@ class PairLoss(Loss):
 
 
 def sample_balanced_pairs(image_indices: Indices, rng: np.random.Generator) -> tuple[Indices, Indices]:
-    """Return the images and captions of the pairs of a batch, followed by one random negative pair for each of these pairs.
+    """Return the pairs of a batch, followed by one random negative pair for each of them.
 
-    A negative pair has the image of the positive pair and a caption of another image. Pairs without such a caption are left
-    out. Images and captions are given by the position of their pair in the batch. ``image_indices`` : (n,) image of each pair.
+    A negative pair has the image of a pair of the batch and a caption of another image. Without another image in the batch, no
+    pair is returned. The two arrays of the result hold the positions in the batch of each pair's image and of its caption.
     """
     order = np.argsort(image_indices, kind="stable")
     _, image, counts = np.unique(image_indices, return_inverse=True, return_counts=True)

@@ -39,8 +39,8 @@ _CLIP_TEMPERATURE = 0.07  # the first temperature of CLIP
 class LogitBlock(NamedTuple):
     """The logits of b images of a batch with all n captions of the batch.
 
-    ``paired_columns`` : column of the caption with which each image is paired in the batch.
-    ``same_image_mask`` : True for every caption of the row's image, also in other pairs of the batch.
+    ``paired_columns`` : for each image (row), the column of the caption in the same pair of the batch.
+    ``same_image_mask`` : True for every caption of the row's image, also for captions in other pairs of the batch.
     """
 
     logits: Float[Tensor, "b n"]
@@ -134,25 +134,25 @@ class ContrastiveLoss(RankingLoss):
         """Return the sum of the costs of the queries (rows) of one direction. Each query has at least one positive."""
 
     @abstractmethod
-    def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
-        """Return the cost of some images of a batch and, for each caption, an intermediate result over these images.
+    def compute_block_results(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+        """Return the cost of a block of images and, for each caption, a partial result such as a sum over these images.
 
-        :meth:`combine_block_results` combines the results of all images. A loss without intermediate results has m = 0.
+        :meth:`combine_caption_results` combines the partial results of all blocks. A loss without partial results has m = 0.
         """
 
     @abstractmethod
-    def combine_block_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
-        """Return the part of a batch's cost that depends on all images at once.
+    def combine_caption_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
+        """Return the part of the cost that needs all images of a batch, such as the cost of captions as queries.
 
-        The images are processed in blocks. Row k of ``caption_results`` has, for each of the m captions, the intermediate
-        result that :meth:`block_cost` returned for the k-th block.
+        Row k of ``caption_results`` has, for each of the m captions, the partial result that
+        :meth:`compute_block_results` returned for the k-th block of images.
         """
 
     @abstractmethod
     def cost_of_equal_logits(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
         """Return the cost of a batch whose logits all equal ``mean``.
 
-        ``n_same`` (n,) is the number of pairs of the batch with the same image as each pair.
+        ``n_same`` (n,) : for each pair, the number of pairs of the batch with the same image, including the pair itself.
         """
 
     def build_objective(self, similarity: Similarity, compiled: bool = False, scale: nn.Module | None = None) -> Objective:
@@ -183,7 +183,7 @@ class ContrastiveLoss(RankingLoss):
             logit_block = LogitBlock(
                 self.logits(scores, scale), paired_columns, image_indices[paired_columns][:, None] == image_indices
             )
-            return *self.block_cost(logit_block), scores.detach().sum()
+            return *self.compute_block_results(logit_block), scores.detach().sum()
 
         parameters = () if scale is None else scale.parameters()
         cost, caption_results, score_sum = compute_cost_in_blocks(
@@ -196,7 +196,7 @@ class ContrastiveLoss(RankingLoss):
             cost_of_other_processes = processes.sum(cost) - cost
             mean = self.logits(processes.sum(score_sum)[None, None] / len(image_indices) ** 2, scale)[0, 0]
             collapsed = self.cost_of_equal_logits(n_same, mean)
-        return Cost(cost + cost_of_other_processes + self.combine_block_results(caption_results), collapsed)
+        return Cost(cost + cost_of_other_processes + self.combine_caption_results(caption_results), collapsed)
 
 
 class InfoNceLoss(ContrastiveLoss):
@@ -239,7 +239,7 @@ class InfoNceLoss(ContrastiveLoss):
         logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
         return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
 
-    def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+    def compute_block_results(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         logits, paired_columns, is_same_image = logit_block
         if self.same_image == "positive":
             positives = logits.masked_fill(~is_same_image, 0).sum(1) / is_same_image.sum(1)
@@ -250,7 +250,7 @@ class InfoNceLoss(ContrastiveLoss):
         both = (self.lambda1 + self.lambda2) * positives.sum()
         return self.lambda1 * logits.logsumexp(1).sum() - both, logits.logsumexp(0)
 
-    def combine_block_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
+    def combine_caption_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
         return self.lambda2 * caption_results.logsumexp(0).sum()
 
     def cost_of_equal_logits(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:
@@ -261,9 +261,9 @@ class InfoNceLoss(ContrastiveLoss):
 class SigmoidLoss(ContrastiveLoss):
     """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
 
-    z is +1 for positive pairs and -1 for negative pairs. Each pair counts half with its image as the query, and half with its
-    caption. A pair of an image and another of its captions is negative (``same_image: keep``), positive (``positive``) or left
-    out (``mask``). The margin is not used.
+    z is +1 for positive pairs and -1 for negative pairs. Each pair counts half with the image as the query, and half with the
+    caption as the query. If an image occurs in several pairs of a batch, the image and the caption of another of these pairs
+    are negative (``same_image: keep``), positive (``positive``) or left out (``mask``). The margin is not used.
     """
 
     name: Literal["sigmoid"] = "sigmoid"
@@ -277,9 +277,9 @@ class SigmoidLoss(ContrastiveLoss):
         return self.bias
 
     def scores_if_collapsed(self, scores: ScoreMatrix) -> ScoreMatrix:
-        """Return a matrix filled with the mean of ``scores``.
+        """Return the scores of a batch whose embeddings are all equal: the mean of ``scores`` in every place.
 
-        The base class returns zeros. The sigmoid loss changes with the level of the scores, so zeros would be wrong here.
+        Zeros, as in the base class, would be wrong: the sigmoid loss changes if a constant is added to all scores.
         """
         return scores.mean().expand_as(scores) if scores.numel() else scores
 
@@ -287,14 +287,14 @@ class SigmoidLoss(ContrastiveLoss):
         costs = softplus(torch.where(positives, -logits, logits))
         return costs.masked_fill(~(positives | negatives), 0).sum()
 
-    def block_cost(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
+    def compute_block_results(self, logit_block: LogitBlock) -> tuple[Scalar, Float[Tensor, " m"]]:
         logits, paired_columns, is_same_image = logit_block
         paired = torch.zeros_like(is_same_image).scatter(1, paired_columns[:, None], True)
         positives = is_same_image if self.same_image == "positive" else paired
         negatives = ~paired if self.same_image == "keep" else ~is_same_image
         return (self.lambda1 + self.lambda2) * self.sum_query_costs(logits, positives, negatives), logits.new_empty(0)
 
-    def combine_block_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
+    def combine_caption_results(self, caption_results: Float[Tensor, "n_blocks m"]) -> Scalar:
         return caption_results.sum()
 
     def cost_of_equal_logits(self, n_same: Int[Tensor, " n"], mean: Scalar) -> Scalar:

@@ -36,10 +36,10 @@ _COST_ARGUMENTS = ("scores", "positives", "negatives")  # the first arguments of
 
 
 class BlockwiseCost(NamedTuple):
-    """The results of :func:`compute_cost_in_blocks`.
+    """The cost of a batch that was computed in blocks of images, and further results.
 
     ``cost`` : sum of the costs of all blocks.
-    ``caption_results`` : intermediate result of each block (row) for each caption (column).
+    ``caption_results`` : partial result of each block (row) for each caption (column), such as a sum over the block.
     ``score_sum`` : sum of the scores of all blocks, without gradients.
     """
 
@@ -57,14 +57,14 @@ def compute_cost_in_blocks(
 ) -> BlockwiseCost:
     """Compute costs in blocks of ``size`` images. The backward pass computes each block again (Chen et al., 2016).
 
-    ``compute_block`` computes the results for a block. Only the embeddings and ``parameters`` get gradients, so
-    ``compute_block`` must not use other learned tensors.
+    ``compute_block(block_images, captions, index_of_first_image)`` returns the results for a block. Only the embeddings and
+    ``parameters`` get gradients, so ``compute_block`` must not use other learned tensors.
     """
     return BlockwiseCost(*_RecomputedBlockCosts.apply(compute_block, size, images, captions, *parameters))
 
 
 class _RecomputedBlockCosts(torch.autograd.Function):
-    """The function :func:`compute_cost_in_blocks` with its backward pass.
+    """The autograd function of :func:`compute_cost_in_blocks`: costs in blocks that the backward pass computes again.
 
     Memory for the results of all blocks is allocated once, to avoid fragmentation.
     """
@@ -120,7 +120,7 @@ class RankingLoss(Loss):
     def cost(self, scores: ScoreMatrix, positives: PositiveColumns, negatives: Mask) -> Scalar:
         """Return the cost of the queries of one direction: a sum, or a mean if ``is_mean_over_queries`` is true.
 
-        ``negatives`` marks the negatives of each query.
+        ``positives`` has the column of each query's positive, and ``negatives`` marks the columns of its negatives.
         """
 
     def direction_cost(self, query_scores: QueryScores, scale: nn.Module | None = None) -> Scalar:
@@ -168,11 +168,11 @@ def score_queries(
 ) -> tuple[QueryScores, QueryScores]:
     """Return the scores of a batch with images as queries, and with captions as queries.
 
-    ``mask_same_image`` : whether only pairs of different images are negatives, see :func:`mask_negative_pairs`.
+    ``mask_same_image`` : whether only pairs of different images are negatives, see :func:`build_negative_mask`.
     ``distinct`` : whether an image that occurs several times is a candidate only once.
     """
     image_indices = torch.from_numpy(batch.image_indices).to(batch.image_embeddings[0].device)
-    negatives = mask_negative_pairs(image_indices, mask_same_image)
+    negatives = build_negative_mask(image_indices, mask_same_image)
     positives = torch.arange(len(image_indices), device=image_indices.device)
     i2t, t2i = _split_directions(similarity(batch.image_embeddings, batch.caption_embeddings))
     negative_images = negatives.T
@@ -189,8 +189,8 @@ def score_queries(
     )
 
 
-def mask_negative_pairs(image_indices: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
-    """Return a mask of the pairs (i, j) of a batch with i != j and, with ``mask_same_image``, with different images.
+def build_negative_mask(image_indices: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
+    """Return a mask that is True at (i, j) for i != j or, with ``mask_same_image``, if the pairs i and j differ in the image.
 
     A batch can hold two captions of one image. Without masking, as in the VSE++ paper and its code, each of these captions
     counts as a negative of the other pair's image.
@@ -215,9 +215,9 @@ def _split_directions(scores: Scores) -> tuple[Tensor, Tensor]:
 def _list_neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[float, BatchVectors, Tensor, Tensor]]:
     """Return the neighbourhood constraints of a loss: among images, among captions, both, or none.
 
-    Images with the same text are neighbours, and so are captions of the same image. A constraint of images has a weight, the
-    image embeddings, and the indices of the image and the text of each pair of the batch (tensors on the CPU). A constraint of
-    captions has a weight, the caption embeddings, and the indices of the text and the image of each pair.
+    Images with the same text are neighbours, and so are captions of the same image. A constraint is a tuple: its weight, the
+    embeddings of the images (or captions), and two indices for each pair of the batch, on the CPU. For images these are the
+    image and its text; for captions, the position of the pair in the batch and the image.
     """
     image_indices, text_indices = torch.from_numpy(batch.image_indices), torch.from_numpy(batch.text_indices)
     sides = [
@@ -230,10 +230,10 @@ def _list_neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[floa
 class Neighbours(NamedTuple):
     """The m different images, or captions, of a batch, called items, and the pairs of neighbours among them.
 
-    ``first_pair`` : (m,) position of the first pair of each item in the batch.
-    ``is_neighbour`` : True for two different items with a common partner: a text of two images, or an image of two captions.
+    ``first_pair`` : (m,) for each item, the position in the batch of the first pair with this item.
+    ``is_neighbour`` : True for two neighbours: different images that share a text, or different captions that share an image.
     ``queries``, ``neighbours`` : row and column of each True value in ``is_neighbour``.
-    ``is_outside`` : True for two items without a common partner, which may be query and negative.
+    ``is_outside`` : True for two items that share no text (or image), so that one can be a negative of the other.
     """
 
     first_pair: Int[Tensor, " m"]
@@ -269,9 +269,9 @@ def add_neighbourhood_cost(
     similarity: Similarity,
     loss: Loss,
 ) -> Cost:
-    """Return ``cost`` plus ``weight`` times the :func:`neighbourhood_cost` of the embeddings ``items``.
+    """Return ``cost`` plus ``weight`` times the cost of hinges between neighbours (:func:`neighbourhood_cost`).
 
-    The ``items`` are either images or captions.
+    ``items`` are the embeddings of the images of a batch, or those of its captions.
     """
     scores = similarity(items, items)
     added = weight * neighbourhood_cost(scores, neighbours, loss)
@@ -317,8 +317,8 @@ def build_function_loss(function: Callable[..., Any]) -> type[Loss]:
     """Return the class of a loss whose :meth:`RankingLoss.cost` is ``function(scores, positives, negatives, ...)``.
 
     Each further parameter receives the setting of the same name. A parameter with a default defines this setting. A parameter
-    without a default must name a setting that every loss has, such as ``margin``. Raises UserError if the function does not
-    start with the three parameters, or if a further parameter has neither a default nor such a name.
+    without a default must have the name of a setting of every loss, such as ``margin``; otherwise UserError is raised. It is
+    also raised if the function does not start with the three parameters.
     """
     place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" if inspect.isfunction(function) else "code"
     parameters = list(inspect.signature(function).parameters.values())
@@ -339,6 +339,6 @@ def build_function_loss(function: Callable[..., Any]) -> type[Loss]:
 
 
 def _setting_type(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return the parameter's annotation or, without one, the default's type; float if an int has a float default."""
+    """Return the annotated type of a parameter, or the type of its default. A float default turns int into float."""
     kind = get_type_hints(function).get(parameter.name, type(parameter.default))
     return float if kind is int and isinstance(parameter.default, float) else kind

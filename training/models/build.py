@@ -61,7 +61,7 @@ class InputSpec:
 
     ``kind`` : vectors, sets, words or tokens.
     ``input_dim`` : length of a vector, or size of the vocabulary of words or tokens.
-    ``description`` : name of the input in messages.
+    ``description`` : name of the input in error messages.
     ``transformer`` : transformer to which the tokens belong; None for other inputs.
     """
 
@@ -105,7 +105,7 @@ class Model(nn.Module):
 
     @property
     def scores_every_pair(self) -> bool:
-        """True if only the model can score a pair, False if an inner product or distance of two vectors gives the ranks."""
+        """True if the model must score every pair, False if inner products or distances of vectors give the same ranks."""
         return self.config.similarity.ranking_similarity is None
 
     @property
@@ -169,7 +169,7 @@ class Model(nn.Module):
         return scores
 
     def _postprocess_embeddings(self, vectors: Tensor) -> Tensor:
-        """Return the vectors, or their absolute values if the settings require ``absolute``, in float32."""
+        """Return the vectors in float32, or their absolute values if the setting ``absolute`` is true."""
         return (vectors.abs() if self.config.absolute else vectors).float()
 
 

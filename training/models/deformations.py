@@ -24,16 +24,16 @@ class ConditionalNetwork(nn.Module):
     """An MLP with ReLU on the concatenation of a vector and its condition.
 
     Leading axes of vectors and conditions broadcast. Because the first layer is linear, vectors (1, n, dim) and conditions
-    (k, 1, dim) need only n + k passes through this layer. The other layers need k n passes. With ``zero``, the weights of the
-    last layer start as 0.
+    (k, 1, dim) need only n + k passes through this layer. The other layers need k n passes. With ``starts_at_zero``,
+    the weights of the last layer start as 0.
     """
 
-    def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, zero: bool) -> None:
+    def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, starts_at_zero: bool) -> None:
         super().__init__()
         self.dim = dim
         inputs = [dim + condition_dim, *widths]
         self.linears = nn.ModuleList(xavier_linear(n_in, n) for n_in, n in zip(inputs, [*widths, n_out], strict=True))
-        if zero:
+        if starts_at_zero:
             nn.init.zeros_(self.last_layer.weight)
 
     @property
@@ -49,7 +49,7 @@ class ConditionalNetwork(nn.Module):
         return last
 
     def project_condition(self, condition: Float[Tensor, "... condition_dim"]) -> Float[Tensor, "... width"]:
-        """Return the part of the first layer's output that comes from the condition."""
+        """Return the condition times its weights in the first layer, one of the two terms of the output of this layer."""
         return linear(condition, self._first_layer.weight[:, self.dim :])
 
     def forward(
@@ -84,16 +84,16 @@ class ConditionalMlp(nn.Module):
         self.adds_input = identity
 
     def project_condition(self, condition: Tensor) -> list[Tensor]:
-        """Return the part of the first layer's output that comes from the conditions, as a list of one tensor.
+        """Return the products of the conditions with the weights of the first layer, as a list of one tensor.
 
-        It can be computed once for many vectors, and passed to :meth:`compute_deformed_parts`.
+        The list can be computed once for many vectors, and passed to :meth:`compute_deformed_parts`.
         """
         return [self.network.project_condition(condition)]
 
     def compute_deformed_parts(
         self, x: Float[Tensor, "... dim"], condition: Tensor | None, projections: Sequence[Tensor | None] = (None,)
     ) -> list[Tensor]:
-        """Return the deformed vectors T(x; v), as a list of one part. A :class:`ConditionalFlow` has two parts, the halves.
+        """Return the deformed vectors T(x; v), in a list of one tensor, as :class:`ConditionalFlow` returns a list of halves.
 
         ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """
@@ -121,11 +121,11 @@ class ConditionalFlow(nn.Module):
     ``widths`` : widths of the hidden layers of each network.
     ``scale`` : name of the function scale(s): ``exp``, ``exp_tanh``, ``sigmoid`` or ``product``.
     ``identity`` : whether t starts as 0, and scale(s) as 1 (``sigmoid``: as 0.88), so that T(x; v) starts (nearly) as x.
-    ``kept`` : the half that the first layer keeps, 0 or 1.
+    ``kept_half`` : the half that the first layer keeps, 0 or 1.
     """
 
     def __init__(
-        self, dim: int, condition_dim: int, layers: int, widths: Sequence[int], scale: str, identity: bool, kept: int
+        self, dim: int, condition_dim: int, layers: int, widths: Sequence[int], scale: str, identity: bool, kept_half: int
     ) -> None:
         super().__init__()
         if dim % 2:
@@ -134,16 +134,16 @@ class ConditionalFlow(nn.Module):
             ConditionalNetwork(dim // 2, condition_dim, widths, dim, identity) for _ in range(layers)
         )
         self._scale, at_identity = SCALES_WITH_IDENTITY_INPUT[scale]
-        self._first_kept_half = kept
+        self._first_kept_half = kept_half
         if identity:
             for network in self.networks:
                 assert isinstance(network, ConditionalNetwork)
                 nn.init.constant_(network.last_layer.bias[: dim // 2], at_identity)
 
     def project_condition(self, condition: Tensor) -> list[Tensor]:
-        """Return, for the network of each coupling layer, the part of its first layer's output that comes from conditions.
+        """Return the products of the conditions with the first weights of each network, one tensor for each coupling layer.
 
-        It can be computed once for many vectors, and passed to :meth:`compute_deformed_parts`.
+        The list can be computed once for many vectors, and passed to :meth:`compute_deformed_parts`.
         """
         return [network.project_condition(condition) for network in self.networks if isinstance(network, ConditionalNetwork)]
 
@@ -152,7 +152,7 @@ class ConditionalFlow(nn.Module):
     ) -> list[Tensor]:
         """Return the two halves of the deformed vectors T(x; v).
 
-        With a single layer, one half is not changed. It does not depend on the conditions, so it has no axis for them.
+        A single coupling layer changes only one half. The other half is a half of x, without the axis of the conditions.
         ``projections`` is the result of :meth:`project_condition`. If it is given, ``condition`` is not used.
         """
         halves = list(x.chunk(2, -1))

@@ -1,7 +1,7 @@
 """States of a GRU or LSTM on a CPU, with the arithmetic of torch and a cheaper backward pass.
 
 Torch sums the gradient of the recurrent weights step by step, and multiplies every occurrence of a word by the input weights.
-This module computes that gradient by one matrix product over all steps, and multiplies each different word of a batch once.
+This module computes the gradient by one matrix product over all steps, and multiplies each different word of a batch once.
 Under autocast the products are in bfloat16, the rest in float32. The number of rows of a product is rounded up to a multiple
 of 16 or 256, because oneDNN compiles and keeps a kernel for every new shape.
 """
@@ -19,13 +19,13 @@ STEP_ROW_MULTIPLE, TOTAL_ROW_MULTIPLE = 16, 256  # multiples for the number of r
 
 
 def compute_last_states(
-    network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence
+    network: nn.GRU | nn.LSTM, word_vectors: Float[Tensor, "n_words word_dim"], words: PackedSequence
 ) -> Float[Tensor, "n dim"]:
     """Return the state of a one-layer ``network`` after the last word of each caption.
 
-    ``words`` are packed indices of words in ``table``, the word vectors.
+    ``words`` are packed row indices of ``word_vectors``.
     """
-    return select_last_states(compute_packed_states(network, table, words), words)
+    return select_last_states(compute_packed_states(network, word_vectors, words), words)
 
 
 def unpack_states(packed: PackedSequence, longest: int | None = None) -> Float[Tensor, "n longest dim"]:
@@ -51,11 +51,11 @@ def select_last_states(states: Float[Tensor, "n_packed dim"], words: PackedSeque
 
 
 def compute_packed_states(
-    network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence, backwards: bool = False
+    network: nn.GRU | nn.LSTM, word_vectors: Float[Tensor, "n_words word_dim"], words: PackedSequence, backwards: bool = False
 ) -> Float[Tensor, "n_packed dim"]:
     """Return the state of a one-layer ``network`` after each packed word.
 
-    ``words`` are packed indices in ``table``, the word vectors. ``backwards`` selects the second direction of the network.
+    ``words`` are packed row indices of ``word_vectors``. With ``backwards``, a bidirectional network reads from the last word.
     """
     data, mirror = words.data, None
     if backwards:
@@ -67,25 +67,25 @@ def compute_packed_states(
     distinct, row_of_word = torch.unique(data, return_inverse=True)
     distinct = nn.functional.pad(distinct, (0, -len(distinct) % TOTAL_ROW_MULTIPLE))
     input_weight, state_weight, input_bias, state_bias = network.all_weights[int(backwards)]
-    projected = nn.functional.linear(table[distinct], input_weight, input_bias)
+    projected = nn.functional.linear(word_vectors[distinct], input_weight, input_bias)
     inputs = nn.functional.embedding(row_of_word, projected)
-    product_dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else table.dtype
+    product_dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else word_vectors.dtype
     recurrence = _GruRecurrence if isinstance(network, nn.GRU) else _LstmRecurrence
     states: Tensor = recurrence.apply(inputs, state_weight, state_bias, words.batch_sizes.tolist(), product_dtype)
     return states if mirror is None else states[mirror]
 
 
 def _find_step_starts_and_lengths(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
-    """Return the index of each step's first word in the packed words, and the lengths of captions in descending order.
+    """Return, for packed captions, the index of the first word of each step, and the lengths of the captions, longest first.
 
-    Step t has the t-th words of all captions that have at least t words.
+    A step t consists of the t-th words of all captions that have at least t words.
     """
     sizes = words.batch_sizes
     return sizes.cumsum(0) - sizes, (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
 
 
 class _StepProducts:
-    """A buffer ``rows`` with a row for each packed word, and the product of some of these rows with a weight matrix.
+    """A buffer ``rows`` with a row for each packed word, and the product of the rows of a step with a weight matrix.
 
     Step k consists of the rows of the k-th words of all captions. The caller writes these rows before :meth:`multiply` reads
     them. ``n`` is the number of rows of all steps, and ``max_step_rows`` the largest number of rows of a step.
@@ -105,7 +105,7 @@ class _StepProducts:
     def add_product(self, step: slice, bias: Tensor, out: Float[Tensor, "size n_out"]) -> Float[Tensor, "size n_out"]:
         """Write the product of the buffer's rows ``step`` with the weight matrix, plus ``bias``, to ``out``. Return ``out``.
 
-        In the first step the product is 0, because the states before it are 0.
+        In the first step only ``bias`` is written: the states before this step are 0, and so is the product.
         """
         return torch.add(self.multiply(step), bias, out=out) if step.start else out.copy_(bias)
 
@@ -235,10 +235,10 @@ class _LstmRecurrence(torch.autograd.Function):
 def _allocate_gate_gradients(
     n: int, max_step_rows: int, weight: Tensor, n_rows: int, dtype: torch.dtype
 ) -> tuple[_StepProducts, Float[Tensor, "n_rows n_gates"]]:
-    """Return two buffers for the gradients of the gates, with a row for each packed word.
+    """Return two buffers for the gradients of the gates, each with a row for each of the ``n`` packed words.
 
-    The first buffer is multiplied by ``weight``, in the type of ``weight``. The second is a matrix in ``dtype``. Both use the
-    same memory if the types are equal. ``n`` is the number of words. Rows of zeros follow, up to ``n_rows``.
+    The first buffer has the type of ``weight``, and can multiply its rows by ``weight``. The second is a matrix of the type
+    ``dtype``, filled up with zeros to ``n_rows`` rows. If both types are equal, the buffers share their memory.
     """
     products = _StepProducts(n, max_step_rows, weight)
     of_gates = products.rows[:n_rows]

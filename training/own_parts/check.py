@@ -22,7 +22,7 @@ from vse.training.experiment import ExperimentConfig
 from vse.training.kinds import BatchVectors, InputKind, select_batch_rows
 from vse.training.losses import LOSSES
 from vse.training.losses.base import Loss, PairLoss
-from vse.training.losses.ranking import RankingLoss, mask_negative_pairs
+from vse.training.losses.ranking import RankingLoss, build_negative_mask
 from vse.training.models.encoders import IMAGE_ENCODERS
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec
 from vse.training.models.similarities import SIMILARITIES
@@ -145,7 +145,7 @@ def check_loss(loss: Loss, n_more_negatives: int = 0) -> None:
 
 def _check_ranking_loss(loss: RankingLoss, n_more_negatives: int) -> None:
     images = torch.tensor([0, 1, 2, 2])  # the last two captions belong to one image
-    negatives = mask_negative_pairs(images, loss.same_image != "keep")
+    negatives = build_negative_mask(images, loss.same_image != "keep")
     negatives = torch.cat([negatives, torch.ones(_N_QUERIES, n_more_negatives, dtype=torch.bool)], 1)
     positives = torch.arange(_N_QUERIES)
     scores = torch.rand(negatives.shape, generator=torch.Generator().manual_seed(0)) * 0.5

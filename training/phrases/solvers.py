@@ -68,7 +68,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
         self._triplet_sampler, self._pair_sampler = TripletSampler(*arguments), PairSampler(*arguments)
 
     @property
-    def chance_rsum(self) -> float:
+    def near_chance_rsum(self) -> float:
         return _CHANCE_FACTOR * self.task.val_split.compute_random_rsum()
 
     def batches(self, epoch: int) -> Sequence[Indices]:
@@ -128,7 +128,7 @@ class PhraseCcaSolver(CcaSolver, PhraseSolver):
             task.train_split.phrases, task.train_split.region_inputs.candidates, task.truth_indices, chosen
         )
 
-    def pair_blocks(self) -> Iterator[PairBlock]:
+    def iterate_pair_blocks(self) -> Iterator[PairBlock]:
         train, rng = self.task.train_split, np.random.default_rng(0)  # for the sampling of negatives, which CCA ignores
         n_images = len(train.phrases.image_ids)
         with progress_bar(total=n_images, desc="covariances", unit="image") as bar:

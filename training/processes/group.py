@@ -63,10 +63,10 @@ class ProcessGroup:
         return [len(part) for part in np.array_split(np.empty(n_pairs), self.size)]
 
     def gather_embeddings(self, embeddings: BatchVectors, n_pairs: int, adds_gradients: bool = False) -> BatchVectors:
-        """Return the embeddings of the complete batch of ``n_pairs``. Gradients reach only the share of this process.
+        """Return the embeddings of the complete batch of ``n_pairs``, gathered from all processes.
 
-        ``adds_gradients`` : True if the processes compute different terms of the loss. Then the gradients of a share are
-            summed over the processes.
+        Gradients reach only the embeddings of this process. ``adds_gradients`` : True if the processes compute different terms
+        of the loss, so that the gradients of an embedding are summed over the processes.
         """
         if self.size == 1:
             return embeddings
@@ -115,9 +115,9 @@ class ProcessGroup:
         return wrapped
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], are_complete: bool) -> None:
-        """Sum the gradients of a few parameters over the processes. All processes must have gradients of the same parameters.
+        """Sum the gradients of a few parameters over the processes, in place. All processes must pass the same parameters.
 
-        ``are_complete`` : True if each process has the gradients of the complete batch. Then they are averaged instead.
+        ``are_complete`` : True if each process has the gradients of the complete batch. They are averaged instead.
         """
         if self.size == 1:
             return
@@ -168,7 +168,7 @@ class ProcessGroup:
                 raise distributed.DistError("the first process is silent")
 
     def share_signals(self, interruption: Interruption) -> None:
-        """Let a signal to any process stop all processes. ``interruption`` records signals to this process."""
+        """Stop all processes from now on if a signal reaches one. ``interruption`` records signals to this process."""
         if self.watch is not None:
             self.watch.interruption = interruption
 
@@ -293,8 +293,8 @@ def synchronise_batch_norms(module: nn.Module, processes: ProcessGroup) -> None:
             part.processes = processes  # type: ignore[assignment]
 
 
-def is_synchronised(module: nn.Module) -> bool:
-    """Return whether :func:`synchronise_batch_norms` has changed this module."""
+def is_synchronised_batch_norm(module: nn.Module) -> bool:
+    """Return whether this module is a batch normalisation that :func:`synchronise_batch_norms` has changed."""
     return isinstance(module, _SynchronisedBatchNorm)
 
 

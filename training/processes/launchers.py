@@ -46,11 +46,11 @@ class Launch:
 
 
 def find_launch(environment: Mapping[str, str]) -> Launch | None:
-    """Return the rank and the addresses that a launcher gave to this process in environment variables.
+    """Return the rank and the address that a launcher gave to this process in environment variables.
 
-    Returns None for a single process that torchrun did not start. The variables of torchrun are read first, because ``srun``
-    or ``mpirun`` may have started torchrun. A process that ``sbatch`` started without ``srun`` counts as a single process.
-    Raises UserError if a variable is missing or invalid.
+    Returns None if this is the only process, unless torchrun started it. The variables of torchrun are read first, because
+    ``srun`` or ``mpirun`` may have started torchrun. A process that ``sbatch`` started without ``srun`` counts as the only
+    process. Raises UserError if a variable is missing or invalid.
     """
     if "TORCHELASTIC_RUN_ID" in environment or environment.get("WORLD_SIZE", "1") != "1":
         launch = _read_torchrun(_LauncherVariables("torchrun", environment))
@@ -94,11 +94,11 @@ class _LauncherVariables:
             raise UserError(f"{name}={text} is not a number")
         return int(text)
 
-    def read_port(self, *names: str, advice: str = "") -> int:
-        """Return ``MASTER_PORT``. If it is not set, compute a port from the variables ``names``.
+    def read_or_compute_port(self, *names: str, advice: str = "") -> int:
+        """Return the variable ``MASTER_PORT`` or, if it is not set, a port computed from the variables ``names``.
 
-        All processes of a job compute the same port. ``advice`` ends the error message if one of ``names`` is not set; empty:
-        the default advice.
+        All processes of a job compute the same port. ``advice`` : end of the error message if one of ``names`` is not set;
+        empty: advice to start the command by the launcher.
         """
         if names and "MASTER_PORT" not in self.values:
             job = ".".join(self.read_text(name, advice) for name in names)
@@ -118,7 +118,7 @@ def _read_torchrun(variables: _LauncherVariables) -> Launch:
         local_rank,
         variables.read_number("LOCAL_WORLD_SIZE") if has_local_size else local_rank + 1,
         variables.read_text("MASTER_ADDR"),
-        variables.read_port(),
+        variables.read_or_compute_port(),
         "start torchrun with --nproc-per-node {n}",
     )
 
@@ -131,7 +131,7 @@ def _read_slurm(variables: _LauncherVariables) -> Launch:
     if node >= len(per_node):
         raise UserError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has {len(per_node)} nodes")
     address = variables.values.get("MASTER_ADDR") or parse_first_host(nodes)
-    port = variables.read_port("SLURM_JOB_ID", "SLURM_STEP_ID")
+    port = variables.read_or_compute_port("SLURM_JOB_ID", "SLURM_STEP_ID")
     return Launch(rank, size, local_rank, per_node[node], address, port, "start srun with --ntasks-per-node={n}")
 
 
@@ -145,7 +145,7 @@ def _read_open_mpi(variables: _LauncherVariables) -> Launch:
         variables.read_number("OMPI_COMM_WORLD_LOCAL_RANK"),
         local_size,
         "127.0.0.1" if one_machine else variables.read_text("MASTER_ADDR", advice),
-        variables.read_port("PMIX_NAMESPACE", advice="set MASTER_PORT to a free port: mpirun -x MASTER_PORT=29500"),
+        variables.read_or_compute_port("PMIX_NAMESPACE", advice="set MASTER_PORT to a free port: mpirun -x MASTER_PORT=29500"),
         "start mpirun with --map-by ppr:{n}:node",
     )
 
@@ -201,7 +201,7 @@ def _connect_to_store(launch: Launch, is_server: bool, n_processes: int | None) 
 def choose_process_device(device: str, launch: Launch) -> torch.device:
     """Return the GPU whose number is the rank of this process on its machine, or the CPU if no GPU is requested or present.
 
-    Raises UserError if there are too few GPUs.
+    ``device`` : requested device, such as ``auto``. Raises UserError if there are fewer GPUs than processes on this machine.
     """
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")

@@ -122,11 +122,11 @@ _MIN_DIAGNOSED_IMAGES = 100  # among fewer validation images, one candidate may 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTask:
-    """The input of every solver. ``seed`` determines the order of the pairs, dropout and all sampling."""
+    """The input of every solver. ``seed`` determines the order of the training pairs, dropout and all sampling."""
 
     settings: TrainConfig
     loss: Loss
-    warmup: LossWarmupConfig
+    loss_warmup: LossWarmupConfig
     model: Model
     seed: int
     processes: ProcessGroup
@@ -136,13 +136,13 @@ class TrainingTask:
 
         The warm-up loss takes the settings that every loss has, such as the margin, from the experiment's loss.
         """
-        if epoch >= self.warmup.epochs:
+        if epoch >= self.loss_warmup.epochs:
             return self.loss
         common = self.loss.model_dump(include=set(Loss.model_fields))
-        warmup = LOSSES[self.warmup.loss]
+        warmup = LOSSES[self.loss_warmup.loss]
         if self.loss.same_image == "positive" and not warmup.allows_several_positives:
             common["same_image"] = "mask"
-        return warmup.model_validate({**common, "name": self.warmup.loss})
+        return warmup.model_validate({**common, "name": self.loss_warmup.loss})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,8 @@ class Progress:
 
     ``epoch`` : number of finished epochs.
     ``rows`` : rows of ``metrics.csv`` of the finished epochs.
-    ``step``, ``pairs``, ``seconds`` : numbers of finished batches, pairs and seconds of the current epoch.
+    ``step``, ``pairs`` : number of finished batches, and of pairs in them, in the current epoch.
+    ``seconds`` : duration of the current epoch so far.
     """
 
     epoch: int = 0
@@ -215,10 +216,10 @@ class Solver(ABC):
 
     @abstractmethod
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Train the rest of an epoch, validate, and add a row to ``progress``. ``save`` writes a checkpoint."""
+        """Train the rest of an epoch, validate, and add a row to ``progress``. ``save`` is called to write a checkpoint."""
 
     @abstractmethod
-    def describe(self, row: Mapping[str, float]) -> str:
+    def describe_epoch(self, row: Mapping[str, float]) -> str:
         """Return a summary of the epoch's row for the log."""
 
     def state(self) -> dict[str, Any]:
@@ -235,15 +236,14 @@ class Solver(ABC):
         return self.model.state_dict()
 
     def use_validation_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the weights to validate, see :meth:`validation_weights`."""
+        """Return a context in which the model has the weights that are validated, such as averaged weights."""
         return nullcontext()
 
     @contextmanager
-    def stop_on_signal(self, save: Callable[[], None]) -> Iterator[None]:
-        """Return a context for a validation. A signal, such as Ctrl-C, ends the validation at once.
+    def validation_context(self, save: Callable[[], None]) -> Iterator[None]:
+        """Let a signal, such as Ctrl-C, end the caller's ``with`` block at once. In it, the model has its validation weights.
 
-        In the context, the model has its :meth:`validation_weights`. After a signal, ``save`` writes a checkpoint, and
-        Interrupted is raised. A resume repeats the validation.
+        After a signal, ``save`` writes a checkpoint, and Interrupted is raised. A resume repeats the validation.
         """
         try:
             with self.use_validation_weights(), self.interruption.raise_on_signal():
@@ -335,7 +335,7 @@ def split_into_folds(
 ) -> Iterator[tuple[PackedEmbeddings, PackedEmbeddings, Tensor]]:
     """Yield the images and captions in folds of ``size`` images, without an incomplete last fold.
 
-    Each result has the images of the fold, the captions of these images, and the index in the fold of each caption's image.
+    A fold has images, all captions of these images, and for each caption the position of its image in the fold.
     If ``size`` is None or at least the number of images, the only fold has all images.
     """
     if size is None or size >= len(images):

@@ -37,7 +37,7 @@ PairBlock = tuple[Tensor, Tensor, NDArray[np.int64]]  # see :func:`compute_covar
 
 @dataclass(frozen=True)
 class Covariances:
-    """The means and covariances of image vectors x (dim_x) and caption vectors y (dim_y), over all pairs."""
+    """The means and covariances of image vectors x and caption vectors y, over all pairs; ``xy`` is (dim_x, dim_y)."""
 
     mean_x: FloatArray
     mean_y: FloatArray
@@ -49,7 +49,7 @@ class Covariances:
 def compute_covariances(
     blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]],
 ) -> Covariances:
-    """Compute means and covariances over all pairs of an image and a caption.
+    """Compute means and covariances over all pairs of an image and its caption.
 
     Each block holds the vectors of n images, the vectors of all m captions of these images, and for each caption the position
     of its image in the block.
@@ -82,12 +82,12 @@ def compute_covariances(
 def compute_canonical_directions(
     statistics: Covariances, dim: int, regularization: float
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the ``dim`` pairs of directions with the highest correlations, and these correlations (Hotelling, 1936).
+    """Return the ``dim`` most correlated directions of images and captions, and their correlations (Hotelling, 1936).
 
     Shapes are (dim_x, dim), (dim_y, dim) and (dim,), highest correlation first, padded with zeros if there are fewer
     directions. Along each direction, images and captions have unit variance. Different directions are uncorrelated.
-    First, ``regularization`` times the mean of the diagonal is added to the diagonals of the covariance of images and of the
-    covariance of captions. Raises UserError if one of them is then still singular.
+    First, ``regularization`` times the mean of its diagonal is added to the diagonal of the covariance matrix of images, and
+    likewise for captions. Raises UserError if one of these matrices is then still singular.
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
     whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
@@ -154,18 +154,18 @@ class GridSearchSolver(Solver):
         """Set the weights of the model for a point of the grid."""
 
     @abstractmethod
-    def pair_blocks(self) -> Iterator[PairBlock]:
-        """Yield all training pairs in blocks: image vectors, caption vectors, and the position of each caption's image."""
+    def iterate_pair_blocks(self) -> Iterator[PairBlock]:
+        """Yield all training pairs in blocks: vectors of images and captions, and each caption's image in the block."""
 
     @cached_property
     def covariances(self) -> Covariances:
         """The means and covariances of all training pairs."""
-        return compute_covariances(self.pair_blocks())
+        return compute_covariances(self.iterate_pair_blocks())
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         started = time.perf_counter()
         point = self.grid[self.progress.epoch]
-        with self.stop_on_signal(save), torch.no_grad():
+        with self.validation_context(save), torch.no_grad():
             self.fit(point)
             row = {"epoch": self.progress.epoch + 1, **point, **self.validate()}
         row["seconds"] = round(time.perf_counter() - started, 2)
@@ -185,7 +185,7 @@ class GridSearchSolver(Solver):
                 larger,
             )
 
-    def describe(self, row: Mapping[str, float]) -> str:
+    def describe_epoch(self, row: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {row[name]:g}" for name in self.grid[0])
 
 
@@ -215,7 +215,7 @@ class CaptionCcaSolver(CcaSolver, RetrievalSolver):
         self._cached_images = require_cached_images("cca", task)
         super().__init__(task, settings)
 
-    def pair_blocks(self) -> Iterator[PairBlock]:
+    def iterate_pair_blocks(self) -> Iterator[PairBlock]:
         return read_pair_blocks(self.task, self._cached_images)
 
 
@@ -234,7 +234,7 @@ def require_cached_images(solver: str, task: RetrievalTask) -> CachedImageFeatur
 def read_pair_blocks(task: RetrievalTask, cached: CachedImageFeatures) -> Iterator[PairBlock]:
     """Yield the vectors of all training images and captions in blocks of images.
 
-    A block has image vectors, the vectors of all captions of these images, and the position of each caption's image.
+    A block has image vectors, the vectors of all captions of these images, and for each caption the position of its image.
     """
     pairs = task.pairs
     ends = np.searchsorted(pairs.image_indices, np.arange(len(pairs.images)), side="right")

@@ -51,7 +51,7 @@ class ClosedFormSolver(GridSearchSolver, RetrievalSolver):
             raise UserError(f"solver: {name} requires a comparison by inner products (--set model.similarity=cosine)")
         super().__init__(task, grid)
 
-    def pair_blocks(self) -> Iterator[PairBlock]:
+    def iterate_pair_blocks(self) -> Iterator[PairBlock]:
         return read_pair_blocks(self.task, self.cached_images)
 
 
@@ -265,7 +265,7 @@ class AsifSolver(ClosedFormSolver):
 
 
 def sample_anchor_pairs(image_indices: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """Return the sorted indices of ``n`` random pairs: at first one pair of each image, then a second one, and so on."""
+    """Return the sorted indices of ``n`` random pairs, spread over the images as evenly as possible."""
     order = np.random.default_rng(seed).permutation(len(image_indices))
     by_image = order[np.argsort(image_indices[order], kind="stable")]
     _, firsts, counts = np.unique(image_indices[by_image], return_index=True, return_counts=True)
@@ -283,7 +283,7 @@ class NoTrainingSettings(SolverSettings):
     accepts_words: ClassVar = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
-        """Raise UserError if image and caption vectors differ in length. Warn if different models computed them."""
+        """Raise UserError if image and caption vectors differ in length. Warn if different models may have computed them."""
         assert captions is not None, "words are refused before"
         if images.dim != captions.dim:
             raise UserError(
@@ -303,7 +303,7 @@ class NoTrainingSettings(SolverSettings):
 
 
 class NoTrainingSolver(RetrievalSolver):
-    """A solver with one epoch and no step. The model has no weights and is only validated."""
+    """A solver with one epoch, which only validates the model. The model must have no weights to learn."""
 
     epochs = 1
 
@@ -319,12 +319,12 @@ class NoTrainingSolver(RetrievalSolver):
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         started = time.perf_counter()
-        with self.stop_on_signal(save):
+        with self.validation_context(save):
             row = {"epoch": 1, **self.validate()}
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.progress = Progress(1, [row])
 
-    def describe(self, row: Mapping[str, float]) -> str:
+    def describe_epoch(self, row: Mapping[str, float]) -> str:
         return "nothing is trained"
 
 

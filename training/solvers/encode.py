@@ -1,4 +1,4 @@
-"""Embeddings of the images and captions of a split, with scores and ranks, and embeddings of a training batch."""
+"""Embeddings of the images and captions of a split, their scores and ranks, and embeddings of a training batch."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def encode_captions(model: Model, split: RetrievalSplit, rows: NDArray[np.int64]
     return _embed_batches(model, model.embed_captions, batches)
 
 
-def pool_embeddings(side: PackedEmbeddings) -> NDArray[np.float32]:
+def pool_embeddings(embeddings: PackedEmbeddings) -> NDArray[np.float32]:
     """Return a single vector for each image or caption, (n, dim): for a set, the normalised mean of its unit vectors.
 
     A search by a slow model, which scores every pair, can first choose candidates by these vectors.
     """
-    if side.lengths is None:
-        return side.vectors.numpy()
+    if embeddings.lengths is None:
+        return embeddings.vectors.numpy()
     means = []
-    for rows in _split_into_blocks(np.arange(len(side)), _ROWS_PER_BLOCK):
-        vectors, mask = side.unpack(torch.from_numpy(rows))
+    for rows in _split_into_blocks(np.arange(len(embeddings)), _ROWS_PER_BLOCK):
+        vectors, mask = embeddings.unpack(torch.from_numpy(rows))
         means.append((l2_normalize(vectors) * mask[:, :, None]).sum(1))
     return l2_normalize(torch.cat(means)).numpy()
 
 
-def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
+def pool_sets(embeddings: PackedEmbeddings, factor: int) -> PackedEmbeddings:
     """Replace the n vectors of each set by at most ceil(n / ``factor``) unit vectors, the means of similar vectors.
 
     Similar vectors are found by hierarchical clustering with Ward's criterion (Clavié et al., 2024, "Reducing the Footprint of
@@ -77,9 +77,9 @@ def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
     """
     from scipy.cluster.hierarchy import fcluster, linkage  # lazy, because a training does not need scipy
 
-    assert side.lengths is not None
+    assert embeddings.lengths is not None
     parts, lengths = [], []
-    for vectors in torch.split(l2_normalize(side.vectors), side.lengths.tolist()):
+    for vectors in torch.split(l2_normalize(embeddings.vectors), embeddings.lengths.tolist()):
         n_clusters = -(-len(vectors) // factor)
         pooled = vectors
         if n_clusters < len(vectors):
@@ -94,8 +94,9 @@ def pool_sets(side: PackedEmbeddings, factor: int) -> PackedEmbeddings:
 def build_vector_fields(model: Model, images: PackedEmbeddings, captions: PackedEmbeddings) -> dict[str, Any]:
     """Return the content of an embeddings file, by the fields of :class:`vse.eval.files.split.Embeddings`.
 
-    The content is the name of a similarity, and one vector for each image and caption. For a model that scores every pair,
-    these are ``pooled_images`` and ``pooled_captions``. If it embeds a caption as one vector, ``captions`` has this vector.
+    The content is the name of a similarity, and one vector for each image and caption. If the model scores every pair, these
+    are the means of sets, ``pooled_images`` and ``pooled_captions``. Captions that the model embeds as single vectors are
+    also in ``captions``. Fields without content are None.
     """
     similarity, pairwise = model.config.similarity, model.scores_every_pair
     return {
@@ -182,8 +183,8 @@ class PairScores:
     def _iterate_tiles(self, indices: Tensor) -> Iterator[tuple[Tensor, int, int]]:
         """Yield tiles of the captions ``indices``.
 
-        A tile is given by the positions of its captions in ``indices``, and by its padded shape: the number of captions, and
-        the number of vectors of each caption.
+        A tile is three values: the positions of its captions in ``indices``, and after padding, the number of captions and the
+        number of vectors of each caption.
         """
         widths = self._caption_widths[indices]
         for width in sorted(set(widths.tolist())):
@@ -194,17 +195,17 @@ class PairScores:
     def _count_captions_per_tile(self, width: int, n: int) -> int:
         """Return the number of captions in a tile for ``n`` captions with ``width`` vectors each.
 
-        It is a power of 2, because matrix products of other sizes may round differently.
+        This number is a power of 2, because matrix products of other sizes may round differently.
         """
         fitting = max(1, _MAX_TILE_PAIRS // (self._images_per_tile * self._image_width * width))
         return min(MAX_TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), max(_MIN_TILE_CAPTIONS, _next_power_of_two(n)))
 
-    def _build_tile(self, side: PackedEmbeddings, indices: Tensor, size: int, width: int | None) -> BatchVectors:
+    def _build_tile(self, embeddings: PackedEmbeddings, indices: Tensor, size: int, width: int | None) -> BatchVectors:
         """Return the embeddings at ``indices`` on the device, padded to the shape of a tile.
 
         Copies of the first embedding pad the tile to ``size`` embeddings. Zeros pad each set to ``width`` vectors.
         """
-        rows = side.unpack(torch.cat([indices, indices[:1].expand(size - len(indices))]), width)
+        rows = embeddings.unpack(torch.cat([indices, indices[:1].expand(size - len(indices))]), width)
         return tuple(part.to(self._device) for part in rows)
 
 
@@ -230,13 +231,13 @@ def _next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def _count_vectors_per_item(side: PackedEmbeddings) -> Int[Tensor, " n"]:
-    return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths
+def _count_vectors_per_item(embeddings: PackedEmbeddings) -> Int[Tensor, " n"]:
+    return torch.ones(len(embeddings), dtype=torch.int64) if embeddings.lengths is None else embeddings.lengths
 
 
 def score_with_bank(
     model: Model,
-    bank: RetrievalSplit,
+    bank_split: RetrievalSplit,
     device: torch.device,
     n_images: int,
     images: PackedEmbeddings,
@@ -245,21 +246,20 @@ def score_with_bank(
 ) -> dict[str, NDArray[np.float32]]:
     """Return the scores of ``images`` and ``captions`` with a bank of other captions and images.
 
-    The scores show later which of them are hubs (similar to many queries). The bank has ``n_images`` random images of the
-    split ``bank``, drawn with the seed 0, and all captions of these images. The result has the scores as two fields of an
-    embeddings file: ``bank_scores_images`` (len(images), n_bank_captions) and ``bank_scores_captions`` (len(captions),
-    n_bank_images).
+    The scores show later which images and captions are hubs (similar to many queries). The bank has ``n_images`` random images
+    of ``bank_split``, drawn with the seed 0, and all captions of these images. The result is two fields of an embeddings file:
+    ``bank_scores_images`` (len(images), n_bank_captions) and ``bank_scores_captions`` (len(captions), n_bank_images).
 
-    ``pool_regions`` is the factor by which :func:`pool_sets` pools the regions of the bank (None: they are not pooled).
-    ``images`` must already be pooled by this factor.
+    ``pool_regions`` : divisor of the number of regions of a bank image, which :func:`pool_sets` merges; None: all regions.
+        ``images`` must already be pooled by this factor.
     """
-    rows = np.sort(np.random.default_rng(0).permutation(len(bank.pairs.images))[:n_images])
-    caption_rows = np.flatnonzero(np.isin(bank.pairs.image_indices, rows))
-    bank_images = encode_images(model, bank, device, rows)
+    rows = np.sort(np.random.default_rng(0).permutation(len(bank_split.pairs.images))[:n_images])
+    caption_rows = np.flatnonzero(np.isin(bank_split.pairs.image_indices, rows))
+    bank_images = encode_images(model, bank_split, device, rows)
     if pool_regions is not None:
         bank_images = pool_sets(bank_images, pool_regions)
     with_images = PairScores(model, bank_images, captions)
-    with_captions = PairScores(model, images, encode_captions(model, bank, caption_rows))
+    with_captions = PairScores(model, images, encode_captions(model, bank_split, caption_rows))
     slices = split_into_slices(len(images), MAX_TILE_IMAGES)
     bank_slices = split_into_slices(len(rows), MAX_TILE_IMAGES)
     return {
@@ -323,8 +323,8 @@ class BatchEmbedder:
         """Return the embeddings of the images and of the captions of all chunks.
 
         ``chunks`` : model inputs for the images and for the captions of each chunk.
-        ``ends_update`` : whether this batch is the last one before an update. Then :meth:`backward` sums the gradients over
-            the processes.
+        ``ends_update`` : whether an update of the weights follows this batch, so that :meth:`backward` sums the gradients
+            over the processes.
         """
         self._chunks, self._ends_update = chunks, ends_update
         if len(chunks) == 1:

@@ -35,7 +35,7 @@ class GradientSolver(Solver):
 
     A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`clear_old_gradients`, adds the
     gradients of the batch to the existing gradients, and calls :meth:`update_weights` if :meth:`ends_update` is true.
-    ``out_of_memory_advice`` is advice to a user whose memory is too small.
+    ``out_of_memory_advice`` is added to the error message if the memory is too small.
     """
 
     out_of_memory_advice: ClassVar[str]
@@ -64,8 +64,8 @@ class GradientSolver(Solver):
 
     @property
     @abstractmethod
-    def chance_rsum(self) -> float:
-        """The highest validation ``rsum`` (sum of recalls) at which a model counts as no better than chance."""
+    def near_chance_rsum(self) -> float:
+        """The highest validation ``rsum`` (sum of recalls) that counts as no better than chance, such as twice chance."""
 
     def extra_metrics(self) -> dict[str, float]:
         """Return additional metrics for the epoch's row of ``metrics.csv``."""
@@ -98,7 +98,7 @@ class GradientSolver(Solver):
             self.learned_scale.load_state_dict(state["loss_weights"])
         self._loss_totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
-    def describe(self, row: Mapping[str, float]) -> str:
+    def describe_epoch(self, row: Mapping[str, float]) -> str:
         learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned_loss_parameters())
         return f"loss {row['loss']:.3g}, {learned}{row['pairs_per_s']:.0f} pairs/s"
 
@@ -121,7 +121,7 @@ class GradientSolver(Solver):
         }
         if self.validates_after(progress.epoch + 1):
             if self.processes.is_first:
-                with self.stop_on_signal(save):
+                with self.validation_context(save):
                     row |= self.validate()
             self.processes.wait_for_first()
         collapsed = self.processes.broadcast(int(self.processes.is_first and self._is_collapsed(row, collapsed_loss)))
@@ -155,9 +155,9 @@ class GradientSolver(Solver):
         return done % self.settings.accumulate == 0 or done == len(self._batch_sizes)
 
     def scale_cost(self, cost: Tensor, loss: Loss) -> Tensor:
-        """Return the cost of the current batch, weighted for gradients that are accumulated over several batches.
+        """Return the cost of the current batch, weighted for an update that accumulates the gradients of several batches.
 
-        If the loss is a mean over pairs, the weight is the batch's share of the pairs of all these batches. Otherwise it is 1.
+        If the loss is a mean over pairs, the weight is the batch's share of the pairs of the update. Otherwise it is 1.
         """
         if self.settings.accumulate == 1 or not loss.is_mean_over_queries:
             return cost
@@ -181,7 +181,7 @@ class GradientSolver(Solver):
     def step_seed(self, stream: int) -> int:
         """Return a seed that is determined by the run's seed, the epoch, the step and ``stream``.
 
-        Each use of random numbers has its own ``stream``.
+        ``stream`` : number that distinguishes the uses of random numbers in a step.
         """
         parts = [self.task.seed, self.progress.epoch, self.progress.step, stream]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
@@ -246,11 +246,11 @@ class GradientSolver(Solver):
         """Return whether the mean loss is within 2% of ``collapsed_loss``, and the validation is no better than chance.
 
         ``collapsed_loss`` is the mean loss that the epoch would have if all embeddings were equal. The result is False in the
-        first steps of a training.
+        first 100 steps of a training.
         """
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
-        return steps >= _MIN_STEPS_TO_COLLAPSE and near and row.get("rsum", 0.0) <= self.chance_rsum
+        return steps >= _MIN_STEPS_TO_COLLAPSE and near and row.get("rsum", 0.0) <= self.near_chance_rsum
 
     def _report_collapse(self, epoch: int, loss: float) -> None:
         collapse = (

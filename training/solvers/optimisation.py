@@ -59,7 +59,7 @@ class AveragedWeights:
 
     @contextmanager
     def use_in_model(self) -> Iterator[None]:
-        """Load the averaged weights into the model for this block, and restore the model's own weights afterwards."""
+        """Give the model the averaged weights in the caller's ``with`` block, and its own weights again afterwards."""
         own = {name: weight.clone() for name, weight in self._model.state_dict().items()}
         self._model.load_state_dict(self.weights)
         try:
@@ -98,7 +98,7 @@ class Schedule:
         model.freeze_modules()
 
     def add_loss_parameters(self, loss: nn.Module, rate: float | None) -> None:
-        """Add the parameters of the loss, without weight decay. ``rate`` is their learning rate (None: the model's)."""
+        """Add the parameters of a loss, without weight decay. ``rate``: their learning rate; None: ``train.learning_rate``."""
         self._loss_group = loss, rate or self.settings.learning_rate
 
     def build_parameter_groups(self) -> list[dict[str, Any]]:

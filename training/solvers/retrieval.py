@@ -62,7 +62,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             self.adversary_optimizer = OPTIMIZERS["adam"](weights, lr=task.adversary.learning_rate, fused=True)
 
     def _check_batch_norms(self, batches: Sequence[Indices]) -> None:
-        """Raise UserError if batch normalisation would see only parts of a batch, or if a process would have no pair."""
+        """Raise UserError if a batch normalisation would see only parts of a batch, or no pair in one of the processes."""
         if not self._encoders.has_batch_norms:
             return
         if self.settings.chunk is not None:
@@ -82,7 +82,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
         return Opponent(task.model, task.loss, task.pairs, task.image_inputs, task.caption_inputs, *computation)
 
     @property
-    def chance_rsum(self) -> float:
+    def near_chance_rsum(self) -> float:
         return 2 * 200.0 * sum(DEFAULT_KS) / len(self.val_split.pairs.images)
 
     def state(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class RetrievalTrainer(GradientSolver, RetrievalSolver):
             total += n_pairs * value.double()
 
     def extra_metrics(self) -> dict[str, float]:
-        """Return the adversary's metrics, averaged over the epoch. Warn if its samples have a very low entropy."""
+        """Return the adversary's metrics, averaged over the epoch. Warn if the adversary samples with a very low entropy."""
         n_pairs = max(1, self.progress.pairs)
         means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._adversary_metric_sums.items()}
         if means.get("adversary_entropy", 1.0) < _MIN_ENTROPY:

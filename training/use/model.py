@@ -25,7 +25,7 @@ from vse.training.data.images import (
     EvaluationImages,
     PhotoFeatures,
     build_photo_crops,
-    compute_photo_inputs,
+    compute_photo_features,
 )
 from vse.training.data.pairs import (
     CaptionInputs,
@@ -374,7 +374,7 @@ class QueryEncoder:
     def _encode_photo(self, photo: Image.Image) -> EncodedQuery:
         trained, extractor = self._trained, self._extractor
         crops = extractor.prepare(photo, 0)[None]
-        inputs = (crops,) if trained.model.cnn is not None else compute_photo_inputs(extractor, crops)
+        inputs = (crops,) if trained.model.cnn is not None else compute_photo_features(extractor, crops)
         with torch.inference_mode():
             return EncodedQuery(
                 tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in inputs)))

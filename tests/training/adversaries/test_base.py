@@ -21,8 +21,8 @@ from vse.training.adversaries.base import (
     Opponent,
     ReinforceSettings,
     RewardBaseline,
-    find_quantiles,
     reinforce_loss,
+    sample_by_inverse_cdf,
     sample_candidates,
 )
 from vse.training.experiment import ExperimentConfig
@@ -186,7 +186,7 @@ def test_every_one_of_566_000_candidates_can_be_drawn() -> None:
     exact = p[0].numpy().astype(np.longdouble)
     ends = exact.cumsum()
     middles = ((ends - exact / 2) / ends[-1]).astype(np.float64)
-    assert torch.equal(find_quantiles(p, torch.from_numpy(middles)[None])[0], torch.arange(566_000))
+    assert torch.equal(sample_by_inverse_cdf(p, torch.from_numpy(middles)[None])[0], torch.arange(566_000))
 
 
 def test_a_query_whose_candidates_are_all_masked_counts_nowhere() -> None:
@@ -214,10 +214,10 @@ def test_the_entropy_term_holds_the_entropy_of_a_uniform_choice_of_k(k: int, act
 
 def test_advantages_are_rewards_less_a_baseline() -> None:
     baseline = RewardBaseline(settings(baseline="moving_average", momentum=0.9))
-    assert baseline.compute_advantages(torch.tensor([[1.0], [3.0]]), None).tolist() == [[1.0], [3.0]]
-    assert baseline.compute_advantages(torch.tensor([[5.0]]), None).item() == pytest.approx(5 - 2)
-    assert baseline.compute_advantages(torch.tensor([[0.0]]), None).item() == pytest.approx(-(0.9 * 2 + 5) / 1.9)
+    assert baseline.subtract_and_update(torch.tensor([[1.0], [3.0]]), None).tolist() == [[1.0], [3.0]]
+    assert baseline.subtract_and_update(torch.tensor([[5.0]]), None).item() == pytest.approx(5 - 2)
+    assert baseline.subtract_and_update(torch.tensor([[0.0]]), None).item() == pytest.approx(-(0.9 * 2 + 5) / 1.9)
     rewards = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert torch.equal(RewardBaseline(settings(baseline="none")).compute_advantages(rewards, None), rewards)
-    advantages = RewardBaseline(settings(baseline="self_critical")).compute_advantages(rewards, torch.tensor([1.0, 5.0]))
+    assert torch.equal(RewardBaseline(settings(baseline="none")).subtract_and_update(rewards, None), rewards)
+    advantages = RewardBaseline(settings(baseline="self_critical")).subtract_and_update(rewards, torch.tensor([1.0, 5.0]))
     assert advantages.tolist() == [[0, 1], [-2, -1]]

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import Caption, Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.training.data import images as cached_module
 from vse.training.data import pairs as captions_module
-from vse.training.data.images import CachedFeatures, count_free_bytes
+from vse.training.data.images import CachedFeatures, compute_memory_budget
 from vse.training.data.pairs import Pairs, TokenIndices, WordIndices
 from vse.training.kinds import InputKind
 
@@ -149,12 +149,12 @@ def test_images_leave_room_for_captions(
     device: str, memory_gb: float, used_gb: float, room: float, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70e9, 80e9))
-    assert count_free_bytes(torch.device(device), memory_gb, used_gb) == pytest.approx(room)
+    assert compute_memory_budget(torch.device(device), memory_gb, used_gb) == pytest.approx(room)
 
 
 def test_captions_fit_on_a_gpu_beside_images_that_are_larger_than_memory_gb(tfidf: Path, monkeypatch: Patch) -> None:
     asked: list[tuple[float, float]] = []
-    monkeypatch.setattr(cached_module, "count_free_bytes", lambda _, memory, taken: asked.append((memory, taken)) or 70e9)
+    monkeypatch.setattr(cached_module, "compute_memory_budget", lambda _, memory, taken: asked.append((memory, taken)) or 70e9)
     opened = open_cache(tfidf)
     captions = CachedFeatures(FeatureReader(opened, 0), opened.ids, CPU, 2.0, used_gb=3.0)
     assert asked == [(2.0, 3.0)]

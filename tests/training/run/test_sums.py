@@ -197,14 +197,14 @@ def test_the_workflow_has_no_dead_end(what: str, record: str, run: Path, own_run
 
 
 def test_weights_that_change_during_the_training_are_noticed(cache: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    real = retrieval.RetrievalTrainer.describe
+    real = retrieval.RetrievalTrainer.describe_epoch
 
-    def describe(self: retrieval.RetrievalTrainer, row: dict[str, float]) -> str:
+    def describe_epoch(self: retrieval.RetrievalTrainer, row: dict[str, float]) -> str:
         if row["epoch"] == 3:
             (tmp_path / "run" / "best.safetensors").write_bytes(b"junk")
         return real(self, row)
 
-    monkeypatch.setattr(retrieval.RetrievalTrainer, "describe", describe)
+    monkeypatch.setattr(retrieval.RetrievalTrainer, "describe_epoch", describe_epoch)
     with pytest.raises(UserError, match=r"best\.safetensors: was changed during the training"):
         train(cache, experiment(), out=tmp_path / "run")
     monkeypatch.undo()

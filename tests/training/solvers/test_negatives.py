@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vse.pipeline.dataset.dataset import Caption
 from vse.training.losses.base import QueryScores
-from vse.training.losses.ranking import mask_negative_pairs
+from vse.training.losses.ranking import build_negative_mask
 from vse.training.solvers.base import HardNegatives
 
 MARGIN = 0.2
@@ -26,7 +26,7 @@ def draw(sizes: list[int], seed: int, mask: bool = False) -> list[Batch]:
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(CAPTIONS), generator=generator)[: sum(sizes)].split(sizes)
     scores = [torch.rand(len(pairs), len(pairs), generator=generator) for pairs in order]
-    return [(pairs.tolist(), own, mask_negative_pairs(pairs // 2, mask)) for pairs, own in zip(order, scores, strict=True)]
+    return [(pairs.tolist(), own, build_negative_mask(pairs // 2, mask)) for pairs, own in zip(order, scores, strict=True)]
 
 
 def rankings(scores: Tensor, negatives: Tensor) -> tuple[QueryScores, QueryScores]:
@@ -100,7 +100,7 @@ def test_a_caption_is_no_formula_and_no_other_row(tmp_path: Path) -> None:
     texts = ['=HYPERLINK("http://x")', "+1", "@SUM(1)", "a\rb"]
     listing = HardNegatives(4, [Caption(k, k, text, ()) for k, text in enumerate(texts)])
     pairs = torch.arange(4)
-    listing.add_batch(1, pairs.tolist(), rankings(torch.zeros(4, 4), mask_negative_pairs(pairs, False)), MARGIN)
+    listing.add_batch(1, pairs.tolist(), rankings(torch.zeros(4, 4), build_negative_mask(pairs, False)), MARGIN)
     listing.end_epoch()
     listing.write_csv(tmp_path / "n.csv")
     with (tmp_path / "n.csv").open(newline="") as stream:

@@ -1,6 +1,6 @@
 """Encoders that pool a set into one vector: mean, attention, WELDON's highest and lowest responses, and GPO.
 
-GPO, the generalised pooling operator, is the encoder of VSE-infinity. Its augmentation drops vectors of a set, or words.
+GPO, the generalised pooling operator, comes from VSE-infinity. Random vectors or words can be dropped in training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from vse.training.kinds import BatchVectors, InputKind
 from vse.training.models.encoders.base import Encoder, EncoderSettings, EncoderSpec, l2_normalize, xavier_linear
 from vse.training.models.recurrent_states import unpack_states
-from vse.training.processes.group import is_synchronised
+from vse.training.processes.group import is_synchronised_batch_norm
 
 
 class PooledSettings(EncoderSettings):
@@ -143,7 +143,7 @@ class GeneralisedPooling(nn.Module):
             distinct_sizes, rows = torch.unique(sizes, return_inverse=True)
         else:  # all possible sizes, because reading the sizes of the batch would make the CPU wait for the GPU
             distinct_sizes, rows = torch.arange(1, longest + 1), sizes - 1
-        encoded = rank_encodings(longest, self.logit.weight).expand(len(distinct_sizes), -1, -1)
+        encoded = compute_rank_encodings(longest, self.logit.weight).expand(len(distinct_sizes), -1, -1)
         with torch.autocast(sizes.device.type, enabled=False):
             packed = pack_padded_sequence(encoded, distinct_sizes, batch_first=True, enforce_sorted=False)
             states = unpack_states(self.ranks(packed)[0], longest)
@@ -161,10 +161,10 @@ class GeneralisedPooling(nn.Module):
         return (highest.masked_fill(beyond[:, None], 0) * weights[:, None]).sum(2)
 
 
-def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
-    """Return the sinusoidal encodings of the first ``longest`` ranks, with the type and device of ``like``.
+def compute_rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
+    """Return the sinusoidal encodings of the ranks 1 to ``longest``, with the type and device of the tensor ``like``.
 
-    The encoding of the (k + 1)-th rank holds sin(a) and cos(a) of the angles a = k / 10000^(2 i / 32), for i = 0 to 15.
+    The encoding of the rank k + 1 holds sin(a) and cos(a) of the angles a = k / 10000^(2 i / 32), for i = 0 to 15.
     """
     ranks = torch.arange(longest, device=like.device, dtype=like.dtype)
     scales = torch.exp(
@@ -229,7 +229,7 @@ class _ResidualLayers(nn.Module):
     def forward(self, rows: Float[Tensor, "n input_dim"]) -> Float[Tensor, "n dim"]:
         hidden = self.first(rows)
         norm = self.batch_norm
-        if self.training and len(rows) < 2 and not is_synchronised(norm):  # a single row has no variance
+        if self.training and len(rows) < 2 and not is_synchronised_batch_norm(norm):  # a single row has no variance
             hidden = torch.nn.functional.batch_norm(hidden, norm.running_mean, norm.running_var, norm.weight, norm.bias)
         else:
             hidden = norm(hidden)
@@ -284,7 +284,7 @@ class WordAugmentation(nn.Module):
     def forward(
         self, words: Int[Tensor, "n n_words"], mask: Bool[Tensor, "n n_words"]
     ) -> tuple[Int[Tensor, "n n_left"], Bool[Tensor, "n n_left"]]:
-        """Drop random words in a training; return the words that are left, moved together without gaps, and their mask.
+        """Mask, replace and remove random words; return the words that are left, without gaps between them, and their mask.
 
         Each caption keeps at least one word. In evaluation mode, the words and the mask are returned unchanged.
         """

@@ -114,9 +114,9 @@ class ScanSimilarity(Similarity):
     def _select_pairs(
         self, images: BatchVectors, captions: BatchVectors, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return context vectors, context mask, query vectors and query mask of pairs of an image and a caption.
+        """Return the context vectors, context mask, query vectors and query mask of k pairs of an image and a caption.
 
-        The query mask has the shape (k, n_queries, 1). The last axis is the number of query sets for each context.
+        The query mask has the shape (k, n_queries, 1): each context is compared with a single set of queries.
         """
         (context, context_mask), (queries, query_mask) = self._context_and_queries(
             select_batch_rows(images, rows), select_batch_rows(captions, columns)
@@ -159,11 +159,11 @@ class ScanSimilarity(Similarity):
         context_mask: Bool[Tensor, "k n_context"],
         query_mask: Bool[Tensor, "... n_queries m"],
     ) -> Float[Tensor, "k n_queries m"]:
-        """Return R, the cosine of each query with its attended vector, or 0 for padding.
+        """Return R, the cosine of each query with the vector it attends to, or 0 for padding.
 
         Each of k contexts is compared with each of m sets of queries. For single pairs, m is 1.
 
-        ``cosines`` : cosines of context and queries.
+        ``cosines`` : cosines of context vectors with queries.
         ``gram`` : inner products of context vectors.
         ``squares`` : squared lengths of queries.
         """
@@ -186,7 +186,7 @@ class ScanSimilarity(Similarity):
         return weights if is_known_full(context_mask) else weights * exists
 
     def _exponents(self, cosines: Tensor, query_mask: Tensor) -> Tensor:
-        """Return the exponents of the softmax: sharpness times the cosines, normalised as ``raw_feature_norm`` states."""
+        """Return sharpness times the cosines, normalised as the setting ``raw_feature_norm`` states: inputs of a softmax."""
         norm, sharpness = self.settings.raw_feature_norm, self.settings.sharpness
         if norm == "softmax":
             return sharpness * cosines.masked_fill(~query_mask, -torch.inf).softmax(2).masked_fill(~query_mask, 0)

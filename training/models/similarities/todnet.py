@@ -85,9 +85,9 @@ class TodNetSettings(SimilaritySettings):
 class TodNetSimilarity(Similarity):
     """Scores of images with captions in deformed spaces; two matrices if scores depend on the direction.
 
-    If the caption is the condition under which the image is deformed, or the reverse, each pair needs a pass through the
-    deformation T. Pairs are scored in blocks. For large batches the backward pass computes each block again. ``maps`` holds
-    the deformations: one for both directions, or one for each.
+    If captions or images are conditions of a deformation T, each pair needs a pass through T. Pairs are then scored in
+    blocks. For large batches the backward pass computes each block again. ``maps`` holds the deformations: one for both
+    directions, or one for each.
     """
 
     def __init__(self, settings: TodNetSettings, dim: int) -> None:
@@ -118,7 +118,7 @@ class TodNetSimilarity(Similarity):
         return ConditionalFlow(dim, condition_dim, settings.layers, widths, settings.scale, settings.identity, kept)
 
     def forward(self, images: BatchVectors, captions: BatchVectors) -> Scores:
-        vectors = self._select_inputs(images, captions)
+        vectors = self._prepare_vectors(images, captions)
         i2t = self._direction_scores(self.maps[0], self._condition_sides[0], vectors)
         if not self.has_directions:
             return i2t
@@ -134,8 +134,8 @@ class TodNetSimilarity(Similarity):
         """True if the score of a pair depends on the direction."""
         return len(self.maps) == 2 or self._condition_sides[0] != self._condition_sides[1]
 
-    def _select_inputs(self, images: BatchVectors, captions: BatchVectors) -> dict[str, Tensor]:
-        """Return the image and caption vectors as inputs of T, with unit length if ``normalize_before`` is set."""
+    def _prepare_vectors(self, images: BatchVectors, captions: BatchVectors) -> dict[str, Tensor]:
+        """Return the vectors of images and captions by these names, scaled to unit length if ``normalize_before`` is true."""
         vectors = {"images": images[0], "captions": captions[0]}
         return {side: l2_normalize(values) for side, values in vectors.items()} if self.settings.normalize_before else vectors
 
@@ -145,7 +145,7 @@ class TodNetSimilarity(Similarity):
         The mean is over both vectors of each pair and both directions. If scores are cosines, both x and T(x; v) are scaled to
         unit length, so the distance is 0 if T keeps the direction of every vector, and 2 at most.
         """
-        vectors = self._select_inputs(images, captions)
+        vectors = self._prepare_vectors(images, captions)
         distances = []
         for deform, side in zip((self.maps[0], self.maps[-1]), self._condition_sides, strict=True):
             for x in vectors.values():
@@ -170,9 +170,9 @@ class TodNetSimilarity(Similarity):
     def _score_under_conditions(
         self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "k n"]:
-        """Return the scores of all conditions (rows) with all other vectors (columns).
+        """Return the scores of k vectors (rows) with n vectors of the other kind (columns), such as captions with images.
 
-        Both vectors of a pair are deformed under the condition of the row.
+        Both vectors of a pair are deformed under the condition of the row: the vector of the row itself.
         """
         k, n = len(conditions), len(others)
         size = max(1, _PAIRS_PER_BLOCK.get(conditions.device.type, 2**15) // max(1, n))
@@ -191,7 +191,7 @@ class TodNetSimilarity(Similarity):
     def _compare(self, first: list[Tensor], second: list[Tensor]) -> Float[Tensor, "b n m"]:
         """Return the cosines or inner products of vectors (b, n, dim) with vectors (b or 1, m, dim).
 
-        Both arguments are lists of tensors. They are the parts of the vectors, such as their halves.
+        Each argument is a list of tensors that together form the vectors, such as their two halves.
         """
         with torch.autocast(first[0].device.type, enabled=False):
             products = _sum_tensors([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
@@ -213,17 +213,17 @@ class TodNetSimilarity(Similarity):
         side, deform = self._condition_sides[direction], self.maps[0 if direction == 0 else -1]
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         assert side is not None
-        vectors = self._select_inputs(images, captions)
+        vectors = self._prepare_vectors(images, captions)
         other = vectors["captions" if side == "images" else "images"]
         scorer = _ConditionedPairScorer(deform, vectors[side], other, self.settings.normalize_after)
         return scorer if side == "images" else lambda rows, columns: scorer(columns, rows)
 
 
 class _ConditionedPairScorer:
-    """A function that scores given pairs, each of a condition and another vector.
+    """A function that scores given pairs of an image and a caption, with one of both as the condition of the deformation T.
 
-    The terms that depend on the condition alone are computed once for each condition. All blocks of pairs have the same shape,
-    so that the arithmetic of a pair does not depend on the other pairs.
+    Terms that depend on the condition alone are computed once for each condition. All blocks of pairs have the same shape, so
+    that the arithmetic of a pair does not depend on the other pairs. ``normalize`` : whether scores are cosines.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class _ConditionedPairScorer:
     def __call__(self, conditions: Int[Tensor, " p"], others: Int[Tensor, " p"]) -> Float[Tensor, " p"]:
         """Return the scores of p pairs.
 
-        Pair k has the condition in row ``conditions[k]``, and the other vector in row ``others[k]``.
+        Pair k has the vector in row ``conditions[k]`` as the condition, and the other vector in row ``others[k]``.
         """
         if not len(conditions):
             return self._deformed_conditions.new_empty(0)
@@ -283,7 +283,7 @@ _ROWS_PER_BLOCK = 512
 
 
 def require_shortlist_similarity(run: Path, similarity: nn.Module) -> TodNetSimilarity:
-    """Return ``similarity``. Raises UserError, with the path of the run, if it is not a TOD-Net with a condition."""
+    """Return ``similarity`` if it is a TOD-Net with a condition; otherwise raise UserError with the path ``run``."""
     if isinstance(similarity, TodNetSimilarity) and similarity.has_condition:
         return similarity
     raise UserError(f"{run}: --shortlist is for a TOD-Net with a condition, whose pairs take long; leave it out")
@@ -296,16 +296,16 @@ def score_shortlist(
     image_of_caption: Int[Tensor, " n_captions"],
     min_round: int = MIN_ROUND,
 ) -> tuple[tuple[ScoreBlocks, ScoreBlocks | None], dict[str, float]]:
-    """Return scores for ranking (i2t and t2i), computed by the model for the promising pairs only, because it is slow.
+    """Return scores for ranking (i2t and t2i). A slow model scores only the promising pairs of an image and a caption.
 
-    The ranks of the right answers should be the same as if the model scored all pairs. The backbone score of a pair is the
-    score without the deformation T. The threshold of a pair is the model's score of the right answer to the query. The model
+    The right answers should have the same ranks as if the model scored all pairs. The backbone score of a pair is the score
+    without the deformation T. The threshold of a pair is the model's score of the best right answer to the query. The model
     scores pairs in rounds, in descending order of the backbone score minus the threshold, until no pair of a round reaches
     its threshold. All other pairs rank last, in the order of their backbone scores. A round has a twentieth of all pairs, and
     at least ``min_round`` pairs. The first round also has all pairs whose backbone score is above the threshold.
 
     The second result is the share of all pairs that the model scored, by direction. If scores do not depend on the direction,
-    the scores t2i are None, and the only direction is ``both``. The similarity must have a condition.
+    the scores t2i are None, and the only direction is ``both``, with the lower threshold of both queries of a pair.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))
@@ -329,7 +329,7 @@ def score_shortlist(
 
 
 def _score_in_rounds(
-    name: str,
+    direction: str,
     scores: Float[Tensor, "n_images n_captions"],
     thresholds: Float[Tensor, "n_images n_captions"],
     scorer: PairScorer,
@@ -340,11 +340,10 @@ def _score_in_rounds(
 
     All other scores are shifted by one constant, so that they are below the lowest score of the model.
 
-    ``name`` : direction, for the log.
-    ``scores`` : scores of all pairs without the deformation T, changed in place.
-    ``thresholds`` : model's score of the right answer to the query of each pair.
+    ``direction`` : direction for the log, or ``both``.
+    ``scores``, ``thresholds`` : backbone scores of all pairs, changed in place, and thresholds (:func:`score_shortlist`).
     ``scorer`` : function that returns the model's scores of given pairs.
-    ``right_pairs`` : index of each caption's image, and the model's score of this image and caption.
+    ``right_pairs`` : for each caption, the index of the image to which it belongs, and the model's score of both.
     """
     n_images, n_captions = scores.shape
     share = max(ROUND_SHARE, min_round / scores.numel())
@@ -366,7 +365,8 @@ def _score_in_rounds(
             n_reached += int((exact >= thresholds[images, captions]).sum())
             scores[images, captions], is_scored[images, captions] = exact, True
         scored = float(is_scored.float().mean())
-        log.info("%s: %.0f%% of the pairs are scored; the last round had %d that change a rank", name, 100 * scored, n_reached)
+        counts = 100 * scored, n_reached
+        log.info("%s: %.0f%% of the pairs are scored; the last round had %d that change a rank", direction, *counts)
     if not is_scored.all():
         scores[~is_scored] += scores[is_scored].min() - scores[~is_scored].max() - 1
     return round(scored, 4)

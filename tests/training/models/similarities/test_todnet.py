@@ -216,7 +216,7 @@ def drawn(module: torch.nn.Module, seed: int = 0) -> None:
 def flow(
     scale: str = "exp", layers: int = 3, kept: int = 0, condition_dim: int = OF_CONDITION, seed: int = 0
 ) -> ConditionalFlow:
-    made = ConditionalFlow(DIM, condition_dim, layers, [5, 7], scale, identity=False, kept=kept)
+    made = ConditionalFlow(DIM, condition_dim, layers, [5, 7], scale, identity=False, kept_half=kept)
     drawn(made, seed)
     return made
 
