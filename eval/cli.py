@@ -82,7 +82,7 @@ def table_command(command: TableCommand) -> None:
     from vse.eval.tables.table import format_text_table
 
     table = find_table_kind(command.name).build(command.request, command.out)
-    click.echo(format_text_table(table.cells) if command.out is None else command.out)
+    click.echo(format_text_table(table.printed) if command.out is None else command.out)
 
 
 eval_main = entry_point(eval_command)

@@ -60,7 +60,7 @@ _UNKNOWN = "unknown"
 _N_KEY_CHARACTERS = 8
 
 
-def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
+def build_training_card(provenance: Mapping[str, Any]) -> dict[str, str]:
     """Return facts about a training run as texts, such as its features and epochs, from its recorded provenance.
 
     ``selection`` is the rule that selected the best epoch. ``training_s`` is the duration of the training in seconds.

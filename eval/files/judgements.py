@@ -55,7 +55,7 @@ class Judgements:
 
 
 @dataclass(frozen=True)
-class _FileKind:
+class _JudgementFormat:
     """A kind of file in which people judged pairs of an image and a caption, one pair in each line.
 
     A line has ``n_fields`` fields, separated by blanks; ``columns`` describes the fields in error messages. Three functions
@@ -88,13 +88,13 @@ def _parse_grade(fields: Sequence[str]) -> list[float]:
 
 
 FILE_KINDS = {
-    "expert": _FileKind(
+    "expert": _JudgementFormat(
         5, "image, caption and three scores from 1 to 4", lambda f: (f[0], f[1]), _parse_expert_scores, lambda r: sum(r) - 3, 6
     ),
-    "crowd": _FileKind(
+    "crowd": _JudgementFormat(
         5, "image, caption, share, yes and no", lambda f: (f[0], f[1]), _parse_yes_share, lambda r: round(100 * r[0]), 50
     ),
-    "qrels": _FileKind(4, "query, 0, answer and grade", lambda f: (f[0], f[2]), _parse_grade, lambda r: r[0], 1),
+    "qrels": _JudgementFormat(4, "query, 0, answer and grade", lambda f: (f[0], f[2]), _parse_grade, lambda r: r[0], 1),
 }
 
 

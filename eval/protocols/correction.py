@@ -105,7 +105,7 @@ def parse_correction(text: str) -> tuple[str, Parameters]:
     return method, parameters
 
 
-def correct_seeds(
+def correct_seed_scores(
     files: Sequence[Path], seeds: Sequence[Embeddings], text: str, bank: str, out: Path
 ) -> tuple[list[Embeddings], dict[str, Any]]:
     """Return the embeddings of each seed with corrected scores, and the entry ``correction`` of the result file.
@@ -166,7 +166,7 @@ def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: 
     given = ",".join(f"{name}={value:g}" for name, value in record["parameters"].items())
     bank = str(record["bank"])
     bank = bank if bank in SPLITS else str(resolve_path(path, bank))
-    corrected, repeated = correct_seeds(files, seeds, f"{record['method']}:{given}", bank, path)
+    corrected, repeated = correct_seed_scores(files, seeds, f"{record['method']}:{given}", bank, path)
     if repeated["bank_sha256"][: len(files)] != record["bank_sha256"][: len(files)]:
         raise UserError(f"{path}: the bank {bank} has changed since the evaluation; evaluate again")
     return corrected

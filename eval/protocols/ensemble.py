@@ -54,7 +54,7 @@ def load_ensemble_outline(name: str) -> ExperimentOutline:
     return outline
 
 
-def list_members_per_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
+def read_members_per_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
     """Read the files of an ensemble, and return for each seed its members: pairs of a file and its embeddings.
 
     The ensemble of seed s combines seed s of every experiment. ``outline``, the preset of the ensemble, names the experiments
@@ -122,7 +122,7 @@ def build_ensemble(
         "trained_on": first.trained_on if len({member.trained_on for member in runs}) == 1 else "several data sets",
         "source": None,
     }
-    pair = find_combined_members(members)
+    pair = find_sentence_and_phrase_members(members)
     if pair is not None:
         if alpha is None:
             raise ValueError("an ensemble with a phrase model needs the share of phrases, alpha")
@@ -239,7 +239,7 @@ class PhraseWeight:
         }
 
 
-def find_combined_members(members: Sequence[MemberFile]) -> tuple[MemberFile, MemberFile] | None:
+def find_sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFile, MemberFile] | None:
     """Return the image-sentence model and the phrase model of an ensemble; None for an ensemble without a phrase model.
 
     Raises UserError if an ensemble with a phrase model has other members than one image-sentence model and this phrase model.
@@ -269,7 +269,7 @@ def choose_phrase_weight(by_seed: Sequence[Sequence[MemberFile]], alpha: float |
     validation files are next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
     ``test_sentences.h5``. Raises UserError if a validation file is missing.
     """
-    pairs = [pair for members in by_seed if (pair := find_combined_members(members)) is not None]
+    pairs = [pair for members in by_seed if (pair := find_sentence_and_phrase_members(members)) is not None]
     if not pairs:
         if alpha is not None:
             raise UserError("--alpha is the share of phrases, and no file holds scores of phrases (vse-embed --sentences)")

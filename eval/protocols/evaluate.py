@@ -41,15 +41,15 @@ from vse.eval.options import DEFAULT_IOU_THRESHOLD, FOLDED_PROTOCOLS, JUDGED_PRE
 from vse.eval.protocols.choices import ChoiceSet, read_choice_sets
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
 from vse.eval.protocols.compression import measure_compression
-from vse.eval.protocols.correction import correct_seeds
+from vse.eval.protocols.correction import correct_seed_scores
 from vse.eval.protocols.ensemble import (
     MemberFile,
     PhraseWeight,
     build_ensemble,
     choose_phrase_weight,
     find_phrase_member,
-    list_members_per_seed,
     load_ensemble_outline,
+    read_members_per_seed,
     save_ensemble,
 )
 from vse.eval.protocols.judged import correlate_with_ratings
@@ -59,7 +59,7 @@ from vse.eval.protocols.protocols import (
     RankingOptions,
     check_and_unify_embeddings,
     group_folds,
-    join_test_folds,
+    join_fold_ids,
     list_protocol_names,
     rank_queries_of_seeds,
     read_seed_embeddings,
@@ -166,7 +166,7 @@ def _read_model(
         return _EvaluatedModel(files, seed_embeddings, [[member] for member in zip(files, seed_embeddings, strict=True)])
     compares_captions = any(name.startswith("sentence") for name in list_protocol_names(protocol))
     outline = None if options.experiment is None else load_ensemble_outline(options.experiment)
-    members = list_members_per_seed(files, outline)
+    members = read_members_per_seed(files, outline)
     first_files = [path for (path, _), *_ in members]
     weight = choose_phrase_weight(members, options.alpha)
     ensembles = [build_ensemble(of_seed, compares_captions, outline, weight.alpha if weight else None) for of_seed in members]
@@ -197,9 +197,9 @@ def _evaluate_model(
     correction: dict[str, Any] | None = None
     if options.correct is not None:
         bank = options.bank or "train"
-        seeds, correction = correct_seeds(model.seed_files, model.seed_embeddings, options.correct, bank, out)
+        seeds, correction = correct_seed_scores(model.seed_files, model.seed_embeddings, options.correct, bank, out)
         model = model._replace(seed_embeddings=seeds)
-    whole = join_test_folds(group_folds(model.seed_embeddings)[0])
+    whole = join_fold_ids(group_folds(model.seed_embeddings)[0])
     unfinished = list_unfinished_runs(inputs, out, options.allow_unfinished)
     if correction is None:
         for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
@@ -215,7 +215,7 @@ def _evaluate_model(
     judgements = read_judgement_files(options, model.seed_files[0], whole)
     measured, answers = _measure_protocols(model, [*names, *judgements], options, pairs, judgements, choices)
     if "full" in measured["protocols"]:
-        measured["hubness"] = _measure_hubness(model, inputs, measured["protocols"]["full"])
+        measured["hubness"] = _measure_hubs_and_warn(model, inputs, measured["protocols"]["full"])
     content = {
         "split_identity": split_identity(whole).model_dump(),
         "data": whole.identity.checksums.model_dump(),
@@ -280,7 +280,7 @@ def _measure_protocols(
         folds = [of_seed.folds for of_seed in queries]
         checks[name] = _build_cross_check_entry(queries)
         per_seed = [
-            _compute_protocol_metrics(join_test_folds(parts), name, of_seed)
+            _compute_protocol_metrics(join_fold_ids(parts), name, of_seed)
             for parts, of_seed in zip(test_sets, folds, strict=True)
         ]
         metrics[name] = mean_and_std_over_seeds(per_seed)
@@ -299,7 +299,7 @@ def _measure_protocols(
     return {"protocols": metrics, "cross_check": checks}, answers
 
 
-def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _measure_hubs_and_warn(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return statistics of hubs (candidates near many queries), and the mean cosines of two images and of two captions.
 
     They are averaged over seeds. Logs a warning if they suggest a failed model. ``inputs`` are the embeddings before a

@@ -91,7 +91,7 @@ def find_sentence_answers(
         raise UserError("the protocol sentence needs images with two captions or more: here every image has one")
     # Sort captions by image, so that the right answers to a block of queries are consecutive rows.
     order = torch.argsort(image_of_caption, stable=True)
-    units, images = unit_rows(captions[order]), image_of_caption[order]
+    units, images = normalise_rows(captions[order]), image_of_caption[order]
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
     ranks, right_rows, wrong_rows = (torch.empty_like(image_of_caption) for _ in range(3))
     right_scores, wrong_scores = torch.empty(len(units)), torch.empty(len(units))
@@ -116,7 +116,7 @@ def find_sentence_answers(
     return BestAnswers(queries.numpy(), *found)
 
 
-def unit_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
+def normalise_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
     """Return rows divided by their Euclidean lengths, in float32. A row of zeros stays zero."""
     largest = rows.float().abs().amax(1, keepdim=True)
     # Divide by the largest value first: squares then do not overflow, and the length is at least 1 unless all values are 0.

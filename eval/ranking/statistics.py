@@ -57,7 +57,8 @@ def compute_intervals(
     rng = np.random.default_rng(seed)
     weights = (_sample_weights(seed_queries[0], n_images, n, rng) for n in _batch_sizes(samples, n_images))
     return _map_leaves(
-        compute_percentile_interval, _concatenate_batches([_average_seed_metrics(seed_queries, part) for part in weights])
+        compute_percentile_interval,
+        _concatenate_batches([_resample_and_average_seeds(seed_queries, part) for part in weights]),
     )
 
 
@@ -85,8 +86,8 @@ def compute_differences(
         weights = _sample_weights(first[0], n_images, n, rng)
         swap = rng.integers(0, 2, (n, n_images)).astype(np.float64)
         left, right = np.hstack([1 - swap, swap]), np.hstack([swap, 1 - swap])
-        resampled.append(_map_leaves(np.subtract, *(_average_seed_metrics(seeds, weights) for seeds in (first, second))))
-        swapped.append(_map_leaves(np.subtract, *(_average_seed_metrics(merged, side) for side in (left, right))))
+        resampled.append(_map_leaves(np.subtract, *(_resample_and_average_seeds(seeds, weights) for seeds in (first, second))))
+        swapped.append(_map_leaves(np.subtract, *(_resample_and_average_seeds(merged, side) for side in (left, right))))
     observed = [
         average_metrics([average_metrics([compute_fold_metrics(fold) for fold in folds]) for folds in seeds])
         for seeds in (first, second)
@@ -140,7 +141,7 @@ def _batch_sizes(samples: int, n_images: int) -> list[int]:
     return [min(size, samples - start) for start in range(0, samples, size)]
 
 
-def _average_seed_metrics(seed_queries: Sequence[SeedQueries], weights: Floats) -> dict[str, Any]:
+def _resample_and_average_seeds(seed_queries: Sequence[SeedQueries], weights: Floats) -> dict[str, Any]:
     return average_metrics([resample_metrics(folds, weights) for folds in seed_queries])
 
 

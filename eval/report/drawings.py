@@ -131,7 +131,7 @@ class DrawnWord:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class AttentionDrawing:
     """A drawing of the attention between a photo and one or more captions.
 
     ``element_id`` is an identifier that is unique in the report. ``size`` is width and height of the photo in pixels.
@@ -155,7 +155,7 @@ class Drawing:
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
 
-def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -> Drawing:
+def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -> AttentionDrawing:
     """Return the drawing of the attention between a photo and one or more captions.
 
     ``name`` is the ``element_id`` of the drawing. The words of all captions are numbered from ``first``.
@@ -167,7 +167,7 @@ def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -
     captions: list[list[DrawnWord]] = []
     for attention in attentions:
         captions.append(_draw_words(attention, first + sum(map(len, captions))))
-    return Drawing(name, photo.size, regions, captions)
+    return AttentionDrawing(name, photo.size, regions, captions)
 
 
 def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:

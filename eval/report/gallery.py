@@ -17,7 +17,7 @@ from torch import Tensor
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import blocks_from_embeddings, shared_tensor
-from vse.eval.report.drawings import AttentionReader, Drawing, DrawnWord, PairIds, draw_attention
+from vse.eval.report.drawings import AttentionDrawing, AttentionReader, DrawnWord, PairIds, draw_attention
 from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.report.report_inputs import select_query_groups
 from vse.eval.search.top_k import Attention
@@ -70,8 +70,8 @@ class AnswerCard:
     is_right: bool
     caption: str
     photo: Photo | None
-    words: Sequence[DrawnWord] = ()
-    drawing: Drawing | None = None
+    caption_words: Sequence[DrawnWord] = ()
+    drawing: AttentionDrawing | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ModelColumn:
     right_answer: AnswerCard | None
 
     @property
-    def words(self) -> Sequence[DrawnWord]:
+    def query_words(self) -> Sequence[DrawnWord]:
         """The words of a query caption, if its attention is drawn on the photo of an answer; else empty."""
         cards = [*self.answers, *([self.right_answer] if self.right_answer else [])]
         return next((card.drawing.words for card in cards if card.drawing), ())
@@ -104,7 +104,7 @@ class QueryCard:
     photo: Photo | None
     caption: str
     columns: Sequence[ModelColumn]
-    drawings: Sequence[Drawing] = ()
+    drawings: Sequence[AttentionDrawing] = ()
 
     @property
     def rank_range(self) -> int:
@@ -146,7 +146,7 @@ class Gallery:
         """The largest number of words that are drawn on a card."""
         cards = [card for group in self.groups for card in group.cards]
         on_photos = [sum(len(drawing.words) for drawing in card.drawings) for card in cards]
-        return max([0, *on_photos, *(len(column.words) for card in cards for column in card.columns)])
+        return max([0, *on_photos, *(len(column.query_words) for card in cards for column in card.columns)])
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def _build_query_card(
     query = results[0].query
     photo = photos.find_photo(int(run.image_ids[query])) if direction == "i2t" else None
     columns: list[ModelColumn] = []
-    drawings: list[Drawing] = []
+    drawings: list[AttentionDrawing] = []
     for number, (result, attention) in enumerate(zip(results, attentions, strict=True)):
         pairs = [_find_pair_ids(direction, run, query, candidate) for candidate in result.displayed_candidates]
         name = f"{direction}-{query}-{number}"
@@ -284,7 +284,7 @@ def _build_query_card(
             answer = _build_answer_card(direction, run, photos, candidate)
             if answer.photo and answer.photo.source and pair in attention:
                 answer = replace(answer, drawing=draw_attention(f"{name}-{candidate.row}", [attention[pair]]))
-            answers.append(replace(answer, words=words.get(pair, ())))
+            answers.append(replace(answer, caption_words=words.get(pair, ())))
         n_best = len(result.candidates)
         columns.append(ModelColumn(result.best_right.rank + 1, answers[:n_best], next(iter(answers[n_best:]), None)))
     if photo:

@@ -94,9 +94,9 @@ def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
 
 
 def _add_embeddings(
-    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
+    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], named_by_user: bool
 ) -> ReportInput:
-    if reason := _find_missing_reason(files, given):
+    if reason := _find_missing_reason(files, named_by_user):
         return _add_missing_sentence(report_input, reason)
     members = [read_embeddings(file) for file in files]
     first = members[0]
@@ -117,9 +117,9 @@ def _add_embeddings(
 
 
 def _add_phrase_scores(
-    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
+    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], named_by_user: bool
 ) -> ReportInput:
-    if reason := _find_missing_reason(files, given):
+    if reason := _find_missing_reason(files, named_by_user):
         return _add_missing_sentence(report_input, reason)
     run = read_phrase_scores(files[0])
     for entry in references[:1]:
@@ -128,16 +128,16 @@ def _add_phrase_scores(
     return replace(report_input, phrase_scores=run, dataset_file=find_dataset_file(files[0], run))
 
 
-def _find_missing_reason(files: Sequence[Path], given: bool) -> str:
+def _find_missing_reason(files: Sequence[Path], named_by_user: bool) -> str:
     """Return the reason why embeddings or phrase scores cannot be read; blank if all ``files`` exist.
 
-    ``given`` is True if the user named the first file. If this file is missing, the reason is also blank, because the reader
-    of the file then raises an error.
+    ``named_by_user`` is True if the user named the first file. If this file is missing, the reason is also blank, because
+    the reader of the file then raises an error.
     """
     if not files:
         return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
     lost = [file for file in files if not file.is_file()]
-    if not lost or (given and files[0] in lost):
+    if not lost or (named_by_user and files[0] in lost):
         return ""
     log.warning("%s: no such file", lost[0])
     return "the embeddings are not where the result names them (give --embeddings): no ranks, no gallery"

@@ -341,7 +341,7 @@ class AcceptedAnswer:
     photo: Photo
     caption: str
     own_caption: str
-    verdict: str
+    ratings: str
 
 
 def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, missing: list[str]) -> list[AcceptedAnswer]:
@@ -386,12 +386,12 @@ def _list_accepted_answers(run: Embeddings, judgements: Judgements, photos: Data
         photo = photos.find_photo(int(run.image_ids[image_row]))
         caption = photos.find_caption(int(run.caption_ids[caption_row]))
         answers.append(
-            AcceptedAnswer(photo, caption, photo.caption, _describe_verdict(judgements.kind, judgements.ratings[index]))
+            AcceptedAnswer(photo, caption, photo.caption, _describe_ratings(judgements.kind, judgements.ratings[index]))
         )
     return answers
 
 
-def _describe_verdict(kind: str, ratings: Floats) -> str:
+def _describe_ratings(kind: str, ratings: Floats) -> str:
     if kind == "expert":
         return f"experts: {', '.join(f'{rating:g}' for rating in ratings)} of 4"
     return f"{100 * ratings[0]:.0f}% of a crowd say yes" if kind == "crowd" else f"grade {ratings[0]:g}"

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.ranking.answers import Vectors, unit_rows
+from vse.eval.ranking.answers import Vectors, normalise_rows
 from vse.eval.ranking.metrics import BestAnswers, Ranks
 from vse.eval.ranking.ranks import find_similarity, shared_tensor
 from vse.eval.search.top_k import (
@@ -88,7 +88,7 @@ def check_sentences_against_search(
     fixed seed; 0 compares all. Raises RuntimeError if a rank differs although no wrong answer has the same score as the right
     answer.
     """
-    units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
+    units, sample = normalise_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
     queries = exact.queries[sample]
     # A query usually finds itself, so search for one more result. It may miss itself if many captions equal the query.
     scores, rows = search_corpus(units, units[queries], max(ks) + 2)

@@ -112,7 +112,7 @@ def search_corpus(
     block : the number of rows that are read at once
     """
     find_similarity(similarity)
-    queries = check_queries(corpus, queries)
+    queries = check_and_convert_queries(corpus, queries)
     if similarity == "cosine":
         return search_exactly(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
     _check_direction(similarity, direction)
@@ -151,7 +151,7 @@ def search_exactly(
     images query captions, else ``t2i``; ``cosine`` does not need it. Raises UserError if a row is not finite.
     """
     scorer = find_similarity(similarity)
-    queries = check_queries(corpus, queries)
+    queries = check_and_convert_queries(corpus, queries)
     if similarity != "cosine":
         _check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
@@ -214,7 +214,7 @@ def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, sim
     return scores
 
 
-def check_queries(corpus: Corpus, queries: Vectors) -> Vectors:
+def check_and_convert_queries(corpus: Corpus, queries: Vectors) -> Vectors:
     """Return queries in the form that FAISS needs. Raises UserError if their shape is wrong, or if a row is not finite."""
     if len(corpus.shape) != 2 or queries.ndim != 2 or queries.shape[1] != corpus.shape[1]:
         raise UserError(f"queries of shape {queries.shape} do not fit a corpus of shape {corpus.shape}")

@@ -58,7 +58,7 @@ class CompressionTable(TableKind):
                     rows.append({**row, "rescored": again["candidates"], **_read_metrics(again)})
         return pd.DataFrame(rows).sort_values(["method", "bytes", "codec"], ascending=[True, False, True], kind="stable")
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         """Return the codecs with their bytes and metrics."""
         texts = [*(["method"] if frame["method"].nunique() > 1 else []), "codec"]
         lines = []

@@ -20,8 +20,8 @@ from vse.eval.options import COST_NAMES, TableRequest
 from vse.eval.tables.summary import BEST_GROUP_COLUMN, GROUP_COLUMN, method_name, summarise_results
 from vse.eval.tables.table import (
     EMPTY_TABLE_REQUEST,
-    Groups,
     PrintedTable,
+    ResultGroups,
     TableKind,
     column_title,
     metric_cell,
@@ -95,7 +95,7 @@ class LadderTable(TableKind):
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
         return build_ladder(request.results, request.cost or "total_s", request.family)
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_ladder(frame, request.cost or "total_s")
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
@@ -134,7 +134,7 @@ def cost_cell(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _build_ladder_row(path: Path, groups: Groups | None) -> pd.DataFrame:
+def _build_ladder_row(path: Path, groups: ResultGroups | None) -> pd.DataFrame:
     result = read_result(path)
     if _PROTOCOL not in result.protocols:
         raise UserError(f"{path}: has no metrics of the whole split, but a ladder needs them (vse-eval --protocol full)")

@@ -23,7 +23,7 @@ from vse.eval.files.results import (
 from vse.eval.options import FOLDED_PROTOCOLS, N_IMAGES_PER_FOLD, PHRASE_PROTOCOL, TableRequest
 from vse.eval.tables.published_rows import PublishedRow, published_rows, table_experiments
 from vse.eval.tables.summary import GROUP_COLUMN, UNKNOWN_INTERVAL, describe_result
-from vse.eval.tables.table import Groups, PrintedTable, TableKind, column_title, metric_cell
+from vse.eval.tables.table import PrintedTable, ResultGroups, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, list_preset_names, load_experiment_outline, read_preset_settings
 
@@ -138,7 +138,7 @@ class PublishedTable(TableKind):
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
         return compare_published(self.name, request.results, request.dataset, request.family)
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_published_table(frame)
 
 
@@ -243,7 +243,7 @@ def _check_test_split(measured: MeasuredRow) -> None:
         )
 
 
-def _build_table_line(row: PublishedRow, measured: MeasuredRow | None, groups: Groups | None) -> dict[str, Any]:
+def _build_table_line(row: PublishedRow, measured: MeasuredRow | None, groups: ResultGroups | None) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.key, "system": row.system, "setting": row.setting}
     line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.n_images, "split": row.split}
     line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "our_split": ""}
