@@ -1,4 +1,4 @@
-"""The commands ``vse-eval`` and ``vse-table``. They import their modules only when they run, which keeps ``--help`` fast."""
+"""The commands ``vse-eval`` and ``vse-table``. Evaluation code is imported only when a command runs: ``--help`` stays fast."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _collect_right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[i
 
 
 def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, QueryRanking]:
-    """Rank all other rows of ``vectors`` (n, dim) by their cosine with each query. Queries are rows, too.
+    """For each query, a row of ``vectors`` (n, dim), rank all other rows by their cosine with the query.
 
     ``right`` maps the row of each query to the rows of its right answers. The result has the same keys.
     """

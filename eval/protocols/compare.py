@@ -149,8 +149,8 @@ def _write_comparison(
 def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
     """Divide ``files``, a file per seed, into the files of two models by the model that each file names.
 
-    ``read`` reads a file. Two files are taken as two models, and are not read. Raises UserError unless there are two models
-    with equally many seeds.
+    ``read`` reads a file. If there are only two files, each is taken as a model without being read. Raises UserError unless
+    there are two models with equally many seeds.
     """
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")

@@ -171,7 +171,7 @@ _N_TIMED_ANSWERS = 10  # results per query in a timed search
 
 
 class _DirectionVectors(NamedTuple):
-    """The vectors of the queries and candidates of one direction, before and after a codec encoded and decoded them."""
+    """The query and candidate vectors that a codec compares in one direction, and the original vectors before compression."""
 
     queries: Vectors
     candidates: Vectors
@@ -192,8 +192,8 @@ def measure_compression(
     files, seeds : the embeddings file of each seed of the model, and its content
     texts : names of codecs, such as ``dims=256,128`` and ``int8 binary pq32``
     rescored : number of best candidates of each query that are ranked again by the uncompressed vectors, for further metrics;
-        None computes none
-    samples : number of bootstrap samples for intervals; 0 computes none
+        None leaves these metrics out
+    samples : number of bootstrap samples for intervals; 0 leaves the intervals out
     """
     banks = [_read_fitting_vectors(file, run) for file, run in zip(files, seeds, strict=True)]
     first_vectors = seeds[0].vectors

@@ -110,8 +110,7 @@ def correct_seed_scores(
 ) -> tuple[list[Embeddings], dict[str, Any]]:
     """Return the embeddings of each seed with corrected scores, and the entry ``correction`` of the result file.
 
-    If ``text`` lacks a parameter of the method, the value with the highest mean rsum over seeds on the validation split is
-    used.
+    A parameter that ``text`` lacks gets the value with the highest rsum on the validation split, as a mean over seeds.
 
     Parameters
     ----------
@@ -180,9 +179,9 @@ def _list_parameter_choices(method: str, names: Sequence[str]) -> Iterator[Param
 def read_bank_scores(file: Path, run: Embeddings, bank: str) -> BankScores:
     """Return the scores of the images and captions in ``run`` with the captions and images of a bank.
 
-    ``run`` was read from ``file``. ``bank`` is a file of embeddings, or a split such as ``train``, read from ``train.h5``. If
-    ``run`` has scores of pairs, ``bank`` must be the evaluated split or ``train``; for ``train``, ``run`` must also have
-    scores with images and captions of the training split. Raises UserError otherwise.
+    ``run`` was read from ``file``. ``bank`` is a file of embeddings, or a split such as ``train``, read from ``train.h5``.
+    Raises UserError if the scores cannot be computed: without vectors, ``bank`` must be the evaluated split, or ``train`` if
+    ``run`` also has scores with images and captions of the training split.
     """
     path, source = file, run
     has_scores = run.direction_scores("t2i") is not None

@@ -98,12 +98,12 @@ def build_ensemble(
     outline: ExperimentOutline | None = None,
     alpha: float | None = None,
 ) -> Embeddings:
-    """Return embeddings whose scores are the means of the members' scores.
+    """Return embeddings whose scores are the means of the members' scores; a phrase model has the weight ``alpha``.
 
     All members have the same split and similarity; their dimensions, experiments and seeds may differ. The vectors of n
     members are concatenated and divided by the square root of n: inner products and order scores of the result are then the
-    mean scores. Score matrices are averaged row by row when they are read. :func:`combine_scores` combines an image-sentence
-    model and a phrase model.
+    mean scores. Score matrices are averaged row by row when they are read. An image-sentence model and a phrase model are
+    combined by :func:`combine_scores` instead.
 
     Parameters
     ----------

@@ -262,10 +262,11 @@ def _measure_protocols(
     judgements: Mapping[str, Judgements],
     choices: Mapping[str, ChoiceSet],
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
-    """Return a dict with the metrics of each protocol and the comparison of its ranks with FAISS, and the best answers.
+    """Return the metrics of each protocol, and the best answers to each query.
 
-    The list of answers is empty unless ``options.per_query`` is set. ``pairs`` are the judged pairs of the protocol ``cxc``,
-    or None. ``judgements`` and ``choices`` have the data of the protocols ``judged-...`` and ``choices...``, by protocol.
+    The dict has the metrics under ``protocols``, and the comparison of the ranks with FAISS under ``cross_check``. The list of
+    answers is empty unless ``options.per_query`` is set. ``pairs`` are the judged pairs of the protocol ``cxc``, or None.
+    ``judgements`` and ``choices`` have the data of ``judged-...`` and ``choices...``, by protocol.
     """
     with_answers = options.per_query is not None
     ranking = RankingOptions(

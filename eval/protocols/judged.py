@@ -39,11 +39,11 @@ _UNJUDGED = -1  # the grade of a pair without judgement
 
 
 class JudgedRanking(NamedTuple):
-    """The grades of a query's candidates, sorted by score, the best candidate first.
+    """The ranking of the candidates for one query: the grades of the candidates, the best-scoring candidate first.
 
     grades : (n_candidates,) grade of each candidate; -1 for a candidate without a judgement
     own : (n_candidates,) whether a candidate is the query's own caption or image
-    best_right, best_wrong : the best right and the best wrong candidate, as indices before the candidates were sorted
+    best_right, best_wrong : the best right and the best wrong candidate, as positions in the original, unsorted order
     right_score, wrong_score : scores of these two candidates; ``wrong_score`` is -inf if no candidate is wrong
     """
 
@@ -90,7 +90,7 @@ class _JudgedCandidates:
         self._own = own
 
     def rank_captions(self) -> Iterator[tuple[int, JudgedRanking]]:
-        """Rank the captions for each image that has a right caption. Yield the index in ``images``, and the ranking."""
+        """Rank the captions for each image that has a right caption. Yield its index in ``images``, and the ranking."""
         blocks, _ = self._run.score_blocks()
         columns = torch.from_numpy(self.captions)
         for span in blocks.row_slices:
@@ -104,7 +104,7 @@ class _JudgedCandidates:
                     )
 
     def rank_images(self) -> Iterator[tuple[int, JudgedRanking]]:
-        """Rank the images for each caption that has a right image. Yield the index in ``captions``, and the ranking."""
+        """Rank the images for each caption that has a right image. Yield its index in ``captions``, and the ranking."""
         i2t, t2i = self._run.score_blocks()
         for part, scores in iter_caption_scores(t2i or i2t, self.captions):
             for n, caption in enumerate(part.tolist()):
@@ -246,9 +246,9 @@ class _RatedPairs(NamedTuple):
 
 
 def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the image rows and the caption rows of the judged pairs in ``run``, and a mask (n_pairs,) of these pairs.
+    """Return the image rows and the caption rows of judged pairs in ``run``, and a mask (n_pairs,) over all judged pairs.
 
-    A judged pair is left out if its image or its caption is not in ``run``. The mask has all pairs in ``judgements``.
+    A judged pair is left out, and False in the mask, if its image or its caption is not in ``run``.
     """
     rows = []
     for ids, wanted in ((run.image_ids, judgements.image_ids), (run.caption_ids, judgements.caption_ids)):

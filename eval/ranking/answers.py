@@ -1,4 +1,4 @@
-"""Search of the best answers to each query in blocks of scores, and a reader of vectors in blocks."""
+"""Search of the best answers to each query, ranked lists of candidates, and a reader of vectors in blocks."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
 def break_ties(scores: Scores) -> NDArray[np.float32]:
     """Return descending scores in float32 without ties, so that a program that sorts by score keeps the order.
 
-    A score that is not below the previous score of the result becomes the largest float32 below that previous score.
+    A score that is not below the score before it is lowered to the largest float32 below that score.
     """
     bits = np.clip(scores, -_MAX_ABSOLUTE_SCORE, _MAX_ABSOLUTE_SCORE).astype(np.float32).view(np.int32).astype(np.int64)
     # Map all float32 numbers, in ascending order, to consecutive integers; both zeros become 0.

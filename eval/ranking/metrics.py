@@ -243,7 +243,7 @@ class MeasuredQueries:
     image_rows : (n,) row of each query's image (for image queries, the query itself); a bootstrap resamples these images
     values_by_metric : for each metric that is averaged over queries, such as R@K in percent, its values (n,)
     ranks : (n,) 0-based ranks; None if the median rank is not a metric of this direction
-    answers : the best right and wrong answer to each query, or None
+    answers : the best right and the best wrong answer to each query; None if they were not searched
     """
 
     image_rows: Ints

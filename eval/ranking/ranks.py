@@ -167,7 +167,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
     captions. The two scores of a pair must be bit for bit the same, and equal images or captions must have equal scores in
     every call. Otherwise ties are missed, and a model that gives all pairs one score gets good ranks. Most kernels compute the
     same bits only for inputs of one shape: a model should therefore score tiles of a fixed size, and pad the last tile. Raises
-    UserError if scores are not finite; the message names the image row.
+    UserError if scores are not finite; the message names the row of the image.
 
     Parameters
     ----------

@@ -98,10 +98,11 @@ def compute_differences(
 def resample_seed_metric(
     systems: Sequence[Sequence[SeedQueries]], metric: Sequence[str], samples: int, rng: np.random.Generator
 ) -> tuple[list[Floats], list[Floats]]:
-    """Return one metric of all seeds, (n_seeds,), and the metric on bootstrap samples, (n_seeds, samples), for each system.
+    """Return two lists with an array for each system: a metric of all seeds, and the metric on bootstrap samples.
 
-    A system is a model with one or several seeds; all use the same samples of images. ``metric`` has the keys, such as
-    ``["i2t", "r1"]``, in the nested dict that :func:`vse.eval.ranking.metrics.compute_fold_metrics` returns.
+    The arrays are (n_seeds,) and (n_seeds, samples). A system is a model with one or several seeds; all systems have the same
+    samples of images. ``metric`` has the keys, such as ``["i2t", "r1"]``, in the result of
+    :func:`vse.eval.ranking.metrics.compute_fold_metrics`.
     """
     every, n_images = _renumber_images([queries for seeds in systems for queries in seeds])
     observed = [_get_metric(average_metrics([compute_fold_metrics(fold) for fold in folds]), metric) for folds in every]

@@ -148,9 +148,9 @@ class AttentionDrawing:
         return [word for words in self.captions for word in words]
 
     def compute_font_size(self, text: str, lines: int) -> float:
-        """Return the font size in pixels of the photo, small enough for a line with the word ``text`` and its weight.
+        """Return the largest font size, in pixels of the photo, at which a line of text fits across the photo.
 
-        The size is also small enough for ``lines`` lines along the longer side of the photo.
+        The line has the word ``text`` and its weight, and ``lines`` such lines must fit along the longer side of the photo.
         """
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 

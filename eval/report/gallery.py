@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The best candidates for a query, and the best right candidate. ``query`` is its row among the images or captions.
+    """The best candidates for a query, and the best right candidate. ``query`` is the row of the query.
 
     If scores are equal, wrong candidates come first.
     """
@@ -61,8 +61,8 @@ class QueryResult:
 class AnswerCard:
     """An answer to display: a caption if the query is a photo, or a photo with its first caption if the query is a caption.
 
-    ``rank`` is 1-based. ``words`` are the words of a returned caption, whose attention is drawn on the photo of the query.
-    ``drawing`` is the attention of a query caption on the returned photo. Both are empty if the model has no attention.
+    ``rank`` is 1-based. ``caption_words`` are the words of a returned caption, whose attention is drawn on the photo of the
+    query. ``drawing`` is the attention of a query caption on the returned photo. Without attention, both are empty.
     """
 
     rank: int
@@ -172,8 +172,8 @@ def build_gallery(
 ) -> Gallery:
     """Return the gallery of one direction with ``n`` queries or, with ``extremes``, two groups of ``n`` queries.
 
-    ``embeddings``, ``ranks`` and ``attention`` have an item for each model. For two models with the same queries, those whose
-    ranks differ most are selected. For one model, the groups are the best and the worst, or ``seed`` determines a sample.
+    ``embeddings``, ``ranks`` and ``attention`` have an item for each model. For two models, the queries have the most
+    different ranks. For one model, they are a random sample or, with ``extremes``, the best and the worst.
     """
     image_of_caption = embeddings[0].image_of_caption()
     n_captions = len(image_of_caption)

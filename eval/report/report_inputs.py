@@ -236,7 +236,7 @@ def _add_missing_sentence(report_input: ReportInput, sentence: str) -> ReportInp
 
 
 def align_queries(first: ReportInput, second: ReportInput) -> ReportInput:
-    """Return ``second`` with its embeddings in the order of those of ``first``. Raises UserError if the queries differ."""
+    """Return ``second`` with its images and captions in the order of ``first``. Raises UserError if the queries differ."""
     for name in ("dataset", "split"):
         ours, theirs = getattr(first.result, name), getattr(second.result, name)
         if ours != theirs:
@@ -275,10 +275,10 @@ def select_query_groups(
 ) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
     """Select groups of queries to display. Return the titles and query indices of the groups, and counts.
 
-    ``ranks`` has the ranks (n_queries,) of one or two models, and ``images`` the row of each query's image. The counts are
-    None for one model. For two models, they are the numbers of queries that the first model, the second model and neither
-    model ranks better. At most ``n`` queries are selected or, with ``extremes``, ``n`` for each group. For one model,
-    ``extremes`` selects the best and the worst queries.
+    ``ranks`` has the ranks (n_queries,) of one or two models, and ``images`` the row of each query's image. At most ``n``
+    queries are selected or, with ``extremes``, ``n`` for each group; for one model, these groups are the best and the worst
+    queries. The counts are None for one model. For two models, they are the numbers of queries that the first model, the
+    second model and neither model ranks better.
     """
     if len(ranks) == 1 and extremes:
         worst, best = select_extreme_queries(ranks[0], n, seed)

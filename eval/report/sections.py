@@ -76,7 +76,7 @@ class ProtocolSection:
     """The section of a protocol in a report.
 
     ``overall_metrics`` : (index of the result, name, value) of each metric over both directions, such as rsum.
-    ``chart`` displays the recalls; None without recalls. ``notes`` explains the whiskers and the numbers in small print.
+    ``chart`` displays the recalls; None without recalls. ``notes`` explains the whiskers and the small numbers of the chart.
     ``chance_note`` explains the dotted lines.
     """
 
@@ -302,8 +302,8 @@ def sample_choices(
 ) -> list[ChoiceCard]:
     """Return up to ``n`` wrong and then up to ``n`` right choices of a model between captions, sampled by ``seed``.
 
-    If the embeddings are missing, or if the result's file of captions to choose from cannot be read or has changed, the list
-    is empty, and a sentence about it is added to ``missing``.
+    The result names the file with the choices. If the embeddings are missing, or if this file cannot be read or has changed,
+    the list is empty, and a sentence about it is added to ``missing``.
     """
     facts, run = report_input.result.choices.get(CHOICES_PROTOCOL, {}), report_input.embeddings
     file = resolve_path(report_input.path, str(facts.get("file")))
@@ -336,7 +336,7 @@ N_ACCEPTED = 10  # number of accepted answers that are displayed for each kind o
 
 @dataclass(frozen=True)
 class AcceptedAnswer:
-    """A photo, the first caption that the model returned for it, the photo's own caption, and the verdict of the raters."""
+    """A photo, the first caption that the model returned for it, the photo's own caption, and people's ratings as a text."""
 
     photo: Photo
     caption: str
@@ -345,7 +345,7 @@ class AcceptedAnswer:
 
 
 def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, missing: list[str]) -> list[AcceptedAnswer]:
-    """Return images for which the model ranks a caption of another image first that people accept; highest grades first.
+    """Return images whose first-ranked caption is of another image, but accepted by people; highest grades first.
 
     If embeddings, or a file of human judgements that the result names, are missing or changed, a sentence is added to
     ``missing``.

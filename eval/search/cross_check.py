@@ -112,11 +112,11 @@ def check_against_candidates(
     max_compared: int = 0,
     candidates: int = N_RESCORED_CANDIDATES,
 ) -> Agreement:
-    """Search both directions by re-ranked candidates, check every query against its exact rank, and return the agreement.
+    """Search both directions in two stages, check every query against its exact rank, and return the agreement.
 
-    FAISS finds ``candidates`` rows for each query, and only these are scored. The search therefore gives only a lower and an
-    upper bound of each rank. At most ``max_compared`` queries of each direction are compared, a random sample with a fixed
-    seed; 0 compares all. Raises RuntimeError if a rank is out of its bounds.
+    FAISS finds ``candidates`` rows for each query, and only these are scored by ``similarity``. The search therefore gives
+    only a lower and an upper bound of each rank. At most ``max_compared`` queries of each direction are compared, a random
+    sample with a fixed seed; 0 compares all. Raises RuntimeError if a rank is out of its bounds.
     """
     samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, similarity)

@@ -92,7 +92,7 @@ class _Candidates:
         self._k, self._margin, self._floor = k, margin, -np.inf
 
     def add(self, scores: Scores, start: int) -> None:
-        """Add those of the next n rows as candidates that score high enough, and drop candidates that now score too low.
+        """Add the next n rows to the candidates if they score high enough, and drop candidates that now score too low.
 
         ``scores`` (n,) are the inner products of these rows with the query. ``start`` is the index of the first of them.
         """

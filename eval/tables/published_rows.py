@@ -69,7 +69,7 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
 
 
 def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
-    """Return pairs of a data set and an experiment; each pair reproduces a row of the table by a training.
+    """Return pairs of a data set and an experiment whose training on this data set reproduces a row of the table.
 
     The preset of an experiment names the rows that it reproduces. ``dataset`` replaces the default data set of the rows.
     Raises UserError if two experiments name the same row.

@@ -143,7 +143,7 @@ def format_difference_lines(comparison: Comparison) -> list[str]:
 
 
 def _label_models(comparison: Comparison) -> tuple[str, str]:
-    """Return a name for each model. Equal names end with the seeds, or with A and B if the seeds are equal or unknown."""
+    """Return a name for each model. Seeds are added to equal names or, if the seeds are equal or unknown, A and B."""
     a, b = (model.name or model.experiment for model in (comparison.a, comparison.b))
     seeds = comparison.a.seeds, comparison.b.seeds
     if a != b:
