@@ -32,10 +32,10 @@ def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
     """
     config = provenance.get("config")
     label = config.get("label") if isinstance(config, Mapping) else None
-    return str(label) if label else experiment + changes_suffix(provenance)
+    return str(label) if label else experiment + format_changes_suffix(provenance)
 
 
-def changes_suffix(provenance: Mapping[str, Any]) -> str:
+def format_changes_suffix(provenance: Mapping[str, Any]) -> str:
     """Return the settings of a run that differ from its preset, such as ``[margin=0.1]``; an empty text if none differ."""
     changes = [match.groups() for text in list_changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
     named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}

@@ -58,10 +58,10 @@ def find_split_name(dataset: str, sha256: str) -> str | None:
     The published splits of ``dataset`` are in ``config/published/splits.yaml``. The folder in the environment variable
     ``VSE_PRESETS`` may have a further file ``published/splits.yaml``.
     """
-    return next((name for name, known in _read_known_splits(dataset) if known == sha256), None)
+    return next((name for name, known in _read_published_splits(dataset) if known == sha256), None)
 
 
-def _read_known_splits(dataset: str) -> Iterator[tuple[str, str]]:
+def _read_published_splits(dataset: str) -> Iterator[tuple[str, str]]:
     user_folder = os.environ.get("VSE_PRESETS")
     for folder in [*([Path(user_folder, "published")] if user_folder else []), published_folder()]:
         path = folder / "splits.yaml"

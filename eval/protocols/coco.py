@@ -209,7 +209,7 @@ def rank_coco_queries(
     return {"i2t": i2t, "t2i": measure(rankings, queries, i2t_blocks.image_of_caption.numpy()[queries], rows)}
 
 
-def right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
+def find_right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
     ``scores`` is (n_candidates,). ``right`` (n_right,) has the index of each right answer in ``scores``. The index is -1 for
@@ -259,7 +259,7 @@ def rank_answers(scores: NDArray[np.float32], right: Ints) -> QueryRanking:
     wrong = scores.copy()
     wrong[present] = -np.inf
     best, best_wrong = int(present[scores[present].argmax()]), int(wrong.argmax())
-    return QueryRanking(right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
+    return QueryRanking(find_right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
 
 
 def _collect_best_answers(rankings: Sequence[QueryRanking], queries: Ints, candidates: Ints) -> BestAnswers:

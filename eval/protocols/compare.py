@@ -135,8 +135,8 @@ def _write_comparison(
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
         **settings,
-        "a": _model_entry(runs[0], out),
-        "b": _model_entry(runs[1], out),
+        "a": _build_model_entry(runs[0], out),
+        "b": _build_model_entry(runs[1], out),
         "samples": samples,
         "comparisons": compared,
         "differing_facts": [fact.model_dump() for fact in list_differing_facts(*(parse_provenance(one[0]) for one in runs))],
@@ -169,7 +169,7 @@ def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], FileMeta
     return first, second
 
 
-def _model_entry(runs: Sequence[FileMetadata], out: Path) -> dict[str, Any]:
+def _build_model_entry(runs: Sequence[FileMetadata], out: Path) -> dict[str, Any]:
     return {
         "experiment": runs[0].experiment,
         "name": display_name(str(runs[0].experiment), parse_provenance(runs[0])),

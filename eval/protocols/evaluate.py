@@ -203,7 +203,7 @@ def _evaluate_model(
     unfinished = list_unfinished_runs(inputs, out, options.allow_unfinished)
     if correction is None:
         for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
-            _warn_unless_unit_length(path, run)
+            _warn_of_unnormalised_captions(path, run)
     if options.choices is not None and list_protocol_names(protocol) != ["auto"]:
         raise UserError("--choices evaluates only the choices: leave --protocol out")
     choices = read_choice_sets(options.choices, whole, out)
@@ -351,7 +351,7 @@ def _build_cross_check_entry(queries: Sequence[ProtocolQueries]) -> dict[str, An
     return {"checked": True, "against": agreements[0].search_description, **counts}
 
 
-def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
+def _warn_of_unnormalised_captions(path: Path, run: Embeddings) -> None:
     if run.similarity != "cosine" or run.vectors is None:
         return
     _, captions = run.vectors

@@ -78,7 +78,7 @@ class _JudgedCandidates:
 
     def __init__(self, run: Embeddings, judgements: Judgements) -> None:
         self._run, self._right_from = run, judgements.right_from
-        image_rows, caption_rows, known = _find_rows(run, judgements)
+        image_rows, caption_rows, known = _find_judged_rows(run, judgements)
         grades = judgements.grades[known]
         self.images, images = np.unique(image_rows, return_inverse=True)
         self.captions, captions = np.unique(caption_rows, return_inverse=True)
@@ -224,7 +224,7 @@ class _RatedPairs(NamedTuple):
 
     @classmethod
     def from_judgements(cls, run: Embeddings, judgements: Judgements) -> _RatedPairs:
-        images, captions, known = _find_rows(run, judgements)
+        images, captions, known = _find_judged_rows(run, judgements)
         foreign = run.image_of_caption()[captions] != images
         images, captions, ratings = images[foreign], captions[foreign], judgements.ratings[known][foreign]
         blocks, _ = run.score_blocks()
@@ -245,7 +245,7 @@ class _RatedPairs(NamedTuple):
         return {name: 100 * float(value) for name, value in tau.items()}
 
 
-def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+def _find_judged_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
     """Return the image rows and the caption rows of judged pairs in ``run``, and a mask (n_pairs,) over all judged pairs.
 
     A judged pair is left out, and False in the mask, if its image or its caption is not in ``run``.

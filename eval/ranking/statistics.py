@@ -55,7 +55,7 @@ def compute_intervals(
     """
     seed_queries, n_images = _renumber_images(seed_queries)
     rng = np.random.default_rng(seed)
-    weights = (_sample_weights(seed_queries[0], n_images, n, rng) for n in _batch_sizes(samples, n_images))
+    weights = (_draw_bootstrap_weights(seed_queries[0], n_images, n, rng) for n in _list_batch_sizes(samples, n_images))
     return _map_leaves(
         compute_percentile_interval,
         _concatenate_batches([_resample_and_average_seeds(seed_queries, part) for part in weights]),
@@ -82,8 +82,8 @@ def compute_differences(
     ]
     rng = np.random.default_rng(seed)
     resampled, swapped = [], []
-    for n in _batch_sizes(samples, n_images):
-        weights = _sample_weights(first[0], n_images, n, rng)
+    for n in _list_batch_sizes(samples, n_images):
+        weights = _draw_bootstrap_weights(first[0], n_images, n, rng)
         swap = rng.integers(0, 2, (n, n_images)).astype(np.float64)
         left, right = np.hstack([1 - swap, swap]), np.hstack([swap, 1 - swap])
         resampled.append(_map_leaves(np.subtract, *(_resample_and_average_seeds(seeds, weights) for seeds in (first, second))))
@@ -107,8 +107,8 @@ def resample_seed_metric(
     every, n_images = _renumber_images([queries for seeds in systems for queries in seeds])
     observed = [_get_metric(average_metrics([compute_fold_metrics(fold) for fold in folds]), metric) for folds in every]
     parts: list[list[Floats]] = [[] for _ in every]
-    for n in _batch_sizes(samples, n_images):
-        weights = _sample_weights(every[0], n_images, n, rng)
+    for n in _list_batch_sizes(samples, n_images):
+        weights = _draw_bootstrap_weights(every[0], n_images, n, rng)
         for part, folds in zip(parts, every, strict=True):
             part.append(_get_metric(resample_metrics(folds, weights), metric))
     resampled = [np.concatenate(part) for part in parts]
@@ -137,7 +137,7 @@ def _summarise_difference(a: float, b: float, resampled: Floats, swapped: Floats
     }
 
 
-def _batch_sizes(samples: int, n_images: int) -> list[int]:
+def _list_batch_sizes(samples: int, n_images: int) -> list[int]:
     size = max(1, _MAX_WEIGHTS // n_images)
     return [min(size, samples - start) for start in range(0, samples, size)]
 
@@ -150,7 +150,7 @@ def _concatenate_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return _map_leaves(lambda *values: np.concatenate(values), *batches)
 
 
-def _sample_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.random.Generator) -> Floats:
+def _draw_bootstrap_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.random.Generator) -> Floats:
     """Return the number of times that each bootstrap sample contains each image, (samples, n_images).
 
     Images with queries are drawn with replacement from their own fold.

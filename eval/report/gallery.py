@@ -215,7 +215,7 @@ def retrieve_candidates(
     ``queries`` has rows of images (``i2t``) or of captions (``t2i``).
     """
     image_of_caption = run.image_of_caption()
-    scores_of_queries = _image_query_scores(run, queries) if direction == "i2t" else _caption_query_scores(run, queries)
+    scores_of_queries = _score_image_queries(run, queries) if direction == "i2t" else _score_caption_queries(run, queries)
     results = []
     for query, scores in zip(queries, scores_of_queries, strict=True):
         right = image_of_caption == query if direction == "i2t" else np.arange(len(run.image_ids)) == image_of_caption[query]
@@ -235,7 +235,7 @@ def _build_query_result(query: int, scores: Tensor, right: NDArray[np.bool_], to
     return QueryResult(query, best, candidate(int(np.argmax(right[order]))))
 
 
-def _image_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
+def _score_image_queries(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
     scores = run.direction_scores("i2t")
     if scores is not None:
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
@@ -247,7 +247,7 @@ def _image_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Ten
             yield from blocks.score(rows, None)
 
 
-def _caption_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
+def _score_caption_queries(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
     i2t, t2i = run.score_blocks()
     blocks = t2i or i2t
     columns = torch.tensor(list(queries), dtype=torch.int64)

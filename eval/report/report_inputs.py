@@ -67,7 +67,7 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
     result was computed from other embeddings.
     """
     report_input = ReportInput(path, read_result(path))
-    references = _file_references(report_input)
+    references = _list_file_references(report_input)
     files = [resolve_path(path, entry["file"]) for entry in references]
     if embeddings:
         files[:1] = [embeddings]
@@ -85,7 +85,7 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
     return _add_run_files(report_input, files)
 
 
-def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
+def _list_file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
     entries = report_input.result_provenance.get("embeddings")
     entries = entries if isinstance(entries, list) else []
     if not all(isinstance(entry, Mapping) and {"file", "sha256"} <= entry.keys() for entry in entries):

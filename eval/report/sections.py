@@ -141,15 +141,15 @@ def select_headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """
     protocols = result.protocols
     if PHRASE_PROTOCOL in protocols:
-        metrics = _metrics_by_direction(protocols[PHRASE_PROTOCOL]).get(PHRASE_PROTOCOL, {})
+        metrics = _group_by_direction(protocols[PHRASE_PROTOCOL]).get(PHRASE_PROTOCOL, {})
         return [(METRIC_TITLES[key], metrics[key]) for key in _BAR_METRIC_NAMES if key in metrics]
     if CHOICES_PROTOCOL in protocols:
-        metrics = _metrics_by_direction(protocols[CHOICES_PROTOCOL])["i2t"]
+        metrics = _group_by_direction(protocols[CHOICES_PROTOCOL])["i2t"]
         return [(METRIC_TITLES[key], metrics[key]) for key in ("r1", "text_alone", "text_model", "chance") if key in metrics]
     for protocol in (protocols[name] for name in ("full", *protocols) if name in protocols):
         sums = _collect_overall_metrics(protocol)
         if "rsum" in sums:
-            directions = _metrics_by_direction(protocol)
+            directions = _group_by_direction(protocol)
             selected = [(key, direction) for key in ("r1", "medr") for direction in ("i2t", "t2i")]
             return [
                 ("rsum", sums["rsum"]),
@@ -164,7 +164,7 @@ def select_headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
 
 def _build_section(name: str, results: Sequence[Result]) -> ProtocolSection:
     protocols = [result.protocols.get(name, ProtocolMetrics()) for result in results]
-    metrics = [_metrics_by_direction(protocol) for protocol in protocols]
+    metrics = [_group_by_direction(protocol) for protocol in protocols]
     directions = list(dict.fromkeys(direction for of_result in metrics for direction in of_result))
     keys = list(dict.fromkeys(key for of_result in metrics for one in of_result.values() for key in one))
     rows = [
@@ -269,7 +269,7 @@ def _collect_whisker_notes(metrics: Sequence[_MetricsByDirection]) -> str:
     return " ".join(notes)
 
 
-def _metrics_by_direction(protocol: ProtocolMetrics) -> _MetricsByDirection:
+def _group_by_direction(protocol: ProtocolMetrics) -> _MetricsByDirection:
     return {
         direction: {key: _build_report_metric(protocol, metric, f"{direction}_{key}") for key, metric in metrics.items()}
         for direction, metrics in protocol.directions.items()

@@ -67,7 +67,7 @@ def check_against_search(
     ``max_compared`` queries of each direction are compared, a random sample with a fixed seed; 0 compares all. Raises
     RuntimeError if a rank differs although no wrong answer has the same score as the right answer.
     """
-    samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
+    samples, searches = _build_sampled_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, "cosine")
     longest = [float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max())) for rows in (images, captions)]
     agreement = Agreement(EXACT_SEARCH_TEXT)
@@ -118,7 +118,7 @@ def check_against_candidates(
     only a lower and an upper bound of each rank. At most ``max_compared`` queries of each direction are compared, a random
     sample with a fixed seed; 0 compares all. Raises RuntimeError if a rank is out of its bounds.
     """
-    samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
+    samples, searches = _build_sampled_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, similarity)
     agreement = Agreement(CANDIDATES_TEXT)
     for name, one in searches.items():
@@ -179,7 +179,7 @@ class _ComparedQueries(NamedTuple):
         agreement.n_ties[name] = int((near & ~hits).any(1).sum())
 
 
-def _sample_searches(
+def _build_sampled_searches(
     images: Vectors, captions: Vectors, image_of_caption: RowIndices, max_compared: int
 ) -> tuple[dict[str, RowIndices], dict[str, DirectionSearch]]:
     searches = build_both_searches(images, captions, image_of_caption)

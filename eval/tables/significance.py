@@ -45,7 +45,7 @@ def build_significance_table(comparisons: Sequence[Path]) -> pd.DataFrame:
     contents = [(path, read_comparison(path)) for path in comparisons]
     check_consistent_data(contents)
     for path, comparison in contents:
-        origin = _describe_origin(path, comparison)
+        origin = _build_origin_columns(path, comparison)
         models = dict(zip("ab", _label_models(comparison), strict=True))
         for protocol, metrics in drop_repeated_protocols(comparison.comparisons, comparison.n_images).items():
             for direction, name, metric in _flatten_metrics(metrics):
@@ -61,7 +61,7 @@ def build_significance_table(comparisons: Sequence[Path]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _describe_origin(path: Path, comparison: Comparison) -> dict[str, str]:
+def _build_origin_columns(path: Path, comparison: Comparison) -> dict[str, str]:
     made = comparison.provenance.get("made")
     code = made.get("code") if isinstance(made, Mapping) else None
     origin = {"comparison": path.stem}

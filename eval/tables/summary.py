@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from vse.eval import DEFAULT_KS
-from vse.eval.files.cards import build_training_card, changes_suffix, list_changed_settings
+from vse.eval.files.cards import build_training_card, format_changes_suffix, list_changed_settings
 from vse.eval.files.results import (
     ProtocolMetrics,
     Result,
@@ -31,10 +31,10 @@ from vse.eval.tables.table import COMPARED_PROTOCOL, PrintedTable, ResultGroups,
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
 
-_MODEL_COLUMNS = ("method", "feature", "run", "settings")  # columns of describe_result that describe the model
+_MODEL_COLUMNS = ("method", "feature", "run", "settings")  # columns of build_result_columns that describe the model
 
 
-def describe_result(path: Path, result: Result) -> dict[str, str]:
+def build_result_columns(path: Path, result: Result) -> dict[str, str]:
     """Return the columns that describe a result in all tables: experiment, method, features, run folders, changed settings.
 
     ``path`` is the path of the result file.
@@ -59,7 +59,7 @@ def method_name(result: Result) -> str:
         title = load_experiment_outline(result.experiment).title
     if config.get("label") or not title:
         return result.display_name
-    return f"{title}{changes_suffix(result.provenance)}{result.evaluation_suffix}"
+    return f"{title}{format_changes_suffix(result.provenance)}{result.evaluation_suffix}"
 
 
 def _describe_features(result: Result) -> str:
@@ -199,7 +199,7 @@ def _build_summary_row(path: Path, result: Result, name: str, protocol: Protocol
     row |= {"split": result.split}
     row |= {"protocol": name, "n_images": result.n_images, "n_captions": result.n_captions, "seeds": len(result.seeds)}
     row |= {name: "" if getattr(protocol, name) is None else getattr(protocol, name) for name in _PHRASE_COLUMNS}
-    row |= describe_result(path, result)
+    row |= build_result_columns(path, result)
     of_directions = (f"{direction}_{metric}" for direction, metrics in protocol.directions.items() for metric in metrics)
     for column in dict.fromkeys([*_METRIC_COLUMNS, *of_directions]):
         metric = protocol.metric(column)
@@ -230,7 +230,7 @@ class CardsTable(TableKind):
             result = read_result(path)
             names = {"dataset": result.dataset, "experiment": result.display_name, "split": result.split}
             counts = {"n_images": result.n_images, "seeds": " ".join(map(str, result.seeds))}
-            described = describe_result(path, result)
+            described = build_result_columns(path, result)
             rows.append({**names, **counts, **build_training_card(result.provenance), "run": described["run"]})
         if not rows:
             raise UserError("no result among the files, so there is no table")

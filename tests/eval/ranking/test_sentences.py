@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
 from vse.eval import DEFAULT_KS
 from vse.eval.ranking.answers import find_sentence_answers, normalise_rows
-from vse.eval.ranking.metrics import BestAnswers, direction_metrics
+from vse.eval.ranking.metrics import BestAnswers, compute_direction_metrics
 from vse.eval.ranking.ranks import SIMILARITIES
 from vse.eval.search.cross_check import check_sentences_against_search
 from vse.pipeline.errors import UserError
@@ -130,7 +130,7 @@ def test_faiss_and_the_exact_ranks_agree(n_each: int) -> None:
     captions, image_of_caption = made(n_each=n_each)
     image_of_caption[:4] = [100, 101, 102, 103]  # nothing to find
     found = ranked(captions, image_of_caption)
-    exact = direction_metrics(found.ranks)
+    exact = compute_direction_metrics(found.ranks)
     assert listed(found) == slow_sentence_ranks(slow_cosines(captions), image_of_caption.tolist())
     assert 0 < exact["r1"] < exact["r10"]
     recalls = check_sentences_against_search(captions, image_of_caption, found, DEFAULT_KS).recalls["s2s"]
