@@ -83,8 +83,8 @@ def build_training_card(provenance: Mapping[str, Any]) -> dict[str, str]:
 def list_differing_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[DifferingFact]:
     """Return the facts in which two models differ, such as a setting, the features, the processor or the precision.
 
-    ``a`` and ``b`` are the provenances of the models: their recorded features, settings and versions. Settings that name an
-    experiment, or that affect only speed or memory, are left out. If a model lacks a fact, its value is ``-``.
+    ``a`` and ``b`` are the provenances of the models: their recorded features, settings and versions. Settings that only name
+    the experiment, or affect only speed or memory, are left out. If a model lacks a fact, its value is ``-``.
     """
     first, second = (dict(_list_facts(provenance)) for provenance in (a, b))
     names = [*first, *(name for name in second if name not in first)]

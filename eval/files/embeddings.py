@@ -193,7 +193,7 @@ def experiment_name(path: Path, metadata: FileMetadata) -> str:
 def find_dataset_file(file: Path, run: FileMetadata) -> Path | None:
     """Return the path of the ``dataset.json`` from which an embeddings file was computed; None if it is not recorded.
 
-    ``run`` is the content of the embeddings file ``file``. Its provenance has the path, relative to the folder of ``file``.
+    ``run`` is the content of the embeddings file ``file``. It records the path, relative to the folder of ``file``.
     """
     captions = parse_provenance(run).get("captions")
     return resolve_path(file, captions) if isinstance(captions, str) else None

@@ -158,8 +158,8 @@ def _check_members(members: list[MemberFile], compares_captions: bool) -> None:
 def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[Path]) -> list[Path]:
     """Write the ensemble of a single seed to ``path``, or the ensembles of several seeds to ``<name>-<seed>.h5``.
 
-    Return the files. ``other_files`` are the other inputs and outputs of the command. Raises UserError if a file to write is
-    one of ``other_files``, or an existing file of another kind.
+    Return the files. ``<name>.h5`` is the name in ``path``. ``other_files`` are the other inputs and outputs of the command.
+    Raises UserError if a file to write is one of ``other_files``, or an existing file of another kind.
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:

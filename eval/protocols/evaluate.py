@@ -338,7 +338,8 @@ def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judge
 def _build_cross_check_entry(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
     """Return the value of ``cross_check`` in a result file: how the ranks of a protocol were compared with a FAISS search.
 
-    The numbers of compared queries and of ties are sums over folds and seeds. If no ranks were compared, return the reason.
+    The numbers of compared queries and of ties are sums over folds and seeds. If no ranks were compared, the reason is
+    returned.
     """
     agreements = [agreement for one in queries for agreement in one.agreements]
     if not agreements:

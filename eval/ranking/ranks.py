@@ -336,8 +336,8 @@ class _ImageRankCounter:
     def add_wrong_counts(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
         """Add to each rank the number of wrong captions that score at least as high as the own caption with this rank.
 
-        ``scores`` has the scores of the images with some further captions. ``own`` has the rows and the columns of those
-        entries in ``scores`` that belong to an image and its own caption.
+        ``scores`` has the scores of the images with some further captions. ``own`` has the rows and the columns of the entries
+        in ``scores`` for an image and a caption that describes it.
         """
         own_scores = scores[own]
         for k in range(self._goals.shape[1]):

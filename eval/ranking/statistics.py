@@ -297,9 +297,9 @@ def _estimate_seed_noise(observed: Floats, resampled: Float[np.ndarray, "n_seeds
 
     ``observed`` (n_seeds,) has the metric of each of n seeds. ``resampled`` has the metric on each bootstrap sample. The
     variance s^2 of ``observed`` also contains a share that the choice of images causes. The test counts this share already, in
-    the variance over bootstrap samples. To estimate the share, compute the variance of each seed over the samples, and take
-    the mean over seeds; subtract the variance over the samples of the mean over seeds; and multiply by n / (n - 1). The share
-    is subtracted from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
+    the variance over bootstrap samples. The share is estimated as (M - V) n / (n - 1). M is the mean over seeds of the
+    variance over samples, and V is the variance over samples of the mean over seeds. The share is subtracted from the
+    variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
     """
     n = len(observed)
     if n == 1:

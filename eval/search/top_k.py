@@ -184,8 +184,8 @@ def search_single_query(corpus: Corpus, query: Vectors, k: int, block: int = N_R
 def compute_inner_products(query: Vectors, rows: Vectors) -> Scores:
     """Return the inner products (n,) of one query (1, dim) with ``rows`` (n, dim).
 
-    The result is bit for bit that of :func:`faiss.knn` for a single query. With more than ``MAX_DIM_ROUNDED_DIFFERENTLY``
-    dimensions, a row has the same score, whichever rows are passed with it.
+    The result is bit for bit that of :func:`faiss.knn` for a single query. With up to ``MAX_DIM_ROUNDED_DIFFERENTLY``
+    dimensions, the rounding of a row's score depends on the other rows; with more, it does not.
     """
     scores = np.empty(len(rows), np.float32)
     faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]

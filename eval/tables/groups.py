@@ -23,7 +23,7 @@ from vse.pipeline.errors import UserError
 
 
 class ComparedSystem(NamedTuple):
-    """A model to compare: its result file (``path``) with the content, and the ranked queries of each seed."""
+    """A model to compare: the path and the content (``result``) of its result file, and the ranked queries of each seed."""
 
     path: Path
     result: Result
@@ -63,7 +63,7 @@ def group_results(paths: Sequence[Path], method: str) -> ResultGroups:
 
 
 def read_and_rank_systems(paths: Sequence[Path], metric: str) -> list[ComparedSystem]:
-    """Read results, and rank the queries of their embeddings by the protocol ``full``.
+    """Read the results of models, and rank the queries of their embeddings by the protocol ``full``.
 
     Raises UserError if a result lacks ``metric``, such as ``i2t_r1``, does not name its embeddings, or is an ensemble, or if
     two results have different splits.

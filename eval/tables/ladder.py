@@ -43,10 +43,10 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | N
 
     The metrics are from the complete split. Columns with ``_low`` and ``_high`` have their 95% intervals. With several seeds,
     columns with ``_std`` have standard deviations. ``cost`` is one of :data:`vse.eval.options.COST_NAMES`. The column ``best``
-    is ``yes`` for rows on the Pareto front of rsum against this cost, among the rows of one data set and split. Results with a
-    correction of hubs (:mod:`vse.eval.protocols.correction`) have a front of their own. The column ``group`` has letters:
-    results that share a letter do not differ significantly in rsum. ``family`` names the correction of p-values for
-    ``group``, such as ``holm``; None leaves ``group`` out. Raises UserError if a result lacks metrics of the complete split.
+    is ``yes`` for rows on the Pareto front of rsum against this cost, among the rows of one data set and split. Results with
+    corrected scores (:mod:`vse.eval.protocols.correction`) have a front of their own. The column ``group`` has letters:
+    results that share a letter do not differ significantly in rsum. ``family`` names the correction of p-values for ``group``,
+    such as ``holm``; None leaves ``group`` out. Raises UserError if a result lacks metrics of the complete split.
     """
     paths = drop_comparisons(results)
     if not paths:

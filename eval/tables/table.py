@@ -42,8 +42,8 @@ class BuiltTable(NamedTuple):
 class ResultGroups(NamedTuple):
     """The groups of results that do not differ significantly, and a ``note`` for the table.
 
-    ``letters_by_path`` has the letters of each result file: results in one group share a letter. ``best`` has the best result
-    for each set of test images, and the results that do not differ significantly from it.
+    ``letters_by_path`` has the letters of each result file: results in one group share a letter. For each set of test images,
+    ``best`` has the best result and the results that do not differ significantly from the best.
     """
 
     letters_by_path: dict[Path, str]
