@@ -1,4 +1,4 @@
-"""The commands ``vse-eval`` and ``vse-table``. They import their modules only when they run, which keeps ``--help`` fast."""
+"""The commands ``vse-eval`` and ``vse-table``. Evaluation code is imported only when a command runs: ``--help`` stays fast."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def table_command(command: TableCommand) -> None:
     from vse.eval.tables.table import format_text_table
 
     table = find_table_kind(command.name).build(command.request, command.out)
-    click.echo(format_text_table(table.cells) if command.out is None else command.out)
+    click.echo(format_text_table(table.printed) if command.out is None else command.out)
 
 
 eval_main = entry_point(eval_command)

@@ -51,7 +51,7 @@ def published_folder() -> Path:
     return Path(str(files("vse.presets").joinpath("published")))
 
 
-def published_tables() -> list[str]:
+def published_table_names() -> list[str]:
     """Return the names of all published tables, ``<paper>_<table>``."""
     return sorted(path.stem for path in published_folder().glob("*.csv"))
 

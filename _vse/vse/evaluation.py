@@ -20,7 +20,7 @@ from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import COMPARISON_KIND, RESULT_KIND, UNSAVED_RESULT_PATH, Result, read_comparison
 from vse.eval.options import AllEvaluateOptions, EvaluateOptions
 from vse.eval.protocols.result_content import format_result_lines
-from vse.eval.tables.significance import build_printed_significance, build_significance, format_difference_lines
+from vse.eval.tables.significance import build_printed_significance_table, build_significance_table, format_difference_lines
 from vse.eval.tables.summary import build_printed_summary, summarise_results
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json
@@ -258,14 +258,14 @@ class ModelComparison(SavableResult):
         choose_faiss_device(job.options.device)
         out = compare_files(files, folder / "comparison.json", job.protocol, job.options)
         super().__init__(rebase_file_references(read_json(out), folder, Path.cwd(), excluded=folder), files)
-        self.frame = build_significance([out])
+        self.frame = build_significance_table([out])
         self._difference_lines = format_difference_lines(read_comparison(out))
 
     def __repr__(self) -> str:
         return "\n".join(self._difference_lines)
 
     def _repr_html_(self) -> str:
-        return build_html_table(build_printed_significance(self.frame))
+        return build_html_table(build_printed_significance_table(self.frame))
 
 
 def _list_embeddings_inputs(embeddings: Any) -> tuple[Path | SplitEmbeddings, ...]:

@@ -160,7 +160,7 @@ class ResultTable:
     """
 
     def __init__(self, table: BuiltTable, path: Path | None) -> None:
-        self.frame, self._cells, self.path = table.frame, table.cells, path
+        self.frame, self._cells, self.path = table.frame, table.printed, path
 
     @property
     def json(self) -> list[dict[str, Any]]:

@@ -46,9 +46,9 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     ``names`` are the array names to look for, such as ``images``; the array is in ``<name>.npy``. Ids may also be in two CSV
     or parquet tables: ``images`` with the columns ``image_id`` and ``coco_id``, and ``captions`` with ``caption_id``,
     ``image_id`` (of the caption's image) and ``language``. Without ids the rows are numbered from 0. A parquet table may also
-    have a column ``vector`` or ``embedding``, with a list of numbers in each row. The optional file ``about.json`` has the
-    attributes, and ``attributes`` are the keys that it may have. If it lacks ``dataset``, this attribute is the name of the
-    folder. By default ``split`` is ``test``, and ``similarity`` is ``cosine`` (``scores`` if the folder has scores).
+    have a column ``vector`` or ``embedding``, with a list of numbers in each row. Attributes are read from the optional file
+    ``about.json``; ``attributes`` are its allowed keys. By default, ``dataset`` is the name of the folder, ``split`` is
+    ``test``, and ``similarity`` is ``cosine`` (``scores`` if the folder has scores).
 
     No file is unpickled. Scores and large matrices of float32 in C order are memory-mapped. The caller checks the values.
     Raises UserError if a file cannot be read as described.

@@ -32,10 +32,10 @@ def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
     """
     config = provenance.get("config")
     label = config.get("label") if isinstance(config, Mapping) else None
-    return str(label) if label else experiment + changes_suffix(provenance)
+    return str(label) if label else experiment + format_changes_suffix(provenance)
 
 
-def changes_suffix(provenance: Mapping[str, Any]) -> str:
+def format_changes_suffix(provenance: Mapping[str, Any]) -> str:
     """Return the settings of a run that differ from its preset, such as ``[margin=0.1]``; an empty text if none differ."""
     changes = [match.groups() for text in list_changed_settings(provenance) if (match := _CHANGED_SETTING_PATTERN.match(text))]
     named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
@@ -60,7 +60,7 @@ _UNKNOWN = "unknown"
 _N_KEY_CHARACTERS = 8
 
 
-def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
+def build_training_card(provenance: Mapping[str, Any]) -> dict[str, str]:
     """Return facts about a training run as texts, such as its features and epochs, from its recorded provenance.
 
     ``selection`` is the rule that selected the best epoch. ``training_s`` is the duration of the training in seconds.
@@ -83,8 +83,8 @@ def build_card(provenance: Mapping[str, Any]) -> dict[str, str]:
 def list_differing_facts(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[DifferingFact]:
     """Return the facts in which two models differ, such as a setting, the features, the processor or the precision.
 
-    ``a`` and ``b`` are the provenances of the models: their recorded features, settings and versions. Settings that name an
-    experiment, or that affect only speed or memory, are left out. If a model lacks a fact, its value is ``-``.
+    ``a`` and ``b`` are the provenances of the models: their recorded features, settings and versions. Settings that only name
+    the experiment, or affect only speed or memory, are left out. If a model lacks a fact, its value is ``-``.
     """
     first, second = (dict(_list_facts(provenance)) for provenance in (a, b))
     names = [*first, *(name for name in second if name not in first)]

@@ -92,16 +92,16 @@ def write_scores(
     """Write the scores that a model computes block by block to a file, and return ``path``.
 
     The file is written atomically: after an error ``path`` is unchanged. Raises UserError if scores are not finite; the
-    message names the image row.
+    message names the row of the image.
 
     Parameters
     ----------
     embeddings : ids and attributes of the file, without scores; optionally with vectors of captions for sentence retrieval
     i2t : scores for image-to-text retrieval, stored as ``scores_i2t``; without ``t2i`` these scores serve both directions, and
         are stored as ``scores``
-    t2i : scores for text-to-image retrieval, stored as ``scores_t2i``; each block is requested after the block of ``i2t``
-    provenance : function that returns the JSON text ``provenance`` of the file, called after the last score was computed; None
-        keeps the text in ``embeddings``
+    t2i : scores for text-to-image retrieval, stored as ``scores_t2i``; each block is requested after that of ``i2t``
+    provenance : function that returns the model's features, settings and versions as a JSON text; it is called after the last
+        score was computed. None keeps the text in ``embeddings``
     """
     directions = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
     shape = len(embeddings.image_ids), len(embeddings.caption_ids)
@@ -193,7 +193,7 @@ def experiment_name(path: Path, metadata: ModelOutputMetadata) -> str:
 def find_dataset_file(file: Path, run: ModelOutputMetadata) -> Path | None:
     """Return the path of the ``dataset.json`` from which an embeddings file was computed; None if it is not recorded.
 
-    ``run`` is the content of the embeddings file ``file``. Its provenance has the path, relative to the folder of ``file``.
+    ``run`` is the content of the embeddings file ``file``. It records the path, relative to the folder of ``file``.
     """
     captions = parse_provenance(run).get("captions")
     return resolve_path(file, captions) if isinstance(captions, str) else None
@@ -346,7 +346,7 @@ def _compute_row_maxima(path: Path, name: str, values: NDArray[Any], rows: int, 
 
 
 def _check_no_underflow(path: Path, run: Embeddings, row_maxima: Mapping[str, NDArray[Any]]) -> None:
-    """Raise UserError if vectors are so short that the scores of pairs would be rounded to 0 in float32.
+    """Raise UserError if the numbers in vectors are so small that the scores of pairs would be rounded to 0 in float32.
 
     ``row_maxima`` has, for each matrix, the largest absolute value of each row.
     """

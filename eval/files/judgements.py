@@ -55,12 +55,12 @@ class Judgements:
 
 
 @dataclass(frozen=True)
-class _FileKind:
-    """A kind of file in which people judged pairs of an image and a caption, one pair in each line.
+class _JudgementFormat:
+    """The format of a file with people's judgements, which has a pair of an image and a caption in each line.
 
-    A line has ``n_fields`` fields, separated by blanks; ``columns`` describes the fields in error messages. Three functions
-    interpret a line: ``pair`` and ``ratings`` return the two names and the ratings from the fields, and ``grade`` returns the
-    grade of the pair from the ratings. The pair counts as right if the grade is at least ``right_from``.
+    A line has ``n_fields`` fields, separated by blanks; ``columns`` describes the fields in error messages. The function
+    ``pair`` returns the two names in the fields, and ``ratings`` returns the ratings. ``grade`` computes the grade of the pair
+    from its ratings. The pair counts as right if the grade is at least ``right_from``.
     """
 
     n_fields: int
@@ -88,13 +88,13 @@ def _parse_grade(fields: Sequence[str]) -> list[float]:
 
 
 FILE_KINDS = {
-    "expert": _FileKind(
+    "expert": _JudgementFormat(
         5, "image, caption and three scores from 1 to 4", lambda f: (f[0], f[1]), _parse_expert_scores, lambda r: sum(r) - 3, 6
     ),
-    "crowd": _FileKind(
+    "crowd": _JudgementFormat(
         5, "image, caption, share, yes and no", lambda f: (f[0], f[1]), _parse_yes_share, lambda r: round(100 * r[0]), 50
     ),
-    "qrels": _FileKind(4, "query, 0, answer and grade", lambda f: (f[0], f[2]), _parse_grade, lambda r: r[0], 1),
+    "qrels": _JudgementFormat(4, "query, 0, answer and grade", lambda f: (f[0], f[2]), _parse_grade, lambda r: r[0], 1),
 }
 
 
@@ -203,7 +203,7 @@ def _list_ids_by_name(dataset: Dataset) -> dict[str, int]:
 
 
 def read_judgement_files(options: AllEvaluateOptions, file: Path, run: Embeddings) -> dict[str, Judgements]:
-    """Read the judgement files in the options, and return their judgements by protocol name, such as ``judged-expert``.
+    """Read the judgement files that ``options`` name. Return the judgements by protocol, such as ``judged-expert``.
 
     ``run`` has the embeddings of the complete test set; they were read from ``file``. ``options.dataset`` is the
     ``dataset.json`` with the file names of the images; if it is None, the path that is recorded in ``run`` is used.
@@ -215,14 +215,14 @@ def read_judgement_files(options: AllEvaluateOptions, file: Path, run: Embedding
     return {f"{JUDGED_PREFIX}{kind}": read_judgements(kind, path, run, dataset_file) for kind, path in files.items()}
 
 
-def parse_judgement_files(options: Iterable[str], qrels: Path | None) -> dict[str, Path]:
-    """Return a dict from kinds of judgements to files, from options such as ``expert=FILE`` or ``expert=FILE,crowd=FILE``.
+def parse_judgement_files(texts: Iterable[str], qrels: Path | None) -> dict[str, Path]:
+    """Return a dict from kinds of judgements to files, from texts such as ``expert=FILE`` or ``expert=FILE,crowd=FILE``.
 
     ``qrels`` is a further file, of the kind ``qrels``, or None. Raises UserError for an unknown kind, or for two files of one
     kind.
     """
     given = [("qrels", str(qrels))] if qrels else []
-    for text in [part for option in options for part in option.split(",")]:
+    for text in [part for option in texts for part in option.split(",")]:
         kind, is_pair, name = text.partition("=")
         if not (is_pair and name) or kind not in FILE_KINDS:
             raise UserError(f"--judgements {text}: KIND=FILE is needed, e.g. expert=FILE{did_you_mean(kind, FILE_KINDS)}")

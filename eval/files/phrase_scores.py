@@ -120,7 +120,7 @@ def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
         file.create_dataset("types", data=arrays["types"].astype(object), dtype=h5py.string_dtype())
         file.attrs.update(format=PHRASE_SCORES_FORMAT, version=PHRASE_SCORES_VERSION)
         file.attrs.update({name: value for name, value in _collect_attributes(scores).items() if value is not None})
-        file.attrs[HASH_ATTRIBUTE] = _content_hash(arrays, _collect_attributes(scores))
+        file.attrs[HASH_ATTRIBUTE] = _hash_content(arrays, _collect_attributes(scores))
     return write_bytes(path, buffer.getbuffer())
 
 
@@ -154,7 +154,7 @@ def read_phrase_scores(path: Path) -> PhraseScores:
         raise UserError(f"{path}: types must be texts (UTF-8)")
     run = PhraseScores(**fields, types=types.astype(np.str_), **attributes, source=source)
     _check_values(path, run)
-    check_content_hash(path, content_sha256, lambda: _content_hash(arrays, _collect_attributes(run)))
+    check_content_hash(path, content_sha256, lambda: _hash_content(arrays, _collect_attributes(run)))
     return run
 
 
@@ -186,7 +186,7 @@ def _collect_attributes(scores: PhraseScores) -> dict[str, Any]:
     return {name: getattr(scores, name) for name in _ATTRIBUTE_NAMES}
 
 
-def _content_hash(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> str:
+def _hash_content(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> str:
     """Return the SHA-256 of arrays and attributes. ``types`` are hashed as UTF-8, with a line feed after each text."""
     texts = np.frombuffer("".join(f"{text}\n" for text in arrays["types"].tolist()).encode(), np.uint8)
     return hash_content({name: hash_array(values) for name, values in {**arrays, "types": texts}.items()}, attributes)

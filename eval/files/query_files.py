@@ -102,7 +102,7 @@ def _build_query_rows(fold: FoldAnswers) -> pd.DataFrame:
 
 
 def check_trec_folder(folder: Path, inputs: Sequence[Path] = ()) -> None:
-    """Raise UserError if ``folder`` is a file, or if its run or qrels files are among ``inputs`` or have another format."""
+    """Raise UserError if ``folder`` is a file, or if a file to replace in it is one of ``inputs`` or not in TREC format."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: run files are written to a folder, but this is not one")
     for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):

@@ -58,10 +58,10 @@ def find_split_name(dataset: str, sha256: str) -> str | None:
     The published splits of ``dataset`` are in ``config/published/splits.yaml``. The folder in the environment variable
     ``VSE_PRESETS`` may have a further file ``published/splits.yaml``.
     """
-    return next((name for name, known in _read_known_splits(dataset) if known == sha256), None)
+    return next((name for name, known in _read_published_splits(dataset) if known == sha256), None)
 
 
-def _read_known_splits(dataset: str) -> Iterator[tuple[str, str]]:
+def _read_published_splits(dataset: str) -> Iterator[tuple[str, str]]:
     user_folder = os.environ.get("VSE_PRESETS")
     for folder in [*([Path(user_folder, "published")] if user_folder else []), published_folder()]:
         path = folder / "splits.yaml"
@@ -104,11 +104,10 @@ _FoldMetrics = dict[str, Metric | dict[str, Metric]]
 class ProtocolMetrics(BaseModel):
     """The metrics of a protocol.
 
-    ``directions`` has the metrics of each direction, such as ``i2t``. A result file has no key ``directions``: there, the
-    directions are keys of the protocol itself. ``rsum`` is the sum of the six recalls of ``i2t`` and ``t2i``, and
-    ``mean_recall`` is their mean. ``ci95`` has the 95% intervals of all metrics. The protocol ``phrase`` also has
-    ``per_type``, the metrics of each type of phrases, and ``iou``, the lowest IoU with the true box at which a candidate box
-    is right.
+    ``directions`` has the metrics of each direction, such as ``i2t``. In a result file, the directions are keys of the
+    protocol itself. ``rsum`` is the sum of the six recalls of ``i2t`` and ``t2i``, and ``mean_recall`` is their mean. ``ci95``
+    has the 95% intervals of all metrics. The protocol ``phrase`` also has ``per_type``, the metrics of each type of phrases,
+    and ``iou``, the lowest IoU with the true box at which a candidate box is right.
     """
 
     model_config = ConfigDict(extra="allow")

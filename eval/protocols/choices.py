@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChoiceSet:
-    """The caption choices of one protocol. Their images and captions are all in a file of embeddings.
+    """The caption choices of one protocol. The evaluated embeddings have all their images and captions.
 
     ``choices`` : the image, the captions and the kind of each choice.
     ``facts`` : facts about the choices for the result file, such as the SHA-256 of the file from which they were read.
@@ -74,9 +74,9 @@ def read_choice_sets(path: Path | None, run: Embeddings, out: Path) -> dict[str,
 def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
     """Return a query for each choice: R@1 is 100 if the model chooses the right caption, else 0. A tie counts as wrong.
 
-    ``text_alone`` and ``text_model`` are the rates without the image, and ``chance`` is the rate of a random choice. If two
-    choices form a group, as in Winoground, its ``text_score``, ``image_score`` and ``group_score`` are further metrics. The
-    answers of a query are the right caption, and the wrong caption with the highest score.
+    ``text_alone`` and ``text_model`` are the rates without the image, and ``chance`` is the rate of a random choice. If all
+    choices are in groups of two, as in Winoground, the ``text_score``, ``image_score`` and ``group_score`` of a choice's group
+    are further metrics. The answers of a query are the right caption, and the wrong caption with the highest score.
     """
     choices = choice_set.choices
     row_of_image = {id_: row for row, id_ in enumerate(run.image_ids.tolist())}

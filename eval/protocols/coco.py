@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from vse.eval import DEFAULT_KS
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.answers import unit_rows
+from vse.eval.ranking.answers import normalise_rows
 from vse.eval.ranking.metrics import BestAnswers, Ints, MeasuredQueries, QueriesByDirection, compute_position_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, check_finite, iter_caption_scores, shared_tensor
 from vse.pipeline.errors import UserError, extra_install_command
@@ -140,15 +140,15 @@ def _collect_right_answers(rows: dict[int, int], pairs: Ints) -> dict[int, set[i
     return right
 
 
-def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
-    """Rank all other rows of ``vectors`` (n, dim) by their cosine with each query. Queries are rows, too.
+def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, QueryRanking]:
+    """For each query, a row of ``vectors`` (n, dim), rank all other rows by their cosine with the query.
 
     ``right`` maps the row of each query to the rows of its right answers. The result has the same keys.
     """
     check_finite("embeddings", shared_tensor(vectors))
-    units = unit_rows(shared_tensor(vectors))
+    units = normalise_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
-    answered = {}
+    rankings = {}
     for rows in blocks.row_slices:
         queries = [row for row in range(rows.start, rows.stop) if row in right]
         if not queries:
@@ -157,11 +157,11 @@ def _rank_other_rows(vectors: NDArray[np.float32], right: dict[int, set[int]]) -
         for row in queries:
             query_scores = scores[row - rows.start].copy()
             query_scores[row] = -np.inf
-            answered[row] = rank_answers(query_scores, np.array(sorted(right[row])))
-    return answered
+            rankings[row] = rank_answers(query_scores, np.array(sorted(right[row])))
+    return rankings
 
 
-def is_coco_test(coco_ids: Ints, caption_ids: Ints) -> bool:
+def are_coco_protocols_available(coco_ids: Ints, caption_ids: Ints) -> bool:
     """Return whether the package eccv-caption is installed, and the ids include all COCO test images and captions."""
     if not find_spec("eccv_caption"):
         return False
@@ -193,28 +193,28 @@ def rank_coco_queries(
     measure = partial(measure_queries, ks=ks) if protocol == "cxc" else _measure_eccv_queries
 
     queries, answers = _read_annotations(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
-    answered = []
+    rankings = []
     for span in i2t_blocks.row_slices:
         here = np.flatnonzero((queries >= span.start) & (queries < span.stop))
         scores = i2t_blocks.score(span, columns).numpy()
-        answered += [rank_answers(scores[queries[k] - span.start], answers[k]) for k in here]
-    i2t = measure(answered, queries, queries, columns.numpy())
+        rankings += [rank_answers(scores[queries[k] - span.start], answers[k]) for k in here]
+    i2t = measure(rankings, queries, queries, columns.numpy())
 
     candidates = coco_test_image_ids()
     rows = find_rows(images, candidates, "image")
     queries, answers = _read_annotations(f"{protocol}_caption_to_image.json", captions, "caption", rows_by_id(candidates))
-    answered = []
+    rankings = []
     for part, scores in iter_caption_scores(t2i_blocks or i2t_blocks, queries):
-        answered += [rank_answers(scores[rows, n], answers[k]) for n, k in enumerate(part)]
-    return {"i2t": i2t, "t2i": measure(answered, queries, i2t_blocks.image_of_caption.numpy()[queries], rows)}
+        rankings += [rank_answers(scores[rows, n], answers[k]) for n, k in enumerate(part)]
+    return {"i2t": i2t, "t2i": measure(rankings, queries, i2t_blocks.image_of_caption.numpy()[queries], rows)}
 
 
-def right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
+def find_right_positions(scores: NDArray[np.float32], right: Ints) -> Ints:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
-    ``scores`` is (n_candidates,). ``right`` (n_right,) has the index of each right answer in ``scores``, or -1 for a right
-    answer that is not a candidate. Its position is ``n_candidates``. At least one right answer must be a candidate. If scores
-    are equal, wrong candidates come first.
+    ``scores`` is (n_candidates,). ``right`` (n_right,) has the index of each right answer in ``scores``. The index is -1 for
+    a right answer that is not a candidate; it gets the position ``n_candidates``. At least one right answer must be a
+    candidate. If scores are equal, wrong candidates come first.
     """
     present = right[right >= 0]
     right_scores = np.sort(scores[present])[::-1]
@@ -237,10 +237,10 @@ def average_precision_at_r(positions: Ints) -> float:
     return float(precision[positions < n_right].sum() / n_right)
 
 
-class AnsweredQuery(NamedTuple):
-    """The ranking of one query: the 0-based ``positions`` (n_right,) of its right answers, ascending.
+class QueryRanking(NamedTuple):
+    """The positions of the right answers to one query in the ranked list of candidates, 0-based and ascending.
 
-    ``best_right`` and ``best_wrong`` are the indices of the best right and the best wrong answer among the candidates.
+    ``best_right`` and ``best_wrong`` are the best right and the best wrong candidate: indices in the unsorted candidates.
     """
 
     positions: Ints
@@ -250,7 +250,7 @@ class AnsweredQuery(NamedTuple):
     wrong_score: float
 
 
-def rank_answers(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
+def rank_answers(scores: NDArray[np.float32], right: Ints) -> QueryRanking:
     """Rank the candidates of one query by their ``scores`` (n_candidates,).
 
     ``right`` has the index of each right answer in ``scores``, or -1 for a right answer that is not a candidate.
@@ -259,22 +259,22 @@ def rank_answers(scores: NDArray[np.float32], right: Ints) -> AnsweredQuery:
     wrong = scores.copy()
     wrong[present] = -np.inf
     best, best_wrong = int(present[scores[present].argmax()]), int(wrong.argmax())
-    return AnsweredQuery(right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
+    return QueryRanking(find_right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
 
 
-def _collect_best_answers(answered: Sequence[AnsweredQuery], queries: Ints, candidates: Ints) -> BestAnswers:
+def _collect_best_answers(rankings: Sequence[QueryRanking], queries: Ints, candidates: Ints) -> BestAnswers:
     """Return the best right and the best wrong answer to each query, as rows of the split.
 
-    ``answered`` has the ranking of each query, with candidates numbered from 0. ``queries`` (n_queries,) and ``candidates``
-    (n_candidates,) are the rows of the queries and of the candidates in the split.
+    ``rankings`` has the best answers as indices in ``candidates`` (n_candidates,), the rows of the candidates in the split.
+    ``queries`` (n_queries,) has the rows of the queries.
     """
-    positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
+    positions, right, right_scores, wrong, wrong_scores = zip(*rankings, strict=True)
     ranks, right_rows, wrong_rows = np.array([one[0] for one in positions]), candidates[list(right)], candidates[list(wrong)]
     return BestAnswers(queries, ranks, right_rows, np.array(right_scores), wrong_rows, np.array(wrong_scores))
 
 
 def measure_queries(
-    answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints, ks: Sequence[int]
+    rankings: Sequence[QueryRanking], queries: Ints, images: Ints, candidates: Ints, ks: Sequence[int]
 ) -> MeasuredQueries:
     """Return the ranked queries with R@K, Med r, mean r, nDCG@10, MRR and mAP.
 
@@ -282,45 +282,48 @@ def measure_queries(
 
     Parameters
     ----------
-    answered : the ranking of each query
+    rankings : the ranking of each query
     queries : (n_queries,) rows of the queries in the split
     images : (n_queries,) row of each query's image; for an image query, its own row
     candidates : (n_candidates,) rows of the candidates in the split
     ks : the values of K in R@K
     """
-    wrong_before = np.concatenate([one.positions - np.arange(len(one.positions)) for one in answered])
-    query_of = np.repeat(np.arange(len(answered)), [len(one.positions) for one in answered])
-    best = _collect_best_answers(answered, queries, candidates)
+    wrong_before = np.concatenate([one.positions - np.arange(len(one.positions)) for one in rankings])
+    query_of = np.repeat(np.arange(len(rankings)), [len(one.positions) for one in rankings])
+    best = _collect_best_answers(rankings, queries, candidates)
     return replace(
         MeasuredQueries.from_ranks(best.ranks, images, ks, compute_position_metrics(query_of, wrong_before)), answers=best
     )
 
 
-def _measure_eccv_queries(answered: Sequence[AnsweredQuery], queries: Ints, images: Ints, candidates: Ints) -> MeasuredQueries:
+def _measure_eccv_queries(rankings: Sequence[QueryRanking], queries: Ints, images: Ints, candidates: Ints) -> MeasuredQueries:
     """Return the ranked queries with the metrics of ECCV Caption: mAP@R, R-Precision and R@1.
 
-    ``answered`` has the ranking of each query. ``queries``, ``images`` and ``candidates`` are the rows in the split of the
+    ``rankings`` has the ranking of each query. ``queries``, ``images`` and ``candidates`` are the rows in the split of the
     queries, of their images and of the candidates.
     """
-    rankings = [one.positions for one in answered]
+    positions_by_query = [one.positions for one in rankings]
     values = {
-        "map_at_r": np.array([100 * average_precision_at_r(positions) for positions in rankings]),
-        "rprecision": np.array([100 * np.mean(positions < len(positions)) for positions in rankings]),
-        "r1": np.array([100.0 * (positions[0] == 0) for positions in rankings]),
+        "map_at_r": np.array([100 * average_precision_at_r(positions) for positions in positions_by_query]),
+        "rprecision": np.array([100 * np.mean(positions < len(positions)) for positions in positions_by_query]),
+        "r1": np.array([100.0 * (positions[0] == 0) for positions in positions_by_query]),
     }
-    return MeasuredQueries(images, values, answers=_collect_best_answers(answered, queries, candidates))
+    return MeasuredQueries(images, values, answers=_collect_best_answers(rankings, queries, candidates))
 
 
-def _read_annotations(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Ints, list[Ints]]:
-    """Return the rows of the queries in an annotation file, in ascending order, and the rows of their right answers.
+def _read_annotations(
+    file_name: str, query_rows: dict[int, int], query_kind: str, candidate_rows: dict[int, int]
+) -> tuple[Ints, list[Ints]]:
+    """Read the right answers to each query from a file of the package eccv-caption.
 
-    ``name`` is a file of the package eccv-caption, which has a list of right answers for each query. ``queries`` and
-    ``candidates`` map ids to rows. ``kind`` is the kind of the queries, ``image`` or ``caption``, for error messages. A right
-    answer that is not a candidate has the row -1; ECCV Caption has two such captions.
+    Return the rows of the queries in the split, ascending, and for each query the indices of its right answers among the
+    candidates; -1 for a right answer that is not a candidate (two captions of ECCV Caption). ``query_rows`` maps the ids of
+    the queries to rows, and ``candidate_rows`` the ids of the candidates to indices. ``query_kind`` is ``image`` or
+    ``caption``, for error messages.
     """
-    content = {int(query): right for query, right in json.loads(_read_eccv_caption_file(name)).items()}
-    rows = find_rows(queries, list(content), kind)
-    answers = [np.array([candidates.get(int(answer), -1) for answer in right]) for right in content.values()]
+    content = {int(query): right for query, right in json.loads(_read_eccv_caption_file(file_name)).items()}
+    rows = find_rows(query_rows, list(content), query_kind)
+    answers = [np.array([candidate_rows.get(int(answer), -1) for answer in right]) for right in content.values()]
     order = np.argsort(rows)
     return rows[order], [answers[k] for k in order]
 

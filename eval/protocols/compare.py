@@ -32,7 +32,7 @@ from vse.eval.protocols.phrase_evaluation import are_phrase_score_files, compute
 from vse.eval.protocols.protocols import (
     RankingOptions,
     group_folds,
-    join_test_folds,
+    join_fold_ids,
     rank_queries_of_seeds,
     read_seed_embeddings,
     select_languages_of_seeds,
@@ -72,20 +72,20 @@ def compare_files(
     if phrases:
         scores = [read_seed_phrase_scores(paths) for paths in models]
         check_same_phrases(models[0][0], scores[0][0], models[1][0], scores[1][0])
-        out = _prepare_output(files, scores, out)
+        out = _choose_output_path(files, scores, out)
         not_finished = list_unfinished_runs([run for seeds in scores for run in seeds], out, options.allow_unfinished)
         compared = {PHRASE_PROTOCOL: compute_phrase_differences(models, scores, samples, threshold)}
         return _write_comparison(scores, out, compared, samples, not_finished, {"iou": threshold})
     runs = [select_languages_of_seeds(paths, read_seed_embeddings(paths), options.language) for paths in models]
     (a_parts, *_), (b_parts, *_) = map(group_folds, runs)
-    check_same_split(models[0][0], join_test_folds(a_parts), models[1][0], join_test_folds(b_parts))
+    check_same_split(models[0][0], join_fold_ids(a_parts), models[1][0], join_fold_ids(b_parts))
     names, others = (
         select_protocols(paths, seeds, protocol, options.pairs) for paths, seeds in zip(models, runs, strict=True)
     )
-    out = _prepare_output(files, runs, out)
+    out = _choose_output_path(files, runs, out)
     not_finished = list_unfinished_runs([run for seeds in runs for run in seeds], out, options.allow_unfinished)
-    judgements = read_judgement_files(options, models[0][0], join_test_folds(a_parts))
-    choices = read_choice_sets(options.choices, join_test_folds(a_parts), out)
+    judgements = read_judgement_files(options, models[0][0], join_fold_ids(a_parts))
+    choices = read_choice_sets(options.choices, join_fold_ids(a_parts), out)
     ranking = RankingOptions(options.cross_check, options.cross_checked, judgements=judgements, choices=choices)
     compared = {}
     for name in choices or (*names, *judgements):
@@ -98,7 +98,7 @@ def compare_files(
     return _write_comparison(runs, out, compared, samples, not_finished, settings)
 
 
-def _prepare_output(files: Sequence[Path], runs: Sequence[Sequence[ModelOutputMetadata]], out: Path | None) -> Path:
+def _choose_output_path(files: Sequence[Path], runs: Sequence[Sequence[ModelOutputMetadata]], out: Path | None) -> Path:
     """Return the path of the comparison file: ``out`` or, if it is None, a path that names the two models.
 
     ``files`` are the inputs, and ``runs`` has the content of the files of each model. Raises UserError if the path is one of
@@ -126,7 +126,7 @@ def _write_comparison(
 ) -> Path:
     first = runs[0][0]
     if isinstance(first, Embeddings):
-        first = join_test_folds(group_folds([run for run in runs[0] if isinstance(run, Embeddings)])[0])
+        first = join_fold_ids(group_folds([run for run in runs[0] if isinstance(run, Embeddings)])[0])
     comparison = {
         "version": COMPARISON_VERSION,
         "dataset": first.dataset,
@@ -135,8 +135,8 @@ def _write_comparison(
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
         **settings,
-        "a": _model_entry(runs[0], out),
-        "b": _model_entry(runs[1], out),
+        "a": _build_model_entry(runs[0], out),
+        "b": _build_model_entry(runs[1], out),
         "samples": samples,
         "comparisons": compared,
         "differing_facts": [fact.model_dump() for fact in list_differing_facts(*(parse_provenance(one[0]) for one in runs))],
@@ -149,8 +149,8 @@ def _write_comparison(
 def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], ModelOutputMetadata]) -> tuple[list[Path], list[Path]]:
     """Divide ``files``, a file per seed, into the files of two models by the model that each file names.
 
-    ``read`` reads a file. Two files are taken as two models, and are not read. Raises UserError unless there are two models
-    with equally many seeds.
+    ``read`` reads a file. If there are only two files, each is taken as a model without being read. Raises UserError unless
+    there are two models with equally many seeds.
     """
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")
@@ -169,7 +169,7 @@ def _group_files_by_model(files: Sequence[Path], read: Callable[[Path], ModelOut
     return first, second
 
 
-def _model_entry(runs: Sequence[ModelOutputMetadata], out: Path) -> dict[str, Any]:
+def _build_model_entry(runs: Sequence[ModelOutputMetadata], out: Path) -> dict[str, Any]:
     return {
         "experiment": runs[0].experiment,
         "name": display_name(str(runs[0].experiment), parse_provenance(runs[0])),

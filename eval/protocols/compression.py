@@ -18,7 +18,7 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.files.split import Embeddings
 from vse.eval.protocols.correction import check_bank_file
 from vse.eval.protocols.result_content import mean_and_std_over_seeds
-from vse.eval.ranking.answers import Vectors, unit_rows
+from vse.eval.ranking.answers import Vectors, normalise_rows
 from vse.eval.ranking.metrics import QueriesByDirection, Ranks, build_fold, compute_fold_metrics
 from vse.eval.ranking.ranks import blocks_from_embeddings, ranks_from_blocks, shared_tensor
 from vse.eval.ranking.statistics import compute_intervals
@@ -93,7 +93,7 @@ class FittedCodec:
         if self.codec.kind == "binary":
             return np.packbits(vectors >= 0, axis=1, bitorder="little")
         cut = vectors[:, : self.codec.size or self.codec.dim]
-        return unit_rows(shared_tensor(cut)).numpy() if self.codec.kind == "dims" else cut
+        return normalise_rows(shared_tensor(cut)).numpy() if self.codec.kind == "dims" else cut
 
     def decode(self, codes: Any) -> Vectors:
         """Return the float32 vectors that the codes stand for. For ``binary``, a bit stands for 1 or -1."""
@@ -171,10 +171,10 @@ _N_TIMED_ANSWERS = 10  # results per query in a timed search
 
 
 class _DirectionVectors(NamedTuple):
-    """The vectors of the queries and candidates of one direction, before and after a codec encoded and decoded them."""
+    """The query and candidate vectors that a codec compares in one direction, and the original vectors before compression."""
 
     queries: Vectors
-    stored: Vectors
+    candidates: Vectors
     original_queries: Vectors
     original_candidates: Vectors
 
@@ -192,8 +192,8 @@ def measure_compression(
     files, seeds : the embeddings file of each seed of the model, and its content
     texts : names of codecs, such as ``dims=256,128`` and ``int8 binary pq32``
     rescored : number of best candidates of each query that are ranked again by the uncompressed vectors, for further metrics;
-        None computes none
-    samples : number of bootstrap samples for intervals; 0 computes none
+        None leaves these metrics out
+    samples : number of bootstrap samples for intervals; 0 leaves the intervals out
     """
     banks = [_read_fitting_vectors(file, run) for file, run in zip(files, seeds, strict=True)]
     first_vectors = seeds[0].vectors
@@ -255,10 +255,10 @@ def _encode_directions(run: Embeddings, fitted: FittedCodec) -> dict[str, _Direc
 
 def _rank_queries(run: Embeddings, fitted: FittedCodec) -> QueriesByDirection:
     sides, image_of_caption = _encode_directions(run, fitted), torch.from_numpy(run.image_of_caption())
-    images, captions = map(shared_tensor, (sides["i2t"].queries, sides["i2t"].stored))
+    images, captions = map(shared_tensor, (sides["i2t"].queries, sides["i2t"].candidates))
     i2t, t2i = blocks_from_embeddings(images, captions, image_of_caption), None
     if not fitted.codec.encodes_queries:
-        images, captions = map(shared_tensor, (sides["t2i"].stored, sides["t2i"].queries))
+        images, captions = map(shared_tensor, (sides["t2i"].candidates, sides["t2i"].queries))
         t2i = blocks_from_embeddings(images, captions, image_of_caption)
     return build_fold(ranks_from_blocks(i2t, t2i), run.image_of_caption())
 
@@ -272,7 +272,7 @@ def _rerank_queries(run: Embeddings, fitted: FittedCodec, candidates: int) -> Qu
     for direction, side in _encode_directions(run, fitted).items():
         query_kind, candidate_kind = ("image", "caption") if direction == "i2t" else ("caption", "image")
         queries, image_of_candidate = rows_of_queries[direction], image_of[candidate_kind]
-        near, sure, _ = find_candidates(side.stored, side.queries[queries], candidates)
+        near, sure, _ = find_candidates(side.candidates, side.queries[queries], candidates)
         exact = compute_exact_scores(
             side.original_candidates, side.original_queries[queries], near.numpy(), "cosine", direction
         )

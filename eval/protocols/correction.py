@@ -105,13 +105,12 @@ def parse_correction(text: str) -> tuple[str, Parameters]:
     return method, parameters
 
 
-def correct_seeds(
+def correct_seed_scores(
     files: Sequence[Path], seeds: Sequence[Embeddings], text: str, bank: str, out: Path
 ) -> tuple[list[Embeddings], dict[str, Any]]:
     """Return the embeddings of each seed with corrected scores, and the entry ``correction`` of the result file.
 
-    If ``text`` lacks a parameter of the method, the value with the highest mean rsum over seeds on the validation split is
-    used.
+    A parameter that ``text`` lacks gets the value with the highest rsum on the validation split, as a mean over seeds.
 
     Parameters
     ----------
@@ -166,7 +165,7 @@ def repeat_correction(path: Path, result: Result, files: Sequence[Path], seeds: 
     given = ",".join(f"{name}={value:g}" for name, value in record["parameters"].items())
     bank = str(record["bank"])
     bank = bank if bank in SPLITS else str(resolve_path(path, bank))
-    corrected, repeated = correct_seeds(files, seeds, f"{record['method']}:{given}", bank, path)
+    corrected, repeated = correct_seed_scores(files, seeds, f"{record['method']}:{given}", bank, path)
     if repeated["bank_sha256"][: len(files)] != record["bank_sha256"][: len(files)]:
         raise UserError(f"{path}: the bank {bank} has changed since the evaluation; evaluate again")
     return corrected
@@ -180,9 +179,9 @@ def _list_parameter_choices(method: str, names: Sequence[str]) -> Iterator[Param
 def read_bank_scores(file: Path, run: Embeddings, bank: str) -> BankScores:
     """Return the scores of the images and captions in ``run`` with the captions and images of a bank.
 
-    ``run`` was read from ``file``. ``bank`` is a file of embeddings, or a split such as ``train``, read from ``train.h5``. If
-    ``run`` has scores of pairs, ``bank`` must be the evaluated split or ``train``; for ``train``, ``run`` must also have
-    scores with images and captions of the training split. Raises UserError otherwise.
+    ``run`` was read from ``file``. ``bank`` is a file of embeddings, or a split such as ``train``, read from ``train.h5``.
+    Raises UserError if the scores cannot be computed: without vectors, ``bank`` must be the evaluated split, or ``train`` if
+    ``run`` also has scores with images and captions of the training split.
     """
     path, source = file, run
     has_scores = run.direction_scores("t2i") is not None

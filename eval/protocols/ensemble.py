@@ -54,7 +54,7 @@ def load_ensemble_outline(name: str) -> ExperimentOutline:
     return outline
 
 
-def list_members_per_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
+def read_members_per_seed(files: Sequence[Path], outline: ExperimentOutline | None = None) -> list[list[MemberFile]]:
     """Read the files of an ensemble, and return for each seed its members: pairs of a file and its embeddings.
 
     The ensemble of seed s combines seed s of every experiment. ``outline``, the preset of the ensemble, names the experiments
@@ -98,12 +98,12 @@ def build_ensemble(
     outline: ExperimentOutline | None = None,
     alpha: float | None = None,
 ) -> Embeddings:
-    """Return embeddings whose scores are the means of the members' scores.
+    """Return embeddings whose scores are the means of the members' scores; a phrase model has the weight ``alpha``.
 
     All members have the same split and similarity; their dimensions, experiments and seeds may differ. The vectors of n
     members are concatenated and divided by the square root of n: inner products and order scores of the result are then the
-    mean scores. Score matrices are averaged row by row when they are read. :func:`combine_scores` combines an image-sentence
-    model and a phrase model.
+    mean scores. Score matrices are averaged row by row when they are read. An image-sentence model and a phrase model are
+    combined by :func:`combine_scores` instead.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def build_ensemble(
         "trained_on": first.trained_on if len({member.trained_on for member in runs}) == 1 else "several data sets",
         "source": None,
     }
-    pair = find_combined_members(members)
+    pair = find_sentence_and_phrase_members(members)
     if pair is not None:
         if alpha is None:
             raise ValueError("an ensemble with a phrase model needs the share of phrases, alpha")
@@ -158,8 +158,8 @@ def _check_members(members: list[MemberFile], compares_captions: bool) -> None:
 def save_ensemble(path: Path, runs: Sequence[Embeddings], other_files: Sequence[Path]) -> list[Path]:
     """Write the ensemble of a single seed to ``path``, or the ensembles of several seeds to ``<name>-<seed>.h5``.
 
-    Return the files. ``other_files`` are the other inputs and outputs of the command. Raises UserError if a file to write is
-    one of ``other_files``, or an existing file of another kind.
+    Return the files. ``<name>.h5`` is the name in ``path``. ``other_files`` are the other inputs and outputs of the command.
+    Raises UserError if a file to write is one of ``other_files``, or an existing file of another kind.
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:
@@ -239,7 +239,7 @@ class PhraseWeight:
         }
 
 
-def find_combined_members(members: Sequence[MemberFile]) -> tuple[MemberFile, MemberFile] | None:
+def find_sentence_and_phrase_members(members: Sequence[MemberFile]) -> tuple[MemberFile, MemberFile] | None:
     """Return the image-sentence model and the phrase model of an ensemble; None for an ensemble without a phrase model.
 
     Raises UserError if an ensemble with a phrase model has other members than one image-sentence model and this phrase model.
@@ -269,7 +269,7 @@ def choose_phrase_weight(by_seed: Sequence[Sequence[MemberFile]], alpha: float |
     validation files are next to the members: ``val.h5`` next to ``test.h5``, and ``val_sentences.h5`` next to
     ``test_sentences.h5``. Raises UserError if a validation file is missing.
     """
-    pairs = [pair for members in by_seed if (pair := find_combined_members(members)) is not None]
+    pairs = [pair for members in by_seed if (pair := find_sentence_and_phrase_members(members)) is not None]
     if not pairs:
         if alpha is not None:
             raise UserError("--alpha is the share of phrases, and no file holds scores of phrases (vse-embed --sentences)")

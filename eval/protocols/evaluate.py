@@ -41,15 +41,15 @@ from vse.eval.options import DEFAULT_IOU_THRESHOLD, FOLDED_PROTOCOLS, JUDGED_PRE
 from vse.eval.protocols.choices import ChoiceSet, read_choice_sets
 from vse.eval.protocols.coco import JudgedPairs, read_judged_pairs
 from vse.eval.protocols.compression import measure_compression
-from vse.eval.protocols.correction import correct_seeds
+from vse.eval.protocols.correction import correct_seed_scores
 from vse.eval.protocols.ensemble import (
     MemberFile,
     PhraseWeight,
     build_ensemble,
     choose_phrase_weight,
     find_phrase_member,
-    list_members_per_seed,
     load_ensemble_outline,
+    read_members_per_seed,
     save_ensemble,
 )
 from vse.eval.protocols.judged import correlate_with_ratings
@@ -59,7 +59,7 @@ from vse.eval.protocols.protocols import (
     RankingOptions,
     check_and_unify_embeddings,
     group_folds,
-    join_test_folds,
+    join_fold_ids,
     list_protocol_names,
     rank_queries_of_seeds,
     read_seed_embeddings,
@@ -166,7 +166,7 @@ def _read_model(
         return _EvaluatedModel(files, seed_embeddings, [[member] for member in zip(files, seed_embeddings, strict=True)])
     compares_captions = any(name.startswith("sentence") for name in list_protocol_names(protocol))
     outline = None if options.experiment is None else load_ensemble_outline(options.experiment)
-    members = list_members_per_seed(files, outline)
+    members = read_members_per_seed(files, outline)
     first_files = [path for (path, _), *_ in members]
     weight = choose_phrase_weight(members, options.alpha)
     ensembles = [build_ensemble(of_seed, compares_captions, outline, weight.alpha if weight else None) for of_seed in members]
@@ -197,13 +197,13 @@ def _evaluate_model(
     correction: dict[str, Any] | None = None
     if options.correct is not None:
         bank = options.bank or "train"
-        seeds, correction = correct_seeds(model.seed_files, model.seed_embeddings, options.correct, bank, out)
+        seeds, correction = correct_seed_scores(model.seed_files, model.seed_embeddings, options.correct, bank, out)
         model = model._replace(seed_embeddings=seeds)
-    whole = join_test_folds(group_folds(model.seed_embeddings)[0])
+    whole = join_fold_ids(group_folds(model.seed_embeddings)[0])
     unfinished = list_unfinished_runs(inputs, out, options.allow_unfinished)
     if correction is None:
         for path, run in zip(model.seed_files, model.seed_embeddings, strict=True):
-            _warn_unless_unit_length(path, run)
+            _warn_of_unnormalised_captions(path, run)
     if options.choices is not None and list_protocol_names(protocol) != ["auto"]:
         raise UserError("--choices evaluates only the choices: leave --protocol out")
     choices = read_choice_sets(options.choices, whole, out)
@@ -215,7 +215,7 @@ def _evaluate_model(
     judgements = read_judgement_files(options, model.seed_files[0], whole)
     measured, answers = _measure_protocols(model, [*names, *judgements], options, pairs, judgements, choices)
     if "full" in measured["protocols"]:
-        measured["hubness"] = _measure_hubness(model, inputs, measured["protocols"]["full"])
+        measured["hubness"] = _measure_hubs_and_warn(model, inputs, measured["protocols"]["full"])
     content = {
         "split_identity": split_identity(whole).model_dump(),
         "data": whole.identity.checksums.model_dump(),
@@ -262,10 +262,11 @@ def _measure_protocols(
     judgements: Mapping[str, Judgements],
     choices: Mapping[str, ChoiceSet],
 ) -> tuple[dict[str, Any], list[FoldAnswers]]:
-    """Return a dict with the metrics of each protocol and the comparison of its ranks with FAISS, and the best answers.
+    """Return the metrics of each protocol, and the best answers to each query.
 
-    The list of answers is empty unless ``options.per_query`` is set. ``pairs`` are the judged pairs of the protocol ``cxc``,
-    or None. ``judgements`` and ``choices`` have the data of the protocols ``judged-...`` and ``choices...``, by protocol.
+    The dict has the metrics under ``protocols``, and the comparison of the ranks with FAISS under ``cross_check``. The list of
+    answers is empty unless ``options.per_query`` is set. ``pairs`` are the judged pairs of the protocol ``cxc``, or None.
+    ``judgements`` and ``choices`` have the data of ``judged-...`` and ``choices...``, by protocol.
     """
     with_answers = options.per_query is not None
     ranking = RankingOptions(
@@ -280,7 +281,7 @@ def _measure_protocols(
         folds = [of_seed.folds for of_seed in queries]
         checks[name] = _build_cross_check_entry(queries)
         per_seed = [
-            _compute_protocol_metrics(join_test_folds(parts), name, of_seed)
+            _compute_protocol_metrics(join_fold_ids(parts), name, of_seed)
             for parts, of_seed in zip(test_sets, folds, strict=True)
         ]
         metrics[name] = mean_and_std_over_seeds(per_seed)
@@ -299,7 +300,7 @@ def _measure_protocols(
     return {"protocols": metrics, "cross_check": checks}, answers
 
 
-def _measure_hubness(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _measure_hubs_and_warn(model: _EvaluatedModel, inputs: Sequence[Embeddings], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return statistics of hubs (candidates near many queries), and the mean cosines of two images and of two captions.
 
     They are averaged over seeds. Logs a warning if they suggest a failed model. ``inputs`` are the embeddings before a
@@ -337,7 +338,8 @@ def _add_correlation(metrics: dict[str, Any], seeds: Sequence[Embeddings], judge
 def _build_cross_check_entry(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
     """Return the value of ``cross_check`` in a result file: how the ranks of a protocol were compared with a FAISS search.
 
-    The numbers of compared queries and of ties are sums over folds and seeds. If no ranks were compared, return the reason.
+    The numbers of compared queries and of ties are sums over folds and seeds. If no ranks were compared, the reason is
+    returned.
     """
     agreements = [agreement for one in queries for agreement in one.agreements]
     if not agreements:
@@ -350,7 +352,7 @@ def _build_cross_check_entry(queries: Sequence[ProtocolQueries]) -> dict[str, An
     return {"checked": True, "against": agreements[0].search_description, **counts}
 
 
-def _warn_unless_unit_length(path: Path, run: Embeddings) -> None:
+def _warn_of_unnormalised_captions(path: Path, run: Embeddings) -> None:
     if run.similarity != "cosine" or run.vectors is None:
         return
     _, captions = run.vectors

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from vse.eval.files.judgements import Judgements
 from vse.eval.files.split import Embeddings, select_language
 from vse.eval.protocols.result_content import mean_and_std_over_seeds
-from vse.eval.ranking.answers import unit_rows
+from vse.eval.ranking.answers import normalise_rows
 from vse.eval.ranking.metrics import BestAnswers, Floats, Ints, MeasuredQueries, QueriesByDirection
 from vse.eval.ranking.ranks import blocks_from_embeddings, iter_caption_scores, ranks_from_blocks, shared_tensor
 from vse.eval.ranking.statistics import compute_percentile_interval
@@ -38,12 +38,12 @@ _DEPTH = 10  # number of candidates that nDCG@10 and judged@10 count
 _UNJUDGED = -1  # the grade of a pair without judgement
 
 
-class JudgedQuery(NamedTuple):
-    """The grades of a query's candidates, sorted by score, the best candidate first.
+class JudgedRanking(NamedTuple):
+    """The ranking of the candidates for one query: the grades of the candidates, the best-scoring candidate first.
 
     grades : (n_candidates,) grade of each candidate; -1 for a candidate without a judgement
     own : (n_candidates,) whether a candidate is the query's own caption or image
-    best_right, best_wrong : the best right and the best wrong candidate, as indices before the candidates were sorted
+    best_right, best_wrong : the best right and the best wrong candidate, as positions in the original, unsorted order
     right_score, wrong_score : scores of these two candidates; ``wrong_score`` is -inf if no candidate is wrong
     """
 
@@ -78,7 +78,7 @@ class _JudgedCandidates:
 
     def __init__(self, run: Embeddings, judgements: Judgements) -> None:
         self._run, self._right_from = run, judgements.right_from
-        image_rows, caption_rows, known = _find_rows(run, judgements)
+        image_rows, caption_rows, known = _find_judged_rows(run, judgements)
         grades = judgements.grades[known]
         self.images, images = np.unique(image_rows, return_inverse=True)
         self.captions, captions = np.unique(caption_rows, return_inverse=True)
@@ -89,8 +89,8 @@ class _JudgedCandidates:
         self._grades[own & (self._grades == _UNJUDGED)] = max(grades.max(initial=0), judgements.right_from)
         self._own = own
 
-    def rank_captions(self) -> Iterator[tuple[int, JudgedQuery]]:
-        """Rank the captions for each image that has a right caption. Yield the index in ``images``, and the ranking."""
+    def rank_captions(self) -> Iterator[tuple[int, JudgedRanking]]:
+        """Rank the captions for each image that has a right caption. Yield its index in ``images``, and the ranking."""
         blocks, _ = self._run.score_blocks()
         columns = torch.from_numpy(self.captions)
         for span in blocks.row_slices:
@@ -103,8 +103,8 @@ class _JudgedCandidates:
                         self._rank_candidates(scores[self.images[image] - span.start], self._grades[image], self._own[image]),
                     )
 
-    def rank_images(self) -> Iterator[tuple[int, JudgedQuery]]:
-        """Rank the images for each caption that has a right image. Yield the index in ``captions``, and the ranking."""
+    def rank_images(self) -> Iterator[tuple[int, JudgedRanking]]:
+        """Rank the images for each caption that has a right image. Yield its index in ``captions``, and the ranking."""
         i2t, t2i = self._run.score_blocks()
         for part, scores in iter_caption_scores(t2i or i2t, self.captions):
             for n, caption in enumerate(part.tolist()):
@@ -114,14 +114,14 @@ class _JudgedCandidates:
                         self._rank_candidates(scores[self.images, n], self._grades[:, caption], self._own[:, caption]),
                     )
 
-    def _rank_candidates(self, scores: NDArray[np.floating], grades: Ints, own: NDArray[np.bool_]) -> JudgedQuery:
+    def _rank_candidates(self, scores: NDArray[np.floating], grades: Ints, own: NDArray[np.bool_]) -> JudgedRanking:
         order = np.lexsort((grades, -scores))
         right = grades[order] >= self._right_from
         first_right, first_wrong = int(order[right.argmax()]), int(order[right.argmin()])
         wrong_score = float(scores[first_wrong]) if not right.all() else -np.inf
-        return JudgedQuery(grades[order], own[order], first_right, first_wrong, float(scores[first_right]), wrong_score)
+        return JudgedRanking(grades[order], own[order], first_right, first_wrong, float(scores[first_right]), wrong_score)
 
-    def build_measured_queries(self, direction: str, rows: Ints, queries: list[JudgedQuery]) -> MeasuredQueries:
+    def build_measured_queries(self, direction: str, rows: Ints, queries: list[JudgedRanking]) -> MeasuredQueries:
         """Return ranked queries with their metrics; ``rows`` has the index of each query in ``images`` or ``captions``."""
         of_queries, of_answers = (self.images, self.captions) if direction == "i2t" else (self.captions, self.images)
         values = [_compute_metrics(query, self._right_from) for query in queries]
@@ -141,7 +141,7 @@ class _JudgedCandidates:
         )
 
 
-def _compute_metrics(query: JudgedQuery, right_from: int) -> dict[str, float]:
+def _compute_metrics(query: JudgedRanking, right_from: int) -> dict[str, float]:
     right, judged = query.grades >= right_from, query.grades != _UNJUDGED
     n_right = int(right.sum())
     precision = np.cumsum(right) / np.arange(1, len(right) + 1)
@@ -224,7 +224,7 @@ class _RatedPairs(NamedTuple):
 
     @classmethod
     def from_judgements(cls, run: Embeddings, judgements: Judgements) -> _RatedPairs:
-        images, captions, known = _find_rows(run, judgements)
+        images, captions, known = _find_judged_rows(run, judgements)
         foreign = run.image_of_caption()[captions] != images
         images, captions, ratings = images[foreign], captions[foreign], judgements.ratings[known][foreign]
         blocks, _ = run.score_blocks()
@@ -245,10 +245,10 @@ class _RatedPairs(NamedTuple):
         return {name: 100 * float(value) for name, value in tau.items()}
 
 
-def _find_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Return the image rows and the caption rows of the judged pairs in ``run``, and a mask (n_pairs,) of these pairs.
+def _find_judged_rows(run: Embeddings, judgements: Judgements) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Return the image rows and the caption rows of judged pairs in ``run``, and a mask (n_pairs,) over all judged pairs.
 
-    A judged pair is left out if its image or its caption is not in ``run``. The mask has all pairs in ``judgements``.
+    A judged pair is left out, and False in the mask, if its image or its caption is not in ``run``.
     """
     rows = []
     for ids, wanted in ((run.image_ids, judgements.image_ids), (run.caption_ids, judgements.caption_ids)):
@@ -281,9 +281,9 @@ def rank_language_pair(embeddings: Embeddings, protocol: str, ks: Sequence[int])
     queries, answers = (select_language(source, embeddings, language) for language in protocol.split(":"))
     assert queries.captions is not None
     assert answers.captions is not None
-    candidates = unit_rows(shared_tensor(answers.captions))
+    candidates = normalise_rows(shared_tensor(answers.captions))
     query_rows, image_of_answer = queries.image_of_caption(), torch.from_numpy(answers.image_of_caption())
-    units = unit_rows(shared_tensor(queries.captions))
+    units = normalise_rows(shared_tensor(queries.captions))
     # ranks_from_blocks allows one query per image, so each pass ranks one caption of every image.
     order = np.argsort(query_rows, kind="stable")
     counts = np.bincount(query_rows)

@@ -26,7 +26,7 @@ from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.split import MATRIX_NAMES, ROW_FIELDS, select_language
 from vse.eval.options import COCO_PROTOCOLS, FOLDED_PROTOCOLS, N_CROSS_CHECK_QUERIES, N_IMAGES_PER_FOLD, PROTOCOLS
 from vse.eval.protocols.choices import ChoiceSet, rank_choices
-from vse.eval.protocols.coco import JudgedPairs, is_coco_test, rank_coco_queries, rank_intramodal_queries
+from vse.eval.protocols.coco import JudgedPairs, are_coco_protocols_available, rank_coco_queries, rank_intramodal_queries
 from vse.eval.protocols.judged import parse_language_pairs, rank_judged_queries, rank_language_pair
 from vse.eval.ranking.answers import find_best_answers, find_sentence_answers
 from vse.eval.ranking.metrics import DIRECTIONS, MeasuredQueries, QueriesByDirection, build_fold
@@ -168,7 +168,7 @@ def group_folds(seed_embeddings: Sequence[Embeddings]) -> list[list[Embeddings]]
     return [list(parts) for parts in zip(*(by_fold[fold] for fold in ordered), strict=True)]
 
 
-def join_test_folds(parts: Sequence[Embeddings]) -> Embeddings:
+def join_fold_ids(parts: Sequence[Embeddings]) -> Embeddings:
     """Return embeddings with the ids and hashes of a complete test set.
 
     ``parts`` has the embeddings of one seed for every fold of a cross-validation. A single part is returned unchanged. For
@@ -280,7 +280,7 @@ def resolve_protocols(embeddings: Embeddings, names: Sequence[str]) -> list[str]
             raise UserError(f"the protocol {name} needs caption embeddings, and the file has none")
     if "auto" in names:
         names = [*names, "full", *(["1k"] if n_images >= N_IMAGES_PER_FOLD and n_captioned == n_images else [])]
-        if is_coco_test(_coco_ids(embeddings), embeddings.caption_ids):
+        if are_coco_protocols_available(_get_coco_ids(embeddings), embeddings.caption_ids):
             names += COCO_PROTOCOLS
     return [name for name in PROTOCOLS if name in names]
 
@@ -302,12 +302,12 @@ def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions 
         return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _LANGUAGES_REASON)
     if protocol in COCO_PROTOCOLS:
         fold = rank_coco_queries(
-            protocol, _coco_ids(embeddings), embeddings.caption_ids, *embeddings.score_blocks(), ks=options.recall_ks
+            protocol, _get_coco_ids(embeddings), embeddings.caption_ids, *embeddings.score_blocks(), ks=options.recall_ks
         )
         if protocol == "cxc" and options.judged_pairs is not None:
             fold = {
                 **fold,
-                **rank_intramodal_queries(embeddings, _coco_ids(embeddings), options.judged_pairs, options.recall_ks),
+                **rank_intramodal_queries(embeddings, _get_coco_ids(embeddings), options.judged_pairs, options.recall_ks),
             }
         return ProtocolQueries([_replace_rows_by_ids(embeddings, fold)], [], _JUDGED_REASON)
     rank_fold = _rank_sentences if protocol.startswith("sentence") else partial(_rank_pairs, find_answers=options.find_answers)
@@ -323,7 +323,7 @@ def rank_queries(embeddings: Embeddings, protocol: str, options: RankingOptions 
     return ProtocolQueries(folds, [], reason)
 
 
-def _coco_ids(embeddings: Embeddings) -> NDArray[np.int64]:
+def _get_coco_ids(embeddings: Embeddings) -> NDArray[np.int64]:
     return embeddings.image_ids if embeddings.coco_ids is None else embeddings.coco_ids
 
 

@@ -109,7 +109,7 @@ def build_result(
 
 
 def format_result_lines(result: Result) -> list[str]:
-    """Return the printed lines of a result: a line for each protocol, index, two-stage search, codec and other part."""
+    """Return the lines to print for a result: one for each protocol, FAISS index, two-stage search, codec and phrase model."""
     if PHRASE_PROTOCOL in result.protocols:
         return [phrase_line(result)]
     lines = [summary_line(result, name) for name in result.protocols]
@@ -181,9 +181,10 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
 
 
 def hubs_line(hubs: Mapping[str, Any]) -> str:
-    """Return a line with the statistics ``skewness``, ``never`` and ``largest`` of hubs (candidates near many queries).
+    """Return a line with the statistics of hubs, the candidates near many queries.
 
-    In percent, ``never`` counts candidates in no query's first 10, ``largest`` the queries that share their first candidate.
+    ``never`` is the percentage of candidates that are never among the first 10. ``largest`` is the percentage of queries that
+    share the most frequent first candidate.
     """
     skewness, never, largest = (mean_and_std(hubs[name])[0] for name in ("skewness", "never", "largest"))
     first = f"one candidate is first for {largest:.1f}% of the queries"

@@ -1,4 +1,4 @@
-"""Search of the best answers to each query in blocks of scores, and a reader of vectors in blocks."""
+"""Search of the best answers to each query, ranked lists of candidates, and a reader of vectors in blocks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def find_sentence_answers(
         raise UserError("the protocol sentence needs images with two captions or more: here every image has one")
     # Sort captions by image, so that the right answers to a block of queries are consecutive rows.
     order = torch.argsort(image_of_caption, stable=True)
-    units, images = unit_rows(captions[order]), image_of_caption[order]
+    units, images = normalise_rows(captions[order]), image_of_caption[order]
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
     ranks, right_rows, wrong_rows = (torch.empty_like(image_of_caption) for _ in range(3))
     right_scores, wrong_scores = torch.empty(len(units)), torch.empty(len(units))
@@ -116,7 +116,7 @@ def find_sentence_answers(
     return BestAnswers(queries.numpy(), *found)
 
 
-def unit_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
+def normalise_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
     """Return rows divided by their Euclidean lengths, in float32. A row of zeros stays zero."""
     largest = rows.float().abs().amax(1, keepdim=True)
     # Divide by the largest value first: squares then do not overflow, and the length is at least 1 unless all values are 0.
@@ -164,7 +164,7 @@ def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
 def break_ties(scores: Scores) -> NDArray[np.float32]:
     """Return descending scores in float32 without ties, so that a program that sorts by score keeps the order.
 
-    A score that is not below the previous score of the result becomes the largest float32 below that previous score.
+    A score that is not below the score before it is lowered to the largest float32 below that score.
     """
     bits = np.clip(scores, -_MAX_ABSOLUTE_SCORE, _MAX_ABSOLUTE_SCORE).astype(np.float32).view(np.int32).astype(np.int64)
     # Map all float32 numbers, in ascending order, to consecutive integers; both zeros become 0.

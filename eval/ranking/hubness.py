@@ -82,9 +82,9 @@ def diagnose_hubs(
 ) -> Iterator[str]:
     """Yield a warning for each direction in which one candidate is first for too many queries, or R@10 is near chance.
 
-    The warning names a likely cause. ``hubs`` has, for each direction, the share ``largest`` of the queries whose first
-    candidate is the same, in percent. ``recalls`` has R@10 of the model and ``chance`` has R@10 of a random order, in percent
-    by direction. ``cosines`` has the mean cosine of the ``images`` and of the ``captions``; it may be empty.
+    The warning names a likely cause. ``hubs`` has, for each direction, the percentage ``largest`` of queries whose first
+    candidate is the most frequent one. ``recalls`` and ``chance`` have, for each direction, R@10 of the model and of a random
+    order in percent. ``cosines`` has the mean cosine of the ``images`` and of the ``captions``; it may be empty.
     """
     narrow = [
         f"all {side} point into nearly the same direction (mean cosine {value:.4f})"
@@ -166,11 +166,11 @@ def compute_biases(bank: ScoreMatrix, method: str, parameters: Mapping[str, floa
 
 
 def mark_corrected_queries(bank: ScoreMatrix, queries: ScoreMatrix) -> Int[np.ndarray, " m"]:
-    """Return 1 for each query that QB-Norm corrects, else 0.
+    """Return 1 for each evaluated query that QB-Norm corrects, else 0.
 
     QB-Norm corrects a query if its first candidate is also the first candidate of a query in the bank, a set such as the
-    captions of the training split. ``bank`` (n, n_bank) has the scores of the n candidates with the queries in the bank.
-    ``queries`` (n, m) has their scores with the m queries.
+    captions of the training split. ``bank`` (n, n_bank) has the scores of the n candidates with the queries in the bank, and
+    ``queries`` (n, m) their scores with the m evaluated queries.
     """
     activated = np.zeros(len(bank), np.int64)
     activated[_find_first_candidates(bank)] = 1

@@ -243,7 +243,7 @@ class MeasuredQueries:
     image_rows : (n,) row of each query's image (for image queries, the query itself); a bootstrap resamples these images
     values_by_metric : for each metric that is averaged over queries, such as R@K in percent, its values (n,)
     ranks : (n,) 0-based ranks; None if the median rank is not a metric of this direction
-    answers : the best right and wrong answer to each query, or None
+    answers : the best right and the best wrong answer to each query; None if they were not searched
     """
 
     image_rows: Ints
@@ -297,19 +297,19 @@ def build_fold(ranks: Ranks, image_of_caption: Ints, ks: Iterable[int] = DEFAULT
 
 def compute_fold_metrics(fold: QueriesByDirection) -> dict[str, Any]:
     """Return the metrics of each direction, and ``rsum`` and ``mean_recall`` if ``i2t`` and ``t2i`` have R@1, R@5 and R@10."""
-    directions: dict[str, Any] = {direction: _mean_metrics(queries) for direction, queries in fold.items()}
-    return {**directions, **_recall_sums(directions)}
+    directions: dict[str, Any] = {direction: _compute_mean_metrics(queries) for direction, queries in fold.items()}
+    return {**directions, **_sum_recalls(directions)}
 
 
-def direction_metrics(ranks: Ints) -> dict[str, float]:
+def compute_direction_metrics(ranks: Ints) -> dict[str, float]:
     """Return ``r1``, ``r5``, ``r10``, ``medr`` (floor(median) + 1) and ``meanr`` (mean + 1) from 0-based ranks."""
-    return _mean_metrics(MeasuredQueries.from_ranks(ranks, np.arange(len(ranks))))
+    return _compute_mean_metrics(MeasuredQueries.from_ranks(ranks, np.arange(len(ranks))))
 
 
 def compute_metrics(ranks: Ranks) -> dict[str, Any]:
     """Return the metrics of both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of rsum)."""
-    directions: dict[str, Any] = {name: direction_metrics(values) for name, values in ranks.by_direction.items()}
-    return {**directions, **_recall_sums(directions)}
+    directions: dict[str, Any] = {name: compute_direction_metrics(values) for name, values in ranks.by_direction.items()}
+    return {**directions, **_sum_recalls(directions)}
 
 
 def average_metrics(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -333,14 +333,14 @@ def resample_metrics(folds: Sequence[QueriesByDirection], weights: Floats) -> di
         images = np.unique(np.concatenate([queries.image_rows for queries in fold.values()]))
         fold_weights = np.ascontiguousarray(weights[:, images].T)
         directions: dict[str, Any] = {
-            direction: _weighted_means(queries, np.searchsorted(images, queries.image_rows), fold_weights)
+            direction: _compute_weighted_means(queries, np.searchsorted(images, queries.image_rows), fold_weights)
             for direction, queries in fold.items()
         }
-        results.append({**directions, **_recall_sums(directions)})
+        results.append({**directions, **_sum_recalls(directions)})
     return average_metrics(results)
 
 
-def _mean_metrics(queries: MeasuredQueries) -> dict[str, float]:
+def _compute_mean_metrics(queries: MeasuredQueries) -> dict[str, float]:
     if not len(queries.image_rows):
         raise ValueError("no queries")
     means = {name: float(np.mean(values)) for name, values in queries.values_by_metric.items()}
@@ -349,7 +349,7 @@ def _mean_metrics(queries: MeasuredQueries) -> dict[str, float]:
     return _insert_median(means, float(np.floor(np.median(queries.ranks)) + 1))
 
 
-def _weighted_means(queries: MeasuredQueries, images: Ints, weights: Floats) -> dict[str, Floats]:
+def _compute_weighted_means(queries: MeasuredQueries, images: Ints, weights: Floats) -> dict[str, Floats]:
     """Return the mean of each metric over the queries, and their median rank, for each bootstrap sample.
 
     ``images`` (n,) has the row of each query's image. ``weights`` (n_images, n_samples) is the number of times that each
@@ -363,10 +363,10 @@ def _weighted_means(queries: MeasuredQueries, images: Ints, weights: Floats) -> 
         means = {name: total / count for name, total in zip(queries.values_by_metric, totals, strict=True)}
     if queries.ranks is None:
         return means
-    return _insert_median(means, _weighted_median_rank(queries.ranks, images, weights))
+    return _insert_median(means, _compute_weighted_median_rank(queries.ranks, images, weights))
 
 
-def _weighted_median_rank(ranks: Ints, images: Ints, weights: Floats) -> Floats:
+def _compute_weighted_median_rank(ranks: Ints, images: Ints, weights: Floats) -> Floats:
     import torch  # lazy: tables of result files do not need it
 
     values, value_of_query = np.unique(ranks, return_inverse=True)
@@ -385,7 +385,7 @@ def _insert_median(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
     return {**recalls, "medr": medr, **{name: value for name, value in means.items() if name not in recalls}}
 
 
-def _recall_sums(directions: Mapping[str, Any]) -> dict[str, Any]:
+def _sum_recalls(directions: Mapping[str, Any]) -> dict[str, Any]:
     recalls = [directions.get(direction.name, {}).get(f"r{k}") for direction in IMAGE_TEXT_DIRECTIONS for k in DEFAULT_KS]
     if any(recall is None for recall in recalls):
         return {}

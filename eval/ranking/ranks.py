@@ -167,7 +167,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, caption_
     captions. The two scores of a pair must be bit for bit the same, and equal images or captions must have equal scores in
     every call. Otherwise ties are missed, and a model that gives all pairs one score gets good ranks. Most kernels compute the
     same bits only for inputs of one shape: a model should therefore score tiles of a fixed size, and pad the last tile. Raises
-    UserError if scores are not finite; the message names the image row.
+    UserError if scores are not finite; the message names the row of the image.
 
     Parameters
     ----------
@@ -336,8 +336,8 @@ class _ImageRankCounter:
     def add_wrong_counts(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
         """Add to each rank the number of wrong captions that score at least as high as the own caption with this rank.
 
-        ``scores`` has the scores of the images with some further captions. ``own`` has the rows and the columns of those
-        entries in ``scores`` that belong to an image and its own caption.
+        ``scores`` has the scores of the images with some further captions. ``own`` has the rows and the columns of the entries
+        in ``scores`` for an image and a caption that describes it.
         """
         own_scores = scores[own]
         for k in range(self._goals.shape[1]):

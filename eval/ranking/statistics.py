@@ -55,9 +55,10 @@ def compute_intervals(
     """
     seed_queries, n_images = _renumber_images(seed_queries)
     rng = np.random.default_rng(seed)
-    weights = (_sample_weights(seed_queries[0], n_images, n, rng) for n in _batch_sizes(samples, n_images))
+    weights = (_draw_bootstrap_weights(seed_queries[0], n_images, n, rng) for n in _list_batch_sizes(samples, n_images))
     return _map_leaves(
-        compute_percentile_interval, _concatenate_batches([_average_seed_metrics(seed_queries, part) for part in weights])
+        compute_percentile_interval,
+        _concatenate_batches([_resample_and_average_seeds(seed_queries, part) for part in weights]),
     )
 
 
@@ -81,12 +82,12 @@ def compute_differences(
     ]
     rng = np.random.default_rng(seed)
     resampled, swapped = [], []
-    for n in _batch_sizes(samples, n_images):
-        weights = _sample_weights(first[0], n_images, n, rng)
+    for n in _list_batch_sizes(samples, n_images):
+        weights = _draw_bootstrap_weights(first[0], n_images, n, rng)
         swap = rng.integers(0, 2, (n, n_images)).astype(np.float64)
         left, right = np.hstack([1 - swap, swap]), np.hstack([swap, 1 - swap])
-        resampled.append(_map_leaves(np.subtract, *(_average_seed_metrics(seeds, weights) for seeds in (first, second))))
-        swapped.append(_map_leaves(np.subtract, *(_average_seed_metrics(merged, side) for side in (left, right))))
+        resampled.append(_map_leaves(np.subtract, *(_resample_and_average_seeds(seeds, weights) for seeds in (first, second))))
+        swapped.append(_map_leaves(np.subtract, *(_resample_and_average_seeds(merged, side) for side in (left, right))))
     observed = [
         average_metrics([average_metrics([compute_fold_metrics(fold) for fold in folds]) for folds in seeds])
         for seeds in (first, second)
@@ -97,16 +98,17 @@ def compute_differences(
 def resample_seed_metric(
     systems: Sequence[Sequence[SeedQueries]], metric: Sequence[str], samples: int, rng: np.random.Generator
 ) -> tuple[list[Floats], list[Floats]]:
-    """Return one metric of all seeds, (n_seeds,), and the metric on bootstrap samples, (n_seeds, samples), for each system.
+    """Return two lists with an array for each system: a metric of all seeds, and the metric on bootstrap samples.
 
-    A system is a model with one or several seeds; all use the same samples of images. ``metric`` has the keys, such as
-    ``["i2t", "r1"]``, in the nested dict that :func:`vse.eval.ranking.metrics.compute_fold_metrics` returns.
+    The arrays are (n_seeds,) and (n_seeds, samples). A system is a model with one or several seeds; all systems have the same
+    samples of images. ``metric`` has the keys, such as ``["i2t", "r1"]``, in the result of
+    :func:`vse.eval.ranking.metrics.compute_fold_metrics`.
     """
     every, n_images = _renumber_images([queries for seeds in systems for queries in seeds])
     observed = [_get_metric(average_metrics([compute_fold_metrics(fold) for fold in folds]), metric) for folds in every]
     parts: list[list[Floats]] = [[] for _ in every]
-    for n in _batch_sizes(samples, n_images):
-        weights = _sample_weights(every[0], n_images, n, rng)
+    for n in _list_batch_sizes(samples, n_images):
+        weights = _draw_bootstrap_weights(every[0], n_images, n, rng)
         for part, folds in zip(parts, every, strict=True):
             part.append(_get_metric(resample_metrics(folds, weights), metric))
     resampled = [np.concatenate(part) for part in parts]
@@ -135,12 +137,12 @@ def _summarise_difference(a: float, b: float, resampled: Floats, swapped: Floats
     }
 
 
-def _batch_sizes(samples: int, n_images: int) -> list[int]:
+def _list_batch_sizes(samples: int, n_images: int) -> list[int]:
     size = max(1, _MAX_WEIGHTS // n_images)
     return [min(size, samples - start) for start in range(0, samples, size)]
 
 
-def _average_seed_metrics(seed_queries: Sequence[SeedQueries], weights: Floats) -> dict[str, Any]:
+def _resample_and_average_seeds(seed_queries: Sequence[SeedQueries], weights: Floats) -> dict[str, Any]:
     return average_metrics([resample_metrics(folds, weights) for folds in seed_queries])
 
 
@@ -148,7 +150,7 @@ def _concatenate_batches(batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return _map_leaves(lambda *values: np.concatenate(values), *batches)
 
 
-def _sample_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.random.Generator) -> Floats:
+def _draw_bootstrap_weights(folds: SeedQueries, n_images: int, samples: int, rng: np.random.Generator) -> Floats:
     """Return the number of times that each bootstrap sample contains each image, (samples, n_images).
 
     Images with queries are drawn with replacement from their own fold.
@@ -295,9 +297,9 @@ def _estimate_seed_noise(observed: Floats, resampled: Float[np.ndarray, "n_seeds
 
     ``observed`` (n_seeds,) has the metric of each of n seeds. ``resampled`` has the metric on each bootstrap sample. The
     variance s^2 of ``observed`` also contains a share that the choice of images causes. The test counts this share already, in
-    the variance over bootstrap samples. To estimate the share, compute the variance of each seed over the samples, and take
-    the mean over seeds; subtract the variance over the samples of the mean over seeds; and multiply by n / (n - 1). The share
-    is subtracted from the variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
+    the variance over bootstrap samples. The share is estimated as (M - V) n / (n - 1). M is the mean over seeds of the
+    variance over samples, and V is the variance over samples of the mean over seeds. The share is subtracted from the
+    variance, but not from the uncertainty (s^2 / n)^2 / (n - 1).
     """
     n = len(observed)
     if n == 1:

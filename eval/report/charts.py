@@ -60,7 +60,7 @@ class Bars(NamedTuple):
 class Curve(NamedTuple):
     """A line through the points ``x`` and ``y`` (n,), in the colour of the result with index ``result_index``.
 
-    The point at ``best_x`` has a ring; None draws no ring.
+    ``best_x`` is the x of the point with a ring; None draws no ring.
     """
 
     result_index: int

@@ -131,7 +131,7 @@ class DrawnWord:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class AttentionDrawing:
     """A drawing of the attention between a photo and one or more captions.
 
     ``element_id`` is an identifier that is unique in the report. ``size`` is width and height of the photo in pixels.
@@ -148,14 +148,14 @@ class Drawing:
         return [word for words in self.captions for word in words]
 
     def compute_font_size(self, text: str, lines: int) -> float:
-        """Return the font size in pixels of the photo, small enough for a line with the word ``text`` and its weight.
+        """Return the largest font size, in pixels of the photo, at which a line of text fits across the photo.
 
-        The size is also small enough for ``lines`` lines along the longer side of the photo.
+        The line has the word ``text`` and its weight, and ``lines`` such lines must fit along the longer side of the photo.
         """
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
 
-def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -> Drawing:
+def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -> AttentionDrawing:
     """Return the drawing of the attention between a photo and one or more captions.
 
     ``name`` is the ``element_id`` of the drawing. The words of all captions are numbered from ``first``.
@@ -167,7 +167,7 @@ def draw_attention(name: str, attentions: Sequence[Attention], first: int = 0) -
     captions: list[list[DrawnWord]] = []
     for attention in attentions:
         captions.append(_draw_words(attention, first + sum(map(len, captions))))
-    return Drawing(name, photo.size, regions, captions)
+    return AttentionDrawing(name, photo.size, regions, captions)
 
 
 def _draw_words(attention: Attention, first: int) -> list[DrawnWord]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.metrics import Ranks
 from vse.eval.ranking.ranks import blocks_from_embeddings, shared_tensor
-from vse.eval.report.drawings import AttentionReader, Drawing, DrawnWord, PairIds, draw_attention
+from vse.eval.report.drawings import AttentionDrawing, AttentionReader, DrawnWord, PairIds, draw_attention
 from vse.eval.report.pages import DatasetPhotos, Photo
 from vse.eval.report.report_inputs import select_query_groups
 from vse.eval.search.top_k import Attention
@@ -42,7 +42,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """The best candidates for a query, and the best right candidate. ``query`` is its row among the images or captions.
+    """The best candidates for a query, and the best right candidate. ``query`` is the row of the query.
 
     If scores are equal, wrong candidates come first.
     """
@@ -61,8 +61,8 @@ class QueryResult:
 class AnswerCard:
     """An answer to display: a caption if the query is a photo, or a photo with its first caption if the query is a caption.
 
-    ``rank`` is 1-based. ``words`` are the words of a returned caption, whose attention is drawn on the photo of the query.
-    ``drawing`` is the attention of a query caption on the returned photo. Both are empty if the model has no attention.
+    ``rank`` is 1-based. ``caption_words`` are the words of a returned caption, whose attention is drawn on the photo of the
+    query. ``drawing`` is the attention of a query caption on the returned photo. Without attention, both are empty.
     """
 
     rank: int
@@ -70,8 +70,8 @@ class AnswerCard:
     is_right: bool
     caption: str
     photo: Photo | None
-    words: Sequence[DrawnWord] = ()
-    drawing: Drawing | None = None
+    caption_words: Sequence[DrawnWord] = ()
+    drawing: AttentionDrawing | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ModelColumn:
     right_answer: AnswerCard | None
 
     @property
-    def words(self) -> Sequence[DrawnWord]:
+    def query_words(self) -> Sequence[DrawnWord]:
         """The words of a query caption, if its attention is drawn on the photo of an answer; else empty."""
         cards = [*self.answers, *([self.right_answer] if self.right_answer else [])]
         return next((card.drawing.words for card in cards if card.drawing), ())
@@ -104,7 +104,7 @@ class QueryCard:
     photo: Photo | None
     caption: str
     columns: Sequence[ModelColumn]
-    drawings: Sequence[Drawing] = ()
+    drawings: Sequence[AttentionDrawing] = ()
 
     @property
     def rank_range(self) -> int:
@@ -146,7 +146,7 @@ class Gallery:
         """The largest number of words that are drawn on a card."""
         cards = [card for group in self.groups for card in group.cards]
         on_photos = [sum(len(drawing.words) for drawing in card.drawings) for card in cards]
-        return max([0, *on_photos, *(len(column.words) for card in cards for column in card.columns)])
+        return max([0, *on_photos, *(len(column.query_words) for card in cards for column in card.columns)])
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,8 @@ def build_gallery(
 ) -> Gallery:
     """Return the gallery of one direction with ``n`` queries or, with ``extremes``, two groups of ``n`` queries.
 
-    ``embeddings``, ``ranks`` and ``attention`` have an item for each model. For two models with the same queries, those whose
-    ranks differ most are selected. For one model, the groups are the best and the worst, or ``seed`` determines a sample.
+    ``embeddings``, ``ranks`` and ``attention`` have an item for each model. For two models, the queries have the most
+    different ranks. For one model, they are a random sample or, with ``extremes``, the best and the worst.
     """
     image_of_caption = embeddings[0].image_of_caption()
     n_captions = len(image_of_caption)
@@ -215,7 +215,7 @@ def retrieve_candidates(
     ``queries`` has rows of images (``i2t``) or of captions (``t2i``).
     """
     image_of_caption = run.image_of_caption()
-    scores_of_queries = _image_query_scores(run, queries) if direction == "i2t" else _caption_query_scores(run, queries)
+    scores_of_queries = _score_image_queries(run, queries) if direction == "i2t" else _score_caption_queries(run, queries)
     results = []
     for query, scores in zip(queries, scores_of_queries, strict=True):
         right = image_of_caption == query if direction == "i2t" else np.arange(len(run.image_ids)) == image_of_caption[query]
@@ -235,7 +235,7 @@ def _build_query_result(query: int, scores: Tensor, right: NDArray[np.bool_], to
     return QueryResult(query, best, candidate(int(np.argmax(right[order]))))
 
 
-def _image_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
+def _score_image_queries(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
     scores = run.direction_scores("i2t")
     if scores is not None:
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
@@ -247,7 +247,7 @@ def _image_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Ten
             yield from blocks.score(rows, None)
 
 
-def _caption_query_scores(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
+def _score_caption_queries(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
     i2t, t2i = run.score_blocks()
     blocks = t2i or i2t
     columns = torch.tensor(list(queries), dtype=torch.int64)
@@ -270,7 +270,7 @@ def _build_query_card(
     query = results[0].query
     photo = photos.find_photo(int(run.image_ids[query])) if direction == "i2t" else None
     columns: list[ModelColumn] = []
-    drawings: list[Drawing] = []
+    drawings: list[AttentionDrawing] = []
     for number, (result, attention) in enumerate(zip(results, attentions, strict=True)):
         pairs = [_find_pair_ids(direction, run, query, candidate) for candidate in result.displayed_candidates]
         name = f"{direction}-{query}-{number}"
@@ -284,7 +284,7 @@ def _build_query_card(
             answer = _build_answer_card(direction, run, photos, candidate)
             if answer.photo and answer.photo.source and pair in attention:
                 answer = replace(answer, drawing=draw_attention(f"{name}-{candidate.row}", [attention[pair]]))
-            answers.append(replace(answer, words=words.get(pair, ())))
+            answers.append(replace(answer, caption_words=words.get(pair, ())))
         n_best = len(result.candidates)
         columns.append(ModelColumn(result.best_right.rank + 1, answers[:n_best], next(iter(answers[n_best:]), None)))
     if photo:

@@ -115,7 +115,7 @@ class DatasetPhotos:
         self._sources: dict[int, str | None] = {}
 
     def check_embeddings(self, run: Embeddings) -> None:
-        """Raise UserError unless the data set has all images and captions of the embeddings, and the same name."""
+        """Raise UserError unless the data set has all images and captions of the embeddings, and the name in them."""
         path = self.dataset.path
         if run.dataset != self.dataset.name:
             raise UserError(
@@ -134,7 +134,7 @@ class DatasetPhotos:
     def find_photo(self, imgid: int) -> Photo:
         """Return the photo of the image with the id ``imgid``.
 
-        Its ``source`` is None if there is no such image, or if the file of the photo cannot be read.
+        The ``source`` of the photo is None if there is no such image, or if the photo cannot be read.
         """
         image = self.dataset.find_image(imgid)
         if image is None:

@@ -46,7 +46,7 @@ class PhraseOutcome(NamedTuple):
     """The outcome of a model for one phrase.
 
     ``is_right`` is True if the highest-scoring box is right. ``iou`` is a text with the IoU of this box and the true box.
-    ``first_right`` is a text with the rank of the first right box; blank if the highest-scoring box is right.
+    ``first_right`` is a text such as ``right at rank 3`` or ``no right box``; blank if the highest-scoring box is right.
     """
 
     number: int

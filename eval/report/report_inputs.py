@@ -67,7 +67,7 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
     result was computed from other embeddings.
     """
     report_input = ReportInput(path, read_result(path))
-    references = _file_references(report_input)
+    references = _list_file_references(report_input)
     files = [resolve_path(path, entry["file"]) for entry in references]
     if embeddings:
         files[:1] = [embeddings]
@@ -85,7 +85,7 @@ def read_report_input(path: Path, embeddings: Path | None = None) -> ReportInput
     return _add_run_files(report_input, files)
 
 
-def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
+def _list_file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
     entries = report_input.result_provenance.get("embeddings")
     entries = entries if isinstance(entries, list) else []
     if not all(isinstance(entry, Mapping) and {"file", "sha256"} <= entry.keys() for entry in entries):
@@ -94,9 +94,9 @@ def _file_references(report_input: ReportInput) -> list[Mapping[str, str]]:
 
 
 def _add_embeddings(
-    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
+    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], named_by_user: bool
 ) -> ReportInput:
-    if reason := _find_missing_reason(files, given):
+    if reason := _find_missing_reason(files, named_by_user):
         return _add_missing_sentence(report_input, reason)
     members = [read_embeddings(file) for file in files]
     first = members[0]
@@ -117,9 +117,9 @@ def _add_embeddings(
 
 
 def _add_phrase_scores(
-    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], given: bool
+    report_input: ReportInput, references: list[Mapping[str, str]], files: list[Path], named_by_user: bool
 ) -> ReportInput:
-    if reason := _find_missing_reason(files, given):
+    if reason := _find_missing_reason(files, named_by_user):
         return _add_missing_sentence(report_input, reason)
     run = read_phrase_scores(files[0])
     for entry in references[:1]:
@@ -128,16 +128,16 @@ def _add_phrase_scores(
     return replace(report_input, phrase_scores=run, dataset_file=find_dataset_file(files[0], run))
 
 
-def _find_missing_reason(files: Sequence[Path], given: bool) -> str:
+def _find_missing_reason(files: Sequence[Path], named_by_user: bool) -> str:
     """Return the reason why embeddings or phrase scores cannot be read; blank if all ``files`` exist.
 
-    ``given`` is True if the user named the first file. If this file is missing, the reason is also blank, because the reader
-    of the file then raises an error.
+    ``named_by_user`` is True if the user named the first file. If this file is missing, the reason is also blank, because
+    the reader of the file then raises an error.
     """
     if not files:
         return "the result does not name its embeddings (give --embeddings): no ranks, no gallery"
     lost = [file for file in files if not file.is_file()]
-    if not lost or (given and files[0] in lost):
+    if not lost or (named_by_user and files[0] in lost):
         return ""
     log.warning("%s: no such file", lost[0])
     return "the embeddings are not where the result names them (give --embeddings): no ranks, no gallery"
@@ -236,7 +236,7 @@ def _add_missing_sentence(report_input: ReportInput, sentence: str) -> ReportInp
 
 
 def align_queries(first: ReportInput, second: ReportInput) -> ReportInput:
-    """Return ``second`` with its embeddings in the order of those of ``first``. Raises UserError if the queries differ."""
+    """Return ``second`` with its images and captions in the order of ``first``. Raises UserError if the queries differ."""
     for name in ("dataset", "split"):
         ours, theirs = getattr(first.result, name), getattr(second.result, name)
         if ours != theirs:
@@ -275,10 +275,10 @@ def select_query_groups(
 ) -> tuple[list[str], Sequence[list[int]], tuple[int, int, int] | None]:
     """Select groups of queries to display. Return the titles and query indices of the groups, and counts.
 
-    ``ranks`` has the ranks (n_queries,) of one or two models, and ``images`` the row of each query's image. The counts are
-    None for one model. For two models, they are the numbers of queries that the first model, the second model and neither
-    model ranks better. At most ``n`` queries are selected or, with ``extremes``, ``n`` for each group. For one model,
-    ``extremes`` selects the best and the worst queries.
+    ``ranks`` has the ranks (n_queries,) of one or two models, and ``images`` the row of each query's image. At most ``n``
+    queries are selected or, with ``extremes``, ``n`` for each group; for one model, these groups are the best and the worst
+    queries. The counts are None for one model. For two models, they are the numbers of queries that the first model, the
+    second model and neither model ranks better.
     """
     if len(ranks) == 1 and extremes:
         worst, best = select_extreme_queries(ranks[0], n, seed)

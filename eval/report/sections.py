@@ -76,7 +76,7 @@ class ProtocolSection:
     """The section of a protocol in a report.
 
     ``overall_metrics`` : (index of the result, name, value) of each metric over both directions, such as rsum.
-    ``chart`` displays the recalls; None without recalls. ``notes`` explains the whiskers and the numbers in small print.
+    ``chart`` displays the recalls; None without recalls. ``notes`` explains the whiskers and the small numbers of the chart.
     ``chance_note`` explains the dotted lines.
     """
 
@@ -141,15 +141,15 @@ def select_headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
     """
     protocols = result.protocols
     if PHRASE_PROTOCOL in protocols:
-        metrics = _metrics_by_direction(protocols[PHRASE_PROTOCOL]).get(PHRASE_PROTOCOL, {})
+        metrics = _group_by_direction(protocols[PHRASE_PROTOCOL]).get(PHRASE_PROTOCOL, {})
         return [(METRIC_TITLES[key], metrics[key]) for key in _BAR_METRIC_NAMES if key in metrics]
     if CHOICES_PROTOCOL in protocols:
-        metrics = _metrics_by_direction(protocols[CHOICES_PROTOCOL])["i2t"]
+        metrics = _group_by_direction(protocols[CHOICES_PROTOCOL])["i2t"]
         return [(METRIC_TITLES[key], metrics[key]) for key in ("r1", "text_alone", "text_model", "chance") if key in metrics]
     for protocol in (protocols[name] for name in ("full", *protocols) if name in protocols):
         sums = _collect_overall_metrics(protocol)
         if "rsum" in sums:
-            directions = _metrics_by_direction(protocol)
+            directions = _group_by_direction(protocol)
             selected = [(key, direction) for key in ("r1", "medr") for direction in ("i2t", "t2i")]
             return [
                 ("rsum", sums["rsum"]),
@@ -164,7 +164,7 @@ def select_headline_metrics(result: Result) -> list[tuple[str, ReportMetric]]:
 
 def _build_section(name: str, results: Sequence[Result]) -> ProtocolSection:
     protocols = [result.protocols.get(name, ProtocolMetrics()) for result in results]
-    metrics = [_metrics_by_direction(protocol) for protocol in protocols]
+    metrics = [_group_by_direction(protocol) for protocol in protocols]
     directions = list(dict.fromkeys(direction for of_result in metrics for direction in of_result))
     keys = list(dict.fromkeys(key for of_result in metrics for one in of_result.values() for key in one))
     rows = [
@@ -269,7 +269,7 @@ def _collect_whisker_notes(metrics: Sequence[_MetricsByDirection]) -> str:
     return " ".join(notes)
 
 
-def _metrics_by_direction(protocol: ProtocolMetrics) -> _MetricsByDirection:
+def _group_by_direction(protocol: ProtocolMetrics) -> _MetricsByDirection:
     return {
         direction: {key: _build_report_metric(protocol, metric, f"{direction}_{key}") for key, metric in metrics.items()}
         for direction, metrics in protocol.directions.items()
@@ -302,8 +302,8 @@ def sample_choices(
 ) -> list[ChoiceCard]:
     """Return up to ``n`` wrong and then up to ``n`` right choices of a model between captions, sampled by ``seed``.
 
-    If the embeddings are missing, or if the result's file of captions to choose from cannot be read or has changed, the list
-    is empty, and a sentence about it is added to ``missing``.
+    The result names the file with the choices. If the embeddings are missing, or if this file cannot be read or has changed,
+    the list is empty, and a sentence about it is added to ``missing``.
     """
     facts, run = report_input.result.choices.get(CHOICES_PROTOCOL, {}), report_input.embeddings
     file = resolve_path(report_input.path, str(facts.get("file")))
@@ -336,16 +336,16 @@ N_ACCEPTED = 10  # number of accepted answers that are displayed for each kind o
 
 @dataclass(frozen=True)
 class AcceptedAnswer:
-    """A photo, the first caption that the model returned for it, the photo's own caption, and the verdict of the raters."""
+    """A photo, the first caption that the model returned for it, the photo's own caption, and people's ratings as a text."""
 
     photo: Photo
     caption: str
     own_caption: str
-    verdict: str
+    ratings: str
 
 
 def find_accepted_answers(report_input: ReportInput, photos: DatasetPhotos, missing: list[str]) -> list[AcceptedAnswer]:
-    """Return images for which the model ranks a caption of another image first that people accept; highest grades first.
+    """Return images whose first-ranked caption is of another image, but accepted by people; highest grades first.
 
     If embeddings, or a file of human judgements that the result names, are missing or changed, a sentence is added to
     ``missing``.
@@ -386,12 +386,12 @@ def _list_accepted_answers(run: Embeddings, judgements: Judgements, photos: Data
         photo = photos.find_photo(int(run.image_ids[image_row]))
         caption = photos.find_caption(int(run.caption_ids[caption_row]))
         answers.append(
-            AcceptedAnswer(photo, caption, photo.caption, _describe_verdict(judgements.kind, judgements.ratings[index]))
+            AcceptedAnswer(photo, caption, photo.caption, _describe_ratings(judgements.kind, judgements.ratings[index]))
         )
     return answers
 
 
-def _describe_verdict(kind: str, ratings: Floats) -> str:
+def _describe_ratings(kind: str, ratings: Floats) -> str:
     if kind == "expert":
         return f"experts: {', '.join(f'{rating:g}' for rating in ratings)} of 4"
     return f"{100 * ratings[0]:.0f}% of a crowd say yes" if kind == "crowd" else f"grade {ratings[0]:g}"

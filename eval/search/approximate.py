@@ -56,7 +56,7 @@ class _CandidateLists(NamedTuple):
 def measure_reranked_search(
     i2t: ScoreBlocks, t2i: ScoreBlocks | None, images: Vectors, captions: Vectors, candidates: int
 ) -> dict[str, Any]:
-    """Return the metrics of a two-stage search for a result file.
+    """Return the metrics of a two-stage search, as an entry of a result file.
 
     The first stage finds candidates: the rows with the highest inner products of ``images`` (n_images, dim) and ``captions``
     (n_captions, dim). The second stage ranks the candidates by exact scores. The rank of a query is the number of wrong
@@ -116,10 +116,10 @@ def _list_caption_candidates(
 
 
 def find_candidates(corpus: Vectors, queries: Vectors, candidates: int) -> tuple[Tensor, Tensor, float]:
-    """Return the rows (m, K) of each query's K = ``candidates`` best rows, a mask (m, K), and the duration in seconds.
+    """Return the K = ``candidates`` best rows (m, K) for each query, a mask (m, K), and the duration in seconds.
 
-    The best rows have the highest inner products with the query. The mask is True for sure candidates, whose scores are higher
-    than the scores of all rows that are not candidates.
+    The best rows of ``corpus`` have the highest inner products with the query. The mask is True for sure candidates, whose
+    scores are higher than the scores of all rows that are not candidates.
     """
     started = time.perf_counter()
     scores, rows = search_exactly(corpus, queries, min(candidates + 1, len(corpus)))

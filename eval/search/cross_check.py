@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.ranking.answers import Vectors, unit_rows
+from vse.eval.ranking.answers import Vectors, normalise_rows
 from vse.eval.ranking.metrics import BestAnswers, Ranks
 from vse.eval.ranking.ranks import find_similarity, shared_tensor
 from vse.eval.search.top_k import (
@@ -67,7 +67,7 @@ def check_against_search(
     ``max_compared`` queries of each direction are compared, a random sample with a fixed seed; 0 compares all. Raises
     RuntimeError if a rank differs although no wrong answer has the same score as the right answer.
     """
-    samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
+    samples, searches = _build_sampled_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, "cosine")
     longest = [float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max())) for rows in (images, captions)]
     agreement = Agreement(EXACT_SEARCH_TEXT)
@@ -88,7 +88,7 @@ def check_sentences_against_search(
     fixed seed; 0 compares all. Raises RuntimeError if a rank differs although no wrong answer has the same score as the right
     answer.
     """
-    units, sample = unit_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
+    units, sample = normalise_rows(shared_tensor(captions)).numpy(), _sample_queries(len(exact.queries), max_compared)
     queries = exact.queries[sample]
     # A query usually finds itself, so search for one more result. It may miss itself if many captions equal the query.
     scores, rows = search_corpus(units, units[queries], max(ks) + 2)
@@ -112,13 +112,13 @@ def check_against_candidates(
     max_compared: int = 0,
     candidates: int = N_RESCORED_CANDIDATES,
 ) -> Agreement:
-    """Search both directions by re-ranked candidates, check every query against its exact rank, and return the agreement.
+    """Search both directions in two stages, check every query against its exact rank, and return the agreement.
 
-    FAISS finds ``candidates`` rows for each query, and only these are scored. The search therefore gives only a lower and an
-    upper bound of each rank. At most ``max_compared`` queries of each direction are compared, a random sample with a fixed
-    seed; 0 compares all. Raises RuntimeError if a rank is out of its bounds.
+    FAISS finds ``candidates`` rows for each query, and only these are scored by ``similarity``. The search therefore gives
+    only a lower and an upper bound of each rank. At most ``max_compared`` queries of each direction are compared, a random
+    sample with a fixed seed; 0 compares all. Raises RuntimeError if a rank is out of its bounds.
     """
-    samples, searches = _sample_searches(images, captions, image_of_caption, max_compared)
+    samples, searches = _build_sampled_searches(images, captions, image_of_caption, max_compared)
     right = _score_right_answers(searches, images, captions, image_of_caption, similarity)
     agreement = Agreement(CANDIDATES_TEXT)
     for name, one in searches.items():
@@ -179,7 +179,7 @@ class _ComparedQueries(NamedTuple):
         agreement.n_ties[name] = int((near & ~hits).any(1).sum())
 
 
-def _sample_searches(
+def _build_sampled_searches(
     images: Vectors, captions: Vectors, image_of_caption: RowIndices, max_compared: int
 ) -> tuple[dict[str, RowIndices], dict[str, DirectionSearch]]:
     searches = build_both_searches(images, captions, image_of_caption)

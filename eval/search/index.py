@@ -278,12 +278,12 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
     return path
 
 
-def index_exists(path: Path, source: IndexSource) -> bool:
-    """Return whether ``path`` has an index file to read. If not, the caller must build the index.
+def has_index_to_read(path: Path, source: IndexSource) -> bool:
+    """Return whether :func:`read_index` must read ``path``; if not, the caller must build the index.
 
-    The result is False for an index without metadata that has the expected numbers of rows and dimensions, because a killed
-    process may have left it. Any other file without metadata may belong to somebody else. The result is then True, and
-    :func:`read_index` rejects the file; but with ``--force``, it is False, and the file is replaced.
+    The result is False without a file. If only the metadata file is missing, a killed process may have left the index: the
+    result is False if the index has the expected numbers of rows and dimensions. Any other file without metadata may belong to
+    somebody else: the result is True, so that :func:`read_index` rejects it, but with ``--force`` the file is replaced.
     """
     if may_replace_other_kinds() and not INDEX_KIND.recognises_file_at(path):
         return False

@@ -19,7 +19,7 @@ from vse.eval.search.top_k import (
     MAX_DIM_ROUNDED_DIFFERENTLY,
     Scores,
     TopK,
-    check_queries,
+    check_and_convert_queries,
     compute_inner_products,
     search_single_query,
 )
@@ -48,7 +48,7 @@ class VectorMatrix:
         The results do not depend on the other queries: they are, bit for bit, those of
         :func:`vse.eval.search.top_k.search_single_query`.
         """
-        queries = check_queries(self.vectors, queries)
+        queries = check_and_convert_queries(self.vectors, queries)
         if len(queries) == 1 or self.vectors.shape[1] <= MAX_DIM_ROUNDED_DIFFERENTLY:
             return [search_single_query(self.vectors, query[None], k) for query, k in zip(queries, ks, strict=True)]
         candidates = self._find_candidates(queries, ks)
@@ -92,7 +92,7 @@ class _Candidates:
         self._k, self._margin, self._floor = k, margin, -np.inf
 
     def add(self, scores: Scores, start: int) -> None:
-        """Add those of the next n rows as candidates that score high enough, and drop candidates that now score too low.
+        """Add the next n rows to the candidates if they score high enough, and drop candidates that now score too low.
 
         ``scores`` (n,) are the inner products of these rows with the query. ``start`` is the index of the first of them.
         """

@@ -112,7 +112,7 @@ def search_corpus(
     block : the number of rows that are read at once
     """
     find_similarity(similarity)
-    queries = check_queries(corpus, queries)
+    queries = check_and_convert_queries(corpus, queries)
     if similarity == "cosine":
         return search_exactly(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
     _check_direction(similarity, direction)
@@ -151,7 +151,7 @@ def search_exactly(
     images query captions, else ``t2i``; ``cosine`` does not need it. Raises UserError if a row is not finite.
     """
     scorer = find_similarity(similarity)
-    queries = check_queries(corpus, queries)
+    queries = check_and_convert_queries(corpus, queries)
     if similarity != "cosine":
         _check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
@@ -184,8 +184,8 @@ def search_single_query(corpus: Corpus, query: Vectors, k: int, block: int = N_R
 def compute_inner_products(query: Vectors, rows: Vectors) -> Scores:
     """Return the inner products (n,) of one query (1, dim) with ``rows`` (n, dim).
 
-    The result is bit for bit that of :func:`faiss.knn` for a single query. With more than ``MAX_DIM_ROUNDED_DIFFERENTLY``
-    dimensions, a row has the same score, whichever rows are passed with it.
+    The result is bit for bit that of :func:`faiss.knn` for a single query. With up to ``MAX_DIM_ROUNDED_DIFFERENTLY``
+    dimensions, the rounding of a row's score depends on the other rows; with more, it does not.
     """
     scores = np.empty(len(rows), np.float32)
     faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]
@@ -214,7 +214,7 @@ def compute_exact_scores(corpus: Corpus, queries: Vectors, rows: RowIndices, sim
     return scores
 
 
-def check_queries(corpus: Corpus, queries: Vectors) -> Vectors:
+def check_and_convert_queries(corpus: Corpus, queries: Vectors) -> Vectors:
     """Return queries in the form that FAISS needs. Raises UserError if their shape is wrong, or if a row is not finite."""
     if len(corpus.shape) != 2 or queries.ndim != 2 or queries.shape[1] != corpus.shape[1]:
         raise UserError(f"queries of shape {queries.shape} do not fit a corpus of shape {corpus.shape}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from vse.eval.options import published_tables
+from vse.eval.options import published_table_names
 
 if TYPE_CHECKING:
     from vse.eval.tables.table import TableKind
@@ -29,7 +29,7 @@ _PUBLISHED_CLASS_PATH = "vse.eval.tables.published:PublishedTable"
 
 def table_names() -> Sequence[str]:
     """Return the names of all tables, as ``vse-table`` lists them."""
-    return [*TABLE_CLASS_PATHS, *published_tables()]
+    return [*TABLE_CLASS_PATHS, *published_table_names()]
 
 
 def find_table_kind(name: str) -> TableKind:

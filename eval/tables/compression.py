@@ -36,10 +36,10 @@ class CompressionTable(TableKind):
     file_suffixes = (".csv", ".tex", ".svg", ".png")
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return a row for each codec of each result, and a second row if its best candidates were ranked again.
+        """Return one or two rows for each codec of each result, sorted by method and then by bytes, most bytes first.
 
-        In the second row, the candidates are ranked by the uncompressed vectors. The rows are sorted by method and then by
-        bytes, most bytes first.
+        The second row has the metrics after the uncompressed vectors ranked the codec's best candidates again, if this was
+        measured.
         """
         rows: list[dict[str, Any]] = []
         results = [(path, read_result(path)) for path in drop_comparisons(request.results)]
@@ -58,7 +58,7 @@ class CompressionTable(TableKind):
                     rows.append({**row, "rescored": again["candidates"], **_read_metrics(again)})
         return pd.DataFrame(rows).sort_values(["method", "bytes", "codec"], ascending=[True, False, True], kind="stable")
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         """Return the codecs with their bytes and metrics."""
         texts = [*(["method"] if frame["method"].nunique() > 1 else []), "codec"]
         lines = []

@@ -18,19 +18,19 @@ from vse.eval.protocols.protocols import (
     select_languages_of_seeds,
 )
 from vse.eval.ranking.statistics import SeedQueries, assign_letters, compare_all_pairs
-from vse.eval.tables.table import COMPARED_PROTOCOL, Groups
+from vse.eval.tables.table import COMPARED_PROTOCOL, ResultGroups
 from vse.pipeline.errors import UserError
 
 
 class ComparedSystem(NamedTuple):
-    """A model to compare: its result file (``path``) with the content, and the ranked queries of each seed."""
+    """A model to compare: the path and the content (``result``) of its result file, and the ranked queries of each seed."""
 
     path: Path
     result: Result
     queries: Sequence[SeedQueries]
 
 
-def group_results(paths: Sequence[Path], method: str) -> Groups:
+def group_results(paths: Sequence[Path], method: str) -> ResultGroups:
     """Compare all pairs of results by rsum, and return the groups of results that do not differ significantly.
 
     A letter names each group, and a result has the letters of all its groups. Two results that differ significantly share no
@@ -47,7 +47,7 @@ def group_results(paths: Sequence[Path], method: str) -> Groups:
     for same_images in paths_by_images.values():
         if len(same_images) < 2:
             continue
-        family = compare_all_pairs([one.queries for one in read_systems(same_images, "rsum")], ["rsum"], method)
+        family = compare_all_pairs([one.queries for one in read_and_rank_systems(same_images, "rsum")], ["rsum"], method)
         differs = np.zeros((len(same_images), len(same_images)), bool)
         for pair in family.pairs:
             differs[pair.a, pair.b] = differs[pair.b, pair.a] = pair.is_significant
@@ -59,14 +59,14 @@ def group_results(paths: Sequence[Path], method: str) -> Groups:
     count = "1 comparison" if counts == [1] else f"{' and '.join(map(str, counts))} comparisons"
     images = "" if len(paths_by_images) == 1 else " on the same images"
     note = f"results{images} that share a letter do not differ significantly in rsum; {count}, p-values corrected by {method}"
-    return Groups(letters_by_path, frozenset(best), note)
+    return ResultGroups(letters_by_path, frozenset(best), note)
 
 
-def read_systems(paths: Sequence[Path], metric: str) -> list[ComparedSystem]:
-    """Read results, and rank the queries of their embeddings by the protocol ``full``.
+def read_and_rank_systems(paths: Sequence[Path], metric: str) -> list[ComparedSystem]:
+    """Read the results of models, and rank the queries of their embeddings by the protocol ``full``.
 
-    Raises UserError if a result lacks ``metric``, such as ``i2t_r1``, or the paths of its embeddings, if it is an ensemble, or
-    if two results have different splits.
+    Raises UserError if a result lacks ``metric``, such as ``i2t_r1``, does not name its embeddings, or is an ensemble, or if
+    two results have different splits.
     """
     systems: list[ComparedSystem] = []
     first: tuple[Path, Embeddings] | None = None

@@ -20,8 +20,8 @@ from vse.eval.options import COST_NAMES, TableRequest
 from vse.eval.tables.summary import BEST_GROUP_COLUMN, GROUP_COLUMN, method_name, summarise_results
 from vse.eval.tables.table import (
     EMPTY_TABLE_REQUEST,
-    Groups,
     PrintedTable,
+    ResultGroups,
     TableKind,
     column_title,
     metric_cell,
@@ -43,10 +43,10 @@ def build_ladder(results: Sequence[Path], cost: str = "total_s", family: str | N
 
     The metrics are from the complete split. Columns with ``_low`` and ``_high`` have their 95% intervals. With several seeds,
     columns with ``_std`` have standard deviations. ``cost`` is one of :data:`vse.eval.options.COST_NAMES`. The column ``best``
-    is ``yes`` for rows on the Pareto front of rsum against this cost, among the rows of one data set and split. Results with a
-    correction of hubs (:mod:`vse.eval.protocols.correction`) have a front of their own. The column ``group`` has letters:
-    results that share a letter do not differ significantly in rsum. ``family`` names the correction of p-values for
-    ``group``, such as ``holm``; None leaves ``group`` out. Raises UserError if a result lacks metrics of the complete split.
+    is ``yes`` for rows on the Pareto front of rsum against this cost, among the rows of one data set and split. Results with
+    corrected scores (:mod:`vse.eval.protocols.correction`) have a front of their own. The column ``group`` has letters:
+    results that share a letter do not differ significantly in rsum. ``family`` names the correction of p-values for ``group``,
+    such as ``holm``; None leaves ``group`` out. Raises UserError if a result lacks metrics of the complete split.
     """
     paths = drop_comparisons(results)
     if not paths:
@@ -95,7 +95,7 @@ class LadderTable(TableKind):
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
         return build_ladder(request.results, request.cost or "total_s", request.family)
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_ladder(frame, request.cost or "total_s")
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
@@ -134,7 +134,7 @@ def cost_cell(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _build_ladder_row(path: Path, groups: Groups | None) -> pd.DataFrame:
+def _build_ladder_row(path: Path, groups: ResultGroups | None) -> pd.DataFrame:
     result = read_result(path)
     if _PROTOCOL not in result.protocols:
         raise UserError(f"{path}: has no metrics of the whole split, but a ladder needs them (vse-eval --protocol full)")

@@ -22,8 +22,8 @@ from vse.eval.files.results import (
 )
 from vse.eval.options import FOLDED_PROTOCOLS, N_IMAGES_PER_FOLD, PHRASE_PROTOCOL, TableRequest
 from vse.eval.tables.published_rows import PublishedRow, published_rows, table_experiments
-from vse.eval.tables.summary import GROUP_COLUMN, UNKNOWN_INTERVAL, describe_result
-from vse.eval.tables.table import Groups, PrintedTable, TableKind, column_title, metric_cell
+from vse.eval.tables.summary import GROUP_COLUMN, UNKNOWN_INTERVAL, build_result_columns
+from vse.eval.tables.table import PrintedTable, ResultGroups, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, list_preset_names, load_experiment_outline, read_preset_settings
 
@@ -138,7 +138,7 @@ class PublishedTable(TableKind):
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
         return compare_published(self.name, request.results, request.dataset, request.family)
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_published_table(frame)
 
 
@@ -164,7 +164,7 @@ def _match_results(
         if not own:
             log.warning("%s is left out: no row of %s is the experiment %s", path, table, result.experiment)
         for measured in [MeasuredRow(path, result, row, changed) for row in _select_rows(path, result, own, dataset)]:
-            _check_test_split(measured)
+            _check_split_and_protocol(measured)
             other = by_row.setdefault(measured.published_row.key, measured)
             if other is not measured:
                 raise UserError(
@@ -226,7 +226,7 @@ def _warn_of_rows_without_differences(rows: Sequence[MeasuredRow]) -> None:
         log.warning("%s: no difference from %s: its test images are %s, ours are %s", measured.path, row.key, theirs, known)
 
 
-def _check_test_split(measured: MeasuredRow) -> None:
+def _check_split_and_protocol(measured: MeasuredRow) -> None:
     path, result, protocol = measured.path, measured.result, measured.protocol
     if result.split != "test":
         raise UserError(f"{path}: evaluated on the split {result.split!r}, but the table needs the test split")
@@ -243,13 +243,13 @@ def _check_test_split(measured: MeasuredRow) -> None:
         )
 
 
-def _build_table_line(row: PublishedRow, measured: MeasuredRow | None, groups: Groups | None) -> dict[str, Any]:
+def _build_table_line(row: PublishedRow, measured: MeasuredRow | None, groups: ResultGroups | None) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.key, "system": row.system, "setting": row.setting}
     line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.n_images, "split": row.split}
     line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "our_split": ""}
     line |= {"method": "", "feature": "", "run": "", "changed": ""}
     if measured:
-        about = describe_result(measured.path, measured.result)
+        about = build_result_columns(measured.path, measured.result)
         line |= {
             **{name: about[name] for name in ("experiment", "method", "feature", "run")},
             "seeds": " ".join("?" if seed is None else str(seed) for seed in measured.result.seeds),
@@ -294,7 +294,7 @@ def build_printed_published_table(table: pd.DataFrame) -> PrintedTable:
         lines.append([*texts, *(metric_cell(row[f"{name}_published"], digits) for name in metrics), *no_group])
         if row["experiment"]:
             ours = (metric_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in metrics)
-            lines.append([*_our_text_cells(row), *ours, *([row[GROUP_COLUMN]] if no_group else [])])
+            lines.append([*_format_our_text_cells(row), *ours, *([row[GROUP_COLUMN]] if no_group else [])])
         differences = [_format_difference(row, name, digits) for name in metrics]
         if any(differences):
             lines.append(["", "difference", "", "", "", *differences, *no_group])
@@ -312,7 +312,7 @@ def _format_difference(row: Mapping[Hashable, Any], name: str, digits: int) -> s
     return f"({text})" if text and row[f"{name}_significant"] == "no" else text
 
 
-def _our_text_cells(row: Mapping[Hashable, Any]) -> list[str]:
+def _format_our_text_cells(row: Mapping[Hashable, Any]) -> list[str]:
     seeds = f"{'seeds' if ' ' in row['seeds'] else 'seed'} {row['seeds']}"
     setting = f"{seeds}, changed settings" if row["changed"] else seeds
     same_number = str(row["our_images"]) == str(row["images"])

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from vse.eval.options import published_folder, published_tables
+from vse.eval.options import published_folder, published_table_names
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline
 
@@ -60,8 +60,8 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
 
     Raises UserError if there is no such table.
     """
-    if table not in published_tables():
-        raise UserError(f"unknown table {table!r}{did_you_mean(table, published_tables())}")
+    if table not in published_table_names():
+        raise UserError(f"unknown table {table!r}{did_you_mean(table, published_table_names())}")
     paper, _, number = table.rpartition("_")
     with (published_folder() / f"{table}.csv").open(encoding="utf-8", newline="") as stream:
         lines = list(csv.DictReader(stream))
@@ -69,7 +69,7 @@ def published_rows(table: str) -> tuple[PublishedRow, ...]:
 
 
 def table_experiments(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
-    """Return pairs of a data set and an experiment; each pair reproduces a row of the table by a training.
+    """Return pairs of a data set and an experiment whose training on this data set reproduces a row of the table.
 
     The preset of an experiment names the rows that it reproduces. ``dataset`` replaces the default data set of the rows.
     Raises UserError if two experiments name the same row.

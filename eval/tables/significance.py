@@ -27,14 +27,14 @@ from vse.eval.ranking.statistics import (
     assign_letters,
     compare_all_pairs,
 )
-from vse.eval.tables.groups import ComparedSystem, read_systems
+from vse.eval.tables.groups import ComparedSystem, read_and_rank_systems
 from vse.eval.tables.summary import method_name
 from vse.eval.tables.table import COMPARED_PROTOCOL, EMPTY_TABLE_REQUEST, PrintedTable, TableKind, metric_cell
 from vse.pipeline.command import format_code_version
 from vse.pipeline.errors import UserError
 
 
-def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
+def build_significance_table(comparisons: Sequence[Path]) -> pd.DataFrame:
     """Return a row for each metric of each protocol in comparison files.
 
     The row has the values of both models, their difference, and its 95% interval and p-value. The last columns have the name
@@ -45,7 +45,7 @@ def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
     contents = [(path, read_comparison(path)) for path in comparisons]
     check_consistent_data(contents)
     for path, comparison in contents:
-        origin = _describe_origin(path, comparison)
+        origin = _build_origin_columns(path, comparison)
         models = dict(zip("ab", _label_models(comparison), strict=True))
         for protocol, metrics in drop_repeated_protocols(comparison.comparisons, comparison.n_images).items():
             for direction, name, metric in _flatten_metrics(metrics):
@@ -61,7 +61,7 @@ def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _describe_origin(path: Path, comparison: Comparison) -> dict[str, str]:
+def _build_origin_columns(path: Path, comparison: Comparison) -> dict[str, str]:
     made = comparison.provenance.get("made")
     code = made.get("code") if isinstance(made, Mapping) else None
     origin = {"comparison": path.stem}
@@ -83,10 +83,10 @@ class SignificanceTable(TableKind):
     first_columns = ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant")
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
-        return build_significance(request.results)
+        return build_significance_table(request.results)
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
-        return build_printed_significance(frame)
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+        return build_printed_significance_table(frame)
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         """Write the table and return ``out``. Raises UserError if LaTeX is requested for several pairs of models."""
@@ -97,7 +97,7 @@ class SignificanceTable(TableKind):
         return super().write(frame, out, request)
 
 
-def build_printed_significance(table: pd.DataFrame) -> PrintedTable:
+def build_printed_significance_table(table: pd.DataFrame) -> PrintedTable:
     """Return the printed columns of the table ``significance``; each line names its two models if there are several pairs."""
     models = table[["dataset", "a", "b"]].drop_duplicates()
     several = len(models) > 1
@@ -143,7 +143,7 @@ def format_difference_lines(comparison: Comparison) -> list[str]:
 
 
 def _label_models(comparison: Comparison) -> tuple[str, str]:
-    """Return a name for each model. Equal names end with the seeds, or with A and B if the seeds are equal or unknown."""
+    """Return a name for each model. Seeds are added to equal names or, if the seeds are equal or unknown, A and B."""
     a, b = (model.name or model.experiment for model in (comparison.a, comparison.b))
     seeds = comparison.a.seeds, comparison.b.seeds
     if a != b:
@@ -179,13 +179,13 @@ class PairwiseTable(TableKind):
 
     def build_frame(self, request: TableRequest) -> pd.DataFrame:
         metric, family = request.metric or _DEFAULT_METRIC, request.family or _DEFAULT_FAMILY
-        systems = read_systems(drop_comparisons(request.results), metric)
+        systems = read_and_rank_systems(drop_comparisons(request.results), metric)
         if len(systems) < 2:
             raise UserError("the table compare needs at least two results")
         keys = [metric] if metric in ("rsum", "mean_recall") else metric.split("_", 1)
         return _build_frame(systems, compare_all_pairs([one.queries for one in systems], keys, family), metric, family)
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_comparison(frame)
 
 

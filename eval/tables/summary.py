@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from vse.eval import DEFAULT_KS
-from vse.eval.files.cards import build_card, changes_suffix, list_changed_settings
+from vse.eval.files.cards import build_training_card, format_changes_suffix, list_changed_settings
 from vse.eval.files.results import (
     ProtocolMetrics,
     Result,
@@ -27,14 +27,14 @@ from vse.eval.files.results import (
 )
 from vse.eval.options import PHRASE_PROTOCOL, TableRequest
 from vse.eval.ranking.metrics import POSITION_METRICS, RANK_METRICS
-from vse.eval.tables.table import COMPARED_PROTOCOL, Groups, PrintedTable, TableKind, column_title, metric_cell
+from vse.eval.tables.table import COMPARED_PROTOCOL, PrintedTable, ResultGroups, TableKind, column_title, metric_cell
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_experiment_outline
 
-_MODEL_COLUMNS = ("method", "feature", "run", "settings")  # columns of describe_result that describe the model
+_MODEL_COLUMNS = ("method", "feature", "run", "settings")  # columns of build_result_columns that describe the model
 
 
-def describe_result(path: Path, result: Result) -> dict[str, str]:
+def build_result_columns(path: Path, result: Result) -> dict[str, str]:
     """Return the columns that describe a result in all tables: experiment, method, features, run folders, changed settings.
 
     ``path`` is the path of the result file.
@@ -59,7 +59,7 @@ def method_name(result: Result) -> str:
         title = load_experiment_outline(result.experiment).title
     if config.get("label") or not title:
         return result.display_name
-    return f"{title}{changes_suffix(result.provenance)}{result.evaluation_suffix}"
+    return f"{title}{format_changes_suffix(result.provenance)}{result.evaluation_suffix}"
 
 
 def _describe_features(result: Result) -> str:
@@ -106,7 +106,7 @@ def build_summary(results: Sequence[Path]) -> pd.DataFrame:
     return summarise_results([(path, read_result(path)) for path in drop_comparisons(results)])
 
 
-def summarise_results(results: Sequence[tuple[Path, Result]], groups: Groups | None = None) -> pd.DataFrame:
+def summarise_results(results: Sequence[tuple[Path, Result]], groups: ResultGroups | None = None) -> pd.DataFrame:
     """Return a row per result and protocol: R@K, Med r, mean r, nDCG@10, MRR and mAP in both directions, and rsum.
 
     Columns with ``_low`` and ``_high`` have the 95% interval of a metric; with several seeds, columns with ``_std`` have its
@@ -163,7 +163,7 @@ class SummaryTable(TableKind):
         frame.attrs["note"] = groups.note
         return frame
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         return build_printed_summary(frame)
 
 
@@ -199,7 +199,7 @@ def _build_summary_row(path: Path, result: Result, name: str, protocol: Protocol
     row |= {"split": result.split}
     row |= {"protocol": name, "n_images": result.n_images, "n_captions": result.n_captions, "seeds": len(result.seeds)}
     row |= {name: "" if getattr(protocol, name) is None else getattr(protocol, name) for name in _PHRASE_COLUMNS}
-    row |= describe_result(path, result)
+    row |= build_result_columns(path, result)
     of_directions = (f"{direction}_{metric}" for direction, metrics in protocol.directions.items() for metric in metrics)
     for column in dict.fromkeys([*_METRIC_COLUMNS, *of_directions]):
         metric = protocol.metric(column)
@@ -230,13 +230,13 @@ class CardsTable(TableKind):
             result = read_result(path)
             names = {"dataset": result.dataset, "experiment": result.display_name, "split": result.split}
             counts = {"n_images": result.n_images, "seeds": " ".join(map(str, result.seeds))}
-            described = describe_result(path, result)
-            rows.append({**names, **counts, **build_card(result.provenance), "run": described["run"]})
+            described = build_result_columns(path, result)
+            rows.append({**names, **counts, **build_training_card(result.provenance), "run": described["run"]})
         if not rows:
             raise UserError("no result among the files, so there is no table")
         return pd.DataFrame(rows)
 
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         """Return all columns except ``run``."""
         printed = frame.drop(columns="run")
         return PrintedTable(printed.to_numpy().tolist(), [("", str(name)) for name in printed], len(printed.columns), [])

@@ -33,17 +33,17 @@ EMPTY_TABLE_REQUEST = TableRequest()
 
 
 class BuiltTable(NamedTuple):
-    """A table: the complete ``frame`` for CSV, and the ``cells`` for the terminal and LaTeX."""
+    """A table: the complete ``frame`` for CSV, and the ``printed`` part for the terminal and LaTeX."""
 
     frame: pd.DataFrame
-    cells: PrintedTable
+    printed: PrintedTable
 
 
-class Groups(NamedTuple):
+class ResultGroups(NamedTuple):
     """The groups of results that do not differ significantly, and a ``note`` for the table.
 
-    ``letters_by_path`` has the letters of each result file: results in one group share a letter. ``best`` has the best result
-    for each set of test images, and the results that do not differ significantly from it.
+    ``letters_by_path`` has the letters of each result file: results in one group share a letter. For each set of test images,
+    ``best`` has the best result and the results that do not differ significantly from the best.
     """
 
     letters_by_path: dict[Path, str]
@@ -77,15 +77,15 @@ class TableKind(ABC):
         """Return the complete table."""
 
     @abstractmethod
-    def build_cells(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
+    def build_printed_table(self, frame: pd.DataFrame, request: TableRequest) -> PrintedTable:
         """Return the printed part of the table."""
 
     def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = EMPTY_TABLE_REQUEST) -> Path:
         """Write the complete table (``.csv``) or its printed part (``.tex``), by the suffix of ``out``; return ``out``."""
         if out.suffix == ".tex":
-            text = format_latex_table(self.build_cells(frame, request))
+            text = format_latex_table(self.build_printed_table(frame, request))
             return write_text(out, _BOLD_PATTERN.sub(r"\\textbf{\1}", text) if "family" in self.option_names else text)
-        return write_table(frame, out)
+        return write_csv_table(frame, out)
 
     def output_kind(self, out: Path) -> OutputKind:
         if out.suffix == ".csv":
@@ -112,10 +112,10 @@ class TableKind(ABC):
         frame = self.build_frame(request)
         if out is not None:
             self.write(frame, out, request)
-        return BuiltTable(frame, self.build_cells(frame, request))
+        return BuiltTable(frame, self.build_printed_table(frame, request))
 
 
-def write_table(table: pd.DataFrame, out: Path) -> Path:
+def write_csv_table(table: pd.DataFrame, out: Path) -> Path:
     """Write a table to the CSV file ``out``, and return ``out``. Raises UserError if the suffix is not ``.csv``."""
     if out.suffix != ".csv":
         raise UserError(f"{out}: a table is written as .csv or .tex")
@@ -142,29 +142,29 @@ class PrintedTable(NamedTuple):
     notes: Sequence[str]
 
 
-def format_text_table(cells: PrintedTable) -> str:
+def format_text_table(printed: PrintedTable) -> str:
     """Return a table in Markdown, aligned for a terminal, with the notes below it."""
     short = {direction.title: direction.name for direction in DIRECTIONS.values()}
-    header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.column_titles]
-    lines = [header, *([to_printable_line(cell) for cell in line] for line in cells.lines)]
+    header = [f"{short.get(group, group)} {title}".strip() for group, title in printed.column_titles]
+    lines = [header, *([to_printable_line(cell) for cell in line] for line in printed.lines)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = [True] * cells.n_text_columns + [False] * (len(header) - cells.n_text_columns)
+    texts = [True] * printed.n_text_columns + [False] * (len(header) - printed.n_text_columns)
     lines.insert(1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, texts, strict=True)])
     rows = [
         " | ".join(cell.ljust(n) if text else cell.rjust(n) for cell, n, text in zip(line, widths, texts, strict=True))
         for line in lines
     ]
-    notes = [to_printable_line(note) for note in cells.notes if note]
+    notes = [to_printable_line(note) for note in printed.notes if note]
     return "\n".join([*(f"| {row} |" for row in rows), *([""] if notes else []), *notes])
 
 
-def format_latex_table(cells: PrintedTable) -> str:
+def format_latex_table(printed: PrintedTable) -> str:
     """Return a LaTeX table for booktabs, with the notes as comments above it.
 
     A table that is wider than the text of the page is scaled down. Columns with a cell of more than 30 characters are wrapped.
     Texts are escaped, and their line breaks are removed.
     """
-    lines, titles, n_texts, notes = cells
+    lines, titles, n_texts, notes = printed
     lines = [[to_printable_line(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
     titles = [(to_printable_line(group), to_printable_line(title)) for group, title in titles]
     grouped = any(group for group, _ in titles)

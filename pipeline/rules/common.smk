@@ -6,7 +6,7 @@ import sys
 
 from snakemake.exceptions import WorkflowError
 
-from vse.eval.tables import published_rows, published_tables
+from vse.eval.tables import published_rows, published_table_names
 from vse.features.settings import list_imported_features, load_feature_preset
 from vse.features.up_to_date import hash_changed_photos
 from vse.pipeline.presets import presets

@@ -114,7 +114,7 @@ rule published_table:
     log:
         "logs/table_{table}_{suffix}.log",
     wildcard_constraints:
-        table="|".join(published_tables()),
+        table="|".join(published_table_names()),
         suffix="csv|tex",
     params:
         dataset=f"--dataset {SETTINGS.dataset}" if SETTINGS.dataset else "",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.workflow.test_workflow import Work
-from vse.eval.options import published_tables
+from vse.eval.options import published_table_names
 from vse.eval.tables.published_rows import table_experiments
 
 FILES = (
@@ -32,10 +32,12 @@ def test_each_table_of_the_papers_is_planned_with_the_split_of_each_row(tmp_path
     for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
-    tables = [f"results/tables/{name}.csv" for name in published_tables()]
+    tables = [f"results/tables/{name}.csv" for name in published_table_names()]
     plan = work.make("--dry-run", *tables, "--config", *CONFIG)
     planned = set(re.findall(r"^evaluate (\S+)", plan, re.MULTILINE))
-    expected = {f"{dataset}_{experiment}" for name in published_tables() for dataset, experiment in table_experiments(name)}
+    expected = {
+        f"{dataset}_{experiment}" for name in published_table_names() for dataset, experiment in table_experiments(name)
+    }
     assert planned == expected
     assert len(re.findall(r"^published table \S+ csv", plan, re.MULTILINE)) == len(tables) == 14
     # The two-branch paper tests its own networks on the split of Flickr30K Entities. It cites CCA on that of Karpathy.

@@ -17,8 +17,8 @@ from vse.eval.search.index import (
     BuiltIndex,
     IndexSource,
     build_index,
+    has_index_to_read,
     hash_ids,
-    index_exists,
     read_index,
     stores_corpus_exactly,
     write_index,
@@ -204,7 +204,7 @@ def read_or_build_index(file: Path, target: SearchTarget, similarity: str, dim: 
     Raises UserError if the file is an index of other vectors or of another type.
     """
     indexed = IndexSource(len(target.item_ids), dim, similarity, hash_ids(target.item_ids), target.describe_source())
-    if index_exists(file, indexed):
+    if has_index_to_read(file, indexed):
         return read_index(file, indexed, factory)
     built = build_checked_index(target.compute_vectors(), target.item_type, similarity, factory)
     log.info("%s: built a %s index of %d %s", file, built.factory, len(target.item_ids), target.item_type)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
-from vse.eval.protocols.correction import correct_seeds, parse_correction
+from vse.eval.protocols.correction import correct_seed_scores, parse_correction
 from vse.eval.ranking.answers import Corpus, Vectors, read_blocks
 from vse.eval.ranking.hubness import InnerProducts, compute_biases
 from vse.eval.ranking.ranks import shared_tensor
@@ -89,7 +89,7 @@ def store_correction(run: Path, correction: str, train_file: Path, val_file: Pat
     """
     method, _ = parse_correction(correction)
     folder = RunFolder(run)
-    _, entry = correct_seeds([val_file], [read_embeddings(val_file)], correction, "train", val_file)
+    _, entry = correct_seed_scores([val_file], [read_embeddings(val_file)], correction, "train", val_file)
     bank = read_embeddings(train_file)
     assert bank.vectors is not None
     tensors = {name: shared_tensor(side).half() for name, side in zip(("images", "captions"), bank.vectors, strict=True)}

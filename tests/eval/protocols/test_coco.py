@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tests.eval.evaluating import Fails, succeeds
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.coco import rank_intramodal_queries, read_judged_pairs, right_positions
+from vse.eval.protocols.coco import find_right_positions, rank_intramodal_queries, read_judged_pairs
 from vse.eval.protocols.protocols import rank_queries, resolve_protocols
 from vse.eval.ranking.metrics import compute_fold_metrics
 from vse.pipeline.errors import UserError
@@ -115,13 +115,13 @@ def test_a_matrix_of_scores_other_images_and_captions_change_nothing() -> None:
 def test_positions_equal_a_full_sort_with_ties_against_the_model(data: st.DataObject) -> None:
     scores = data.draw(st.lists(st.integers(0, 5).map(float), min_size=1, max_size=12))
     right = data.draw(st.sets(st.integers(0, len(scores) - 1), min_size=1))
-    found = right_positions(np.array(scores, np.float32), np.array(sorted(right)))
+    found = find_right_positions(np.array(scores, np.float32), np.array(sorted(right)))
     order = sorted(range(len(scores)), key=lambda k: (-scores[k], k in right))  # of equal scores the wrong ones first
     assert found.tolist() == [place for place, k in enumerate(order) if k in right]
 
 
 def test_an_answer_that_is_no_candidate_is_never_found() -> None:
-    assert right_positions(np.array([0.1, 0.9, 0.5], np.float32), np.array([-1, 2])).tolist() == [1, 3]
+    assert find_right_positions(np.array([0.1, 0.9, 0.5], np.float32), np.array([-1, 2])).tolist() == [1, 3]
 
 
 def test_auto_adds_them_to_the_test_set_of_coco_alone() -> None:

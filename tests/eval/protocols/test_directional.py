@@ -15,7 +15,7 @@ from tests.eval.protocols.test_evaluate import made
 from tests.eval.slow_ranks import slow_metrics_of_lists, slow_ranks
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.ranking.metrics import direction_metrics
+from vse.eval.ranking.metrics import compute_direction_metrics
 from vse.training.cli import report_main
 
 RNG = np.random.default_rng(0)
@@ -28,7 +28,7 @@ def slow_metrics(i2t: np.ndarray, t2i: np.ndarray) -> dict[str, dict[str, float]
     image_of_caption = RUN.image_of_caption().tolist()
     ranks = {"i2t": slow_ranks(i2t, image_of_caption)[0], "t2i": slow_ranks(t2i, image_of_caption)[1]}
     of_lists = slow_metrics_of_lists(i2t, t2i, image_of_caption)
-    return {name: direction_metrics(np.array(of_direction)) | of_lists[name] for name, of_direction in ranks.items()}
+    return {name: compute_direction_metrics(np.array(of_direction)) | of_lists[name] for name, of_direction in ranks.items()}
 
 
 NONE = {"images": None, "captions": None, "similarity": "tod"}

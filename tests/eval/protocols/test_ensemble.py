@@ -17,14 +17,14 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.files.results import read_result
 from vse.eval.options import AllEvaluateOptions
-from vse.eval.protocols.ensemble import build_ensemble, list_members_per_seed
+from vse.eval.protocols.ensemble import build_ensemble, read_members_per_seed
 from vse.eval.ranking.metrics import Ranks, compute_metrics
 from vse.eval.tables.summary import build_summary
 from vse.pipeline.errors import UserError
 
 
 def average(files: list[Path]) -> Embeddings:
-    [members] = list_members_per_seed(files)
+    [members] = read_members_per_seed(files)
     return build_ensemble(members)
 
 
@@ -130,7 +130,7 @@ def test_seeds_of_one_experiment_are_members_and_so_are_single_files_of_any_seed
     seeds = [write("vsepp", seed) for seed in (0, 1, 2)]
     mixed = [seeds[0], write("vse0", 5), write("order0", None)]
     for files in (seeds, mixed):
-        assert [[path for path, _ in members] for members in list_members_per_seed(files)] == [files]
+        assert [[path for path, _ in members] for members in read_members_per_seed(files)] == [files]
     options = AllEvaluateOptions(bootstrap=0, ensemble=True, experiment="twice")
     result = read_result(write_result(seeds[:2], tmp_path / "r.json", options=options))
     assert (result.experiment, [member.seed for member in result.ensemble]) == ("twice", [0, 1])

@@ -18,7 +18,7 @@ from tests.eval.slow_ranks import slow_cosines, slow_metrics_of_lists, slow_orde
 from vse.eval import DEFAULT_KS
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.ranking.metrics import Ranks, compute_metrics, direction_metrics
+from vse.eval.ranking.metrics import Ranks, compute_direction_metrics, compute_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search
 from vse.eval.tables.summary import build_summary
@@ -93,7 +93,7 @@ def test_sentence_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) 
         captions = run.captions[start : start + 2000].astype(np.float64)
         cosines = captions @ captions.T
         ahead = (cosines >= cosines[query, query ^ 1][:, None]) & (query // 2 != query[:, None] // 2)
-        assert fold["s2s"] == pytest.approx(direction_metrics(ahead.sum(1)))
+        assert fold["s2s"] == pytest.approx(compute_direction_metrics(ahead.sum(1)))
     assert found["s2s"]["r1"] == pytest.approx(np.mean([fold["s2s"]["r1"] for fold in found["per_fold"]]))
 
 
@@ -207,7 +207,7 @@ def test_where_there_are_scores_they_compare_images_and_captions(beside: str, tm
 
 def slow_sentence(run: Embeddings) -> dict[str, Any]:
     ranks = slow_sentence_ranks(slow_cosines(run.captions), run.image_of_caption().tolist())
-    return direction_metrics(np.asarray(list(ranks.values())))
+    return compute_direction_metrics(np.asarray(list(ranks.values())))
 
 
 @pytest.mark.parametrize("make", [made, made_order])

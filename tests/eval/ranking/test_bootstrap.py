@@ -12,8 +12,8 @@ from vse.eval import DEFAULT_KS
 from vse.eval.ranking.metrics import (
     MeasuredQueries,
     QueriesByDirection,
+    compute_direction_metrics,
     compute_fold_metrics,
-    direction_metrics,
     resample_metrics,
 )
 from vse.eval.ranking.statistics import compute_differences, compute_intervals
@@ -35,7 +35,7 @@ def slow_resampled(fold: QueriesByDirection, drawn: list[int]) -> dict[str, Any]
     found: dict[str, Any] = {}
     for direction, queries in fold.items():
         ranks = [rank for image in drawn for rank, own in zip(queries.ranks, queries.image_rows, strict=True) if own == image]
-        found[direction] = direction_metrics(np.array(ranks))
+        found[direction] = compute_direction_metrics(np.array(ranks))
     found["rsum"] = sum(found[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in DEFAULT_KS)
     return {**found, "mean_recall": found["rsum"] / 6}
 
@@ -100,7 +100,7 @@ def slow_differences(
             for direction in first:
                 a, b = first[direction], second[direction]
                 taken = [b.ranks[k] if flipped[image] else a.ranks[k] for k, image in enumerate(a.image_rows)]
-                side[direction] = direction_metrics(np.array(taken))
+                side[direction] = compute_direction_metrics(np.array(taken))
             sides.append(side)
         swaps.append(sides)
     for direction in first:

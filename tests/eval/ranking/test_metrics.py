@@ -13,13 +13,13 @@ from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, splits
 from tests.eval.slow_ranks import slow_list_metrics
-from vse.eval.ranking.metrics import build_fold, direction_metrics
+from vse.eval.ranking.metrics import build_fold, compute_direction_metrics
 from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=50))
 def test_metrics_equal_their_definitions(ranks: list[int]) -> None:
-    found = direction_metrics(np.asarray(ranks))
+    found = compute_direction_metrics(np.asarray(ranks))
     for k in (1, 5, 10):
         assert found[f"r{k}"] == pytest.approx(100 * sum(rank < k for rank in ranks) / len(ranks))
     assert found["medr"] == statistics.median(ranks) // 1 + 1

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
 from vse.eval import DEFAULT_KS
-from vse.eval.ranking.answers import find_sentence_answers, unit_rows
-from vse.eval.ranking.metrics import BestAnswers, direction_metrics
+from vse.eval.ranking.answers import find_sentence_answers, normalise_rows
+from vse.eval.ranking.metrics import BestAnswers, compute_direction_metrics
 from vse.eval.ranking.ranks import SIMILARITIES
 from vse.eval.search.cross_check import check_sentences_against_search
 from vse.pipeline.errors import UserError
@@ -74,7 +74,7 @@ def test_the_size_of_a_block_does_not_matter(rows: int, columns: int, seed: int)
 def test_more_captions_than_a_tile_holds_and_an_image_that_fills_blocks() -> None:
     captions, image_of_caption = made(n_images=1000, n_each=3)
     image_of_caption[np.random.default_rng(1).integers(0, len(image_of_caption), 1100)] = 7
-    units = unit_rows(torch.from_numpy(captions)).double().numpy()
+    units = normalise_rows(torch.from_numpy(captions)).double().numpy()
     scores, own = units @ units.T, image_of_caption[:, None] == image_of_caption
     best = np.where(own & ~np.eye(len(image_of_caption), dtype=bool), scores, -np.inf).max(1)
     expected = ((scores >= best[:, None]) & ~own).sum(1)
@@ -114,7 +114,7 @@ def test_equal_captions_tie_wherever_they_stand(dim: int) -> None:
 def test_unit_rows_have_unit_length_however_long_they_were(scale: float) -> None:
     rows = torch.tensor([[1.0, -1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]) * scale
     expected = torch.tensor([[3**-0.5, -(3**-0.5), 3**-0.5], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    torch.testing.assert_close(unit_rows(rows), expected)
+    torch.testing.assert_close(normalise_rows(rows), expected)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -130,7 +130,7 @@ def test_faiss_and_the_exact_ranks_agree(n_each: int) -> None:
     captions, image_of_caption = made(n_each=n_each)
     image_of_caption[:4] = [100, 101, 102, 103]  # nothing to find
     found = ranked(captions, image_of_caption)
-    exact = direction_metrics(found.ranks)
+    exact = compute_direction_metrics(found.ranks)
     assert listed(found) == slow_sentence_ranks(slow_cosines(captions), image_of_caption.tolist())
     assert 0 < exact["r1"] < exact["r10"]
     recalls = check_sentences_against_search(captions, image_of_caption, found, DEFAULT_KS).recalls["s2s"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.eval.evaluating import Printed
 from tests.eval.slow_ranks import slow_order_scores
 from vse.eval import DEFAULT_KS
-from vse.eval.ranking.metrics import direction_metrics
+from vse.eval.ranking.metrics import compute_direction_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.approximate import measure_index_recalls
 from vse.eval.search.index import IndexVectors, build_index, search_index, set_search_parameters, stores_corpus_exactly
@@ -233,7 +233,7 @@ def test_an_index_that_finds_all_has_the_recalls_of_the_exact_ranks(similarity: 
     exact = ranks_from_embeddings(*map(torch.from_numpy, (images, captions, image_of_caption)), similarity)
     found = measure_index_recalls(images, captions, image_of_caption, similarity)
     for direction, ranks in (("i2t", exact.i2t), ("t2i", exact.t2i)):
-        metrics = direction_metrics(ranks)
+        metrics = compute_direction_metrics(ranks)
         for k in DEFAULT_KS:
             assert found[direction][f"r{k}"] == pytest.approx(metrics[f"r{k}"])
             assert found[direction][f"recall_at_{k}"] == 100

@@ -18,8 +18,8 @@ from tests.hostile import WRONG_VALUES, spoilt_json
 from vse.eval.search.index import (
     IndexSource,
     build_index,
+    has_index_to_read,
     hash_ids,
-    index_exists,
     metadata_file,
     read_index,
     search_index,
@@ -138,18 +138,18 @@ def test_a_failed_or_killed_write_leaves_no_index(tmp_path: Path, monkeypatch: p
         write_index(path, built, INDEXED)
     monkeypatch.undo()
     assert not path.exists()
-    assert not index_exists(path, INDEXED)
+    assert not has_index_to_read(path, INDEXED)
     write_index(path, built, INDEXED)
     assert read_index(path, INDEXED).index.ntotal == 500
 
 
 def test_an_index_without_metadata_is_absent_if_it_may_be_ours(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Build an index again if its metadata are missing, as after a kill; refuse any other file without metadata."""
-    assert index_exists(file, INDEXED)
+    assert has_index_to_read(file, INDEXED)
     metadata_file(file).unlink()
-    assert not index_exists(file, INDEXED)
+    assert not has_index_to_read(file, INDEXED)
     assert "the index is built again" in caplog.text
-    assert index_exists(file, replace(INDEXED, count=499)), "somebody else's"
+    assert has_index_to_read(file, replace(INDEXED, count=499)), "somebody else's"
     file.write_bytes(b"a diary")
-    assert index_exists(file, INDEXED)
-    assert not index_exists(file.with_name("none"), INDEXED)
+    assert has_index_to_read(file, INDEXED)
+    assert not has_index_to_read(file.with_name("none"), INDEXED)

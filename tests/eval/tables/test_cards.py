@@ -11,7 +11,7 @@ import pandas as pd
 from tests.eval.evaluating import Printed, result_of, succeeds
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
-from vse.eval.files.cards import build_card, list_differing_facts
+from vse.eval.files.cards import build_training_card, list_differing_facts
 from vse.eval.files.embeddings import write_embeddings
 
 PROVENANCE: dict[str, Any] = {
@@ -65,7 +65,7 @@ def test_the_table_and_the_comparison_name_the_facts(tmp_path: Path, monkeypatch
     succeeds(table_main, "cards", "a.json", "b.json", "--out", "cards.csv")
     cards = pd.read_csv("cards.csv")
     assert cards["epochs"].tolist() == ["12; the best is 9", "30; the best is 9"]
-    assert build_card({**PROVENANCE, "training": {"epochs": None}})["epochs"] == "closed form"
+    assert build_training_card({**PROVENANCE, "training": {"epochs": None}})["epochs"] == "closed form"
     assert cards["processor"].tolist() == ["Test 9000"] * 2
     assert cards["features"].tolist() == ["effnet 01234567"] * 2
     succeeds(eval_main, "--compare", "a.h5", "b.h5", "--bootstrap", "100", "--out", "c.json")

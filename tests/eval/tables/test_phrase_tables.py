@@ -18,7 +18,7 @@ from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.options import AllEvaluateOptions
 from vse.eval.protocols.compare import compare_files
 from vse.eval.tables.published import PublishedTable, compare_published
-from vse.eval.tables.significance import SignificanceTable, build_significance
+from vse.eval.tables.significance import SignificanceTable, build_significance_table
 from vse.eval.tables.summary import SummaryTable, build_printed_summary, build_summary
 from vse.eval.tables.table import format_text_table
 from vse.pipeline.files.writing import sha256_json
@@ -105,7 +105,9 @@ def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
         write_phrase_scores(tmp_path / f"{name}.h5", some_phrases(30, skill=skill, experiment=name))
         for name, skill in (("good", 4.0), ("poor", 0.0))
     ]
-    table = build_significance([compare_files(files, tmp_path / "c.json", options=AllEvaluateOptions(bootstrap=200, iou=0.4))])
+    table = build_significance_table(
+        [compare_files(files, tmp_path / "c.json", options=AllEvaluateOptions(bootstrap=200, iou=0.4))]
+    )
     assert set(table["direction"]) == {"phrase"}
     named = table.set_index("metric")
     assert set(named.index) == {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vse.eval.options import published_tables
+from vse.eval.options import published_table_names
 from vse.eval.tables.published_rows import published_rows, table_experiments
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import presets
@@ -55,7 +55,7 @@ twobranch_5 | twobranch 5.2    | Weighted distance          | f30k | 1k        |
 
 
 def test_every_table_is_there_with_all_its_rows() -> None:
-    assert {table: len(published_rows(table)) for table in published_tables()} == TABLES
+    assert {table: len(published_rows(table)) for table in published_table_names()} == TABLES
     assert [row.row_number for row in published_rows("vsepp_2")][:4] == ["2.1", "1.6", "2.2", "1.7"], (
         "as the paper repeats rows"
     )

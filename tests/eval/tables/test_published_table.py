@@ -20,7 +20,7 @@ from tests.eval.evaluating import Edit, Fails, succeeds, write_result
 from vse.eval.cli import table_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import hash_file_content
-from vse.eval.options import AllEvaluateOptions, TableRequest, published_tables
+from vse.eval.options import AllEvaluateOptions, TableRequest, published_table_names
 from vse.eval.tables.published import PublishedTable, compare_published
 from vse.eval.tables.published_rows import published_rows
 from vse.eval.tables.summary import build_summary
@@ -106,7 +106,7 @@ def filled(table: pd.DataFrame) -> list[str]:
     return list(table["row"][table[columns].notna().any(axis=1)])
 
 
-@pytest.mark.parametrize("name", published_tables())
+@pytest.mark.parametrize("name", published_table_names())
 def test_a_table_without_results_has_the_printed_figures_alone(name: str, tmp_path: Path) -> None:
     table = compare_published(name, [])
     assert filled(table) == []
@@ -350,9 +350,9 @@ def latex(tmp_path: Path, result: Results) -> dict[str, str]:
         "twobranch_4": [result("twobranch", "f30k", 50, 2, protocol="sentence")],
         "todnet_1": [result("my_100%_&_best", config={"rows": ["todnet 1.1"]})],
     }
-    for name in published_tables():
+    for name in published_table_names():
         PublishedTable(name).build(TableRequest(results=result_files.get(name, [])), tmp_path / f"{name}.tex")
-    return {name: (tmp_path / f"{name}.tex").read_text() for name in published_tables()}
+    return {name: (tmp_path / f"{name}.tex").read_text() for name in published_table_names()}
 
 
 def test_our_results_in_a_published_table_have_letters(result: Results, capsys: pytest.CaptureFixture[str]) -> None:

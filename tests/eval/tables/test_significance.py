@@ -15,7 +15,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.options import AllEvaluateOptions as Options
 from vse.eval.protocols.compare import compare_files
-from vse.eval.tables.significance import build_significance
+from vse.eval.tables.significance import build_significance_table
 from vse.eval.tables.summary import build_summary
 
 
@@ -62,7 +62,7 @@ def test_the_metrics_are_those_of_the_results(models: list[Path], tmp_path: Path
 
 def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: Path, capsys: Printed, fails: Fails) -> None:
     pairs = [compare_files([models[0], models[k]], tmp_path / f"{k}.json", options=Options(bootstrap=400)) for k in (1, 3)]
-    alike, unlike = (build_significance([pair]) for pair in pairs)  # two seeds of one model, two models
+    alike, unlike = (build_significance_table([pair]) for pair in pairs)  # two seeds of one model, two models
     for table in (alike, unlike):
         assert (table["significant"] == "yes").equals(table["p"] < 0.05)
         assert table["difference"].to_numpy() == pytest.approx((table["a_value"] - table["b_value"]).to_numpy())
@@ -108,7 +108,7 @@ def test_two_runs_of_an_experiment_are_told_apart_by_seeds_or_settings(tmp_path:
     ):
         files = [write_embeddings(Path("a.h5"), first), write_embeddings(Path(f"{name}.h5"), run)]
         written = compare_files(files, options=Options(bootstrap=100))
-        table = build_significance([written])
+        table = build_significance_table([written])
         assert set(zip(table["a"], table["b"], strict=True)) == {shown}
     assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
 

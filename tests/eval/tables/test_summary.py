@@ -10,7 +10,7 @@ import pytest
 from tests.eval.evaluating import Printed, succeeds
 from vse.eval.cli import table_main
 from vse.eval.tables.summary import SummaryTable, build_summary
-from vse.eval.tables.table import write_table
+from vse.eval.tables.table import write_csv_table
 
 NAMES = ("r1", "r5", "r10", "medr", "meanr")
 S2S = [f"s2s_{name}" for name in NAMES]
@@ -120,7 +120,7 @@ def test_metrics_of_several_seeds_have_deviations(tmp_path: Path) -> None:
 
 def test_cells_without_figures_are_blank(tmp_path: Path) -> None:
     files = [made(tmp_path / f"{k}.json", protocols) for k, protocols in enumerate((["full"], ["sentence"]))]
-    lines = write_table(build_summary(files), tmp_path / "t.csv").read_text().splitlines()
+    lines = write_csv_table(build_summary(files), tmp_path / "t.csv").read_text().splitlines()
     assert lines[1].endswith(",290.0000,,,,,")
     assert lines[2] == "demo,1,test,sentence,2000,10000,1,1" + 15 * "," + "30.0000,50.0000,75.0000,3.0000,9.5000"
     assert pd.read_csv(tmp_path / "t.csv")["protocol"].tolist() == ["full", "sentence"]
