@@ -317,7 +317,7 @@ def plan_command(request: PlanRequest) -> None:
     The workflow is the Snakefile in the current folder. A target is a file that snakemake makes, such as
     results/f30k_vsepp.json.
 
-    Finished jobs are left out. If a size or a time is unknown, the command says so. A time is a range, unless this machine has
+    Finished jobs are left out. Unknown sizes and times are listed as unknown. A time is a range, unless this machine has
     already run the same extraction or training.
     """
     from vse.features.plan import describe_plan

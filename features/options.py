@@ -118,7 +118,8 @@ class ImportOptions(Options):
     """Part of a file name that the photo and the caption of a WebDataset sample have in common: up to the first dot
     (first-dot) or up to the last dot (last-dot).  [default: first-dot]"""
     quoting: Annotated[Text | None, CliOption(metavar="HOW")] = None
-    """Whether quotation marks in a CSV table enclose fields (minimal) or belong to the text (none).  [default: minimal]"""
+    """minimal: quotation marks in a CSV table enclose fields. none: quotation marks are part of the text.  [default:
+    minimal]"""
     encoding: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """Encoding of a CSV table, such as utf-8, utf-16, cp1252 or mac_roman.  [default: detected]"""
     tokeniser: TokeniserOption = None

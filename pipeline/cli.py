@@ -197,7 +197,7 @@ class NoiseRequest(Options):
     rate: Share | None = None
     """Share of the captions, images or words to change, from 0 to 1. Required without --from-index."""
     kind: Literal["caption", "image", "word"] = "caption"
-    """What to change. caption: single captions get another image. image: all captions of an image get another image. word:
+    """Kind of change. caption: single captions get another image. image: all captions of an image get another image. word:
     single words are replaced."""
     seed: Seed = 0
     """Seed of the random changes."""

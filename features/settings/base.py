@@ -248,11 +248,11 @@ class LayerSettings(NetworkSettings):
         "a g x g grid, and all keeps every position",
     )
     mean: tuple[float, float, float] = Field(
-        (0.485, 0.456, 0.406), description="mean of red, green and blue (from 0 to 1), which is subtracted from the pixels"
+        (0.485, 0.456, 0.406), description="mean of red, green and blue (from 0 to 1), to subtract from the pixels"
     )
     std: tuple[float, float, float] = Field(
         (0.229, 0.224, 0.225),
-        description="standard deviation of red, green and blue, by which the pixels are divided after mean is subtracted",
+        description="standard deviation of red, green and blue; pixels are divided by this after the subtraction of mean",
     )
 
 

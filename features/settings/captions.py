@@ -251,8 +251,8 @@ class TextConfig(TextSettings):
     pooling: Literal["own", "mean", "first", "tokens"] = Field(
         "own",
         description="how token states of the last layer become a caption's vector. mean: their mean. first: the state of "
-        "the first token. own: as the model does it, or the mean if the model has no pooling. tokens: not at "
-        "all, the caption has a vector per token",
+        "the first token. own: the model's own pooling, or the mean if it has none. tokens: no pooling, a "
+        "vector for each token",
     )
     prompt: str | None = Field(
         None, description="text to put before each caption; none: the model's default prompt, if it has one"
@@ -359,9 +359,7 @@ class HglmmConfig(WordSettings):
 
     extractor: Literal["hglmm"] = "hglmm"
     ica: bool = Field(True, description="first replace the word vectors by their independent components (ICA)")
-    ica_words: PositiveInt = Field(
-        300_000, description="number of words, drawn at random, to which the ICA and the mixtures are fitted"
-    )
+    ica_words: PositiveInt = Field(300_000, description="number of random words for the fit of the ICA and the mixtures")
     ica_iterations: PositiveInt = Field(200, description="maximum number of iterations of the ICA")
     scale: float = Field(10.0, gt=0, description="length (Euclidean norm) to which each word vector is scaled")
     mixtures: list[MixtureKind] = Field(
@@ -377,7 +375,7 @@ class HglmmConfig(WordSettings):
         6000, description="number of principal components of each mixture's Fisher vectors that PCA keeps; none: no PCA"
     )
     pca_captions: PositiveInt | None = Field(
-        None, description="number of training captions, drawn at random, to which the PCA is fitted; none: all captions"
+        None, description="number of random training captions for the fit of the PCA; none: all captions"
     )
     normalize: bool = Field(False, description="L2-normalise the vectors of each mixture again after the PCA")
 

@@ -164,9 +164,9 @@ class RegionsConfig(NetworkSettings):
 class BoxesConfig(LayerSettings):
     """Vectors that a CNN computes for given or proposed boxes of an image, by ROI-align.
 
-    In the two-branch paper (Wang et al., TPAMI 2018, section 4.3), an image has 200 EdgeBoxes, and a vector is layer fc7 of a
-    VGG that was fine-tuned as a Fast R-CNN on the trainval sets of PASCAL VOC 2007 and 2012. The default preset reads a VGG19
-    that was trained on ImageNet only.
+    The two-branch paper (Wang et al., TPAMI 2018, section 4.3) has 200 EdgeBoxes per image. The vectors of the paper are layer
+    fc7 of a VGG, fine-tuned as a Fast R-CNN on PASCAL VOC 2007 and 2012 (trainval). The default preset reads a VGG19 that was
+    trained on ImageNet only.
     """
 
     memory_mb: ClassVar[int] = 12_000  # for hundreds of boxes with thousands of numbers each
