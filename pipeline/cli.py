@@ -287,7 +287,7 @@ class AlbumRequest(Options):
     """Folder to write, e.g. data/album."""
     name: DatasetName = None
     tokeniser: Annotated[Text | None, CliOption(metavar="NAME")] = None
-    """Tokeniser for queries: unicode_words or nltk.  [default: the tokeniser of the run that searches the album]"""
+    """How queries are split into words: unicode_words or nltk.  [default: as in the run that searches the album]"""
     force: Force = False
 
 

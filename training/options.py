@@ -164,7 +164,7 @@ class SearchRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
     split: Text | None = None
-    """The split to search, or several splits, e.g. train,val, or all.  [default: test; all, if there is no split test]"""
+    """The split to search, or several splits, e.g. train,val, or all.  [default: test, or all if no split has this name]"""
     corpus: FileOrFolderPath | None = None
     """Search the items in this file of embeddings, which vse-embed wrote for RUN, instead of a split."""
     index: FileOrFolderPath | None = None
@@ -227,7 +227,7 @@ class ServeRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",), click_type=click.IntRange(1, 100))] = 10
     """Default number of results per query. A request can ask for more or fewer."""
     split: Text | None = None
-    """The split to search, or several splits, e.g. train,val, or all.  [default: test; all, if there is no split test]"""
+    """The split to search, or several splits, e.g. train,val, or all.  [default: test, or all if no split has this name]"""
     features: tuple[FileOrFolderPath, ...] = ()
     """Read this feature cache instead of the cache that the run names: the same cache at its new path, or a cache of the same
     feature for other photos. With several RUNs, give one cache for each, in the same order."""

@@ -71,7 +71,9 @@ class FeatureSettings(Settings):
     """The default preset of the command; None: the preset with the extractor's name."""
 
     name: str = Field(description="name of the preset, part of the cache's file name")
-    dtype: Literal["float16", "float32"] = Field("float16", description="number type of the vectors in the cache")
+    dtype: Literal["float16", "float32"] = Field(
+        "float16", description="number type of the vectors in the cache: float16 or float32"
+    )
     trained_on: list[str] = Field(
         default_factory=list,
         description="data sets whose test images were used to train the weights; tables mark results on these data sets",
