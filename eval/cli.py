@@ -18,10 +18,11 @@ from vse.pipeline.options import Options, command
 def eval_command(request: EvaluationRequest) -> None:
     """Evaluate a model: R@K, Med r, mean r and rsum with 95% intervals.
 
-    FILES belong to one model, with a file per seed. A file has embeddings, or scores of all pairs. For files of phrase scores
-    (scores of phrases with the boxes of their images), the metrics are R@K at an IoU, the upper bound of R@K (the share of
-    phrases with a right candidate) and the mean IoU. With --compare, FILES belong to two models, which must have the same
-    number of seeds. With --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
+    FILES belong to one model, one file for each seed, such as the files test.h5 of vse-embed. A file has embeddings, or scores
+    of all pairs. For a model that localises phrases, a file has phrase scores, that is, scores of phrases with the boxes of
+    their images. The metrics are then R@K at an IoU, the upper bound of R@K (the share of phrases with a right box among the
+    candidates) and the mean IoU. With --compare, FILES belong to two models, which must have the same number of seeds. With
+    --ensemble, FILES are the members of one ensemble. Without --out the metrics are only printed.
     """
     options = request.options
     allowed = [None, *(f"--{name}" for name in OPTIONS_OF_COMPARISONS)]
@@ -63,7 +64,7 @@ class TableCommand(Options):
     name: Annotated[Text, CliOption(is_argument=True, metavar="TABLE", click_type=NearestChoice(table_names()))]
     request: TableRequest = TableRequest()
     out: FileOrFolderPath | None = None
-    """File to write: .csv or .tex; for the table ladder also a chart, .svg or .png.  [default: print the table]"""
+    """File to write, .csv or .tex. The ladder can also be a chart, .svg or .png.  [default: print the table]"""
     force: Force = False
 
 
@@ -71,10 +72,12 @@ class TableCommand(Options):
 def table_command(command: TableCommand) -> None:
     """Build a table of result files.
 
-    TABLE is the name of a published table or one of these. summary: a row per result and protocol. ladder: a row per result
-    with its costs; the best trade-offs of cost and rsum are marked. significance: a row per metric of the files that vse-eval
-    --compare wrote. compression: a row per codec of the results of vse-eval --compress. cards: the data, seeds, features and
-    training of each result. compare: a row per pair of results, with the difference and its p-value.
+    TABLE is summary, ladder, significance, compression, cards, compare or the name of a published table.
+
+    The table summary has a row per result and protocol. The table ladder has a row per result with its costs, and marks the
+    best trade-offs of cost and rsum. The table significance has a row per metric of the files that vse-eval --compare wrote.
+    The table compression has a row per codec of the results of vse-eval --compress. The table cards has the data, seeds,
+    features and training of each result. The table compare has a row per pair of results, with the difference and its p-value.
 
     A name such as vsepp_3 (Table 3 of the VSE++ paper) stands for a published table. The built table has the printed metrics
     and, in rows for which you pass a result, your metrics next to the printed metrics.

@@ -120,47 +120,47 @@ class AllEvaluateOptions(EvaluateOptions):
     ensemble: Flag = False
     """Treat FILES as members of an ensemble, and average their scores. With several seeds, there is one ensemble per seed."""
     experiment: Text | None = None
-    """With --ensemble: preset that lists the experiments of an ensemble in the setting ensemble_of, e.g. scan_t2i_avg_i2t_lse.
-    A file of an experiment that is not in this list is an error. Without this option, FILES may come from any experiments."""
+    """With --ensemble: preset of an ensemble, e.g. scan_t2i_avg_i2t_lse. FILES must then come from the experiments that this
+    preset lists. Without this option, FILES may come from any experiments."""
     alpha: Share | None = None
     """With --ensemble of an image-sentence model and a phrase model: weight of the phrase model's scores, from 0 to 1. The
     scores of the image-sentence model have the weight 1 - ALPHA.  [default: the best on the validation split]"""
     save: FileOrFolderPath | None = None
     """With --ensemble: also write the embeddings or scores of the ensemble to this file, e.g. for --compare. With several
-    seeds, there is a file for each seed, with the seed in its name."""
+    seeds, each seed has a file, with the seed in its name."""
     index: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
-    """Also report how much an approximate search by this FAISS index finds, e.g. IVF1024,Flat or HNSW32: its R@K, and its
-    share of the exact top K."""
+    """Also evaluate an approximate search with this type of FAISS index, e.g. IVF1024,Flat or HNSW32. Its R@K is reported, and
+    the share of the exact top K that it finds."""
     index_parameters: Text = ""
     """Search parameters of --index, e.g. nprobe=16."""
     rerank: Annotated[tuple[PositiveInteger, ...], CliOption(metavar="K")] = ()
     """For models that score each pair, such as SCAN, and for order embeddings: also report the metrics of a two-stage search.
-    The first stage finds K candidates by one vector per item. The second stage scores only these K candidates. May be
-    repeated."""
+    The first stage finds K candidates by a fast comparison of one vector per item. The second stage scores only these K
+    candidates. May be repeated."""
     qrels: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """TREC qrels with grades, the same as --judgements qrels=FILE."""
     choices: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """Evaluate only the choices in this file. In a choice, the model selects one of a few captions for an image. The commands
     vse-data swap-phrases and import-choices write such files."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Lower the scores of hubs, the candidates that rank high for many queries (see --bank). METHOD is mean (the mean score of
-    a candidate is subtracted), csls, nnn (nearest neighbour normalisation), inverted-softmax or qb-norm. NAME=VALUE sets a
-    parameter, e.g. csls:k=10. Parameters that you do not give are selected on the validation split."""
+    """Lower the scores of hubs, the candidates that rank high for many queries. METHOD is mean (the mean score of a candidate
+    is subtracted), csls, nnn (nearest neighbour normalisation), inverted-softmax or qb-norm. NAME=VALUE sets a parameter, e.g.
+    csls:k=10. Parameters that you do not give are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
-    """With --correct: the queries that show which candidates are hubs, called the bank. Give a file of embeddings, or a split
-    whose embeddings are in the folder of FILES, such as train for train.h5. A model that
-    scores each pair, such as SCAN, has only two possible banks: the evaluated split, or train if vse-embed --bank-images wrote
-    FILES.  [default: train]"""
+    """With --correct: the queries with which hubs are found, called the bank. Give a file of embeddings, or a split such as
+    train, if the file train.h5 is in the folder of FILES. For a model that scores each pair, such as SCAN, the bank is the
+    evaluated split or, if FILES were written with vse-embed --bank-images, train.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
-    """Also report the metrics of compressed embeddings: dims=128,64 (the first dimensions), int8, binary, or pq32 (a product
-    quantiser of 32 bytes). May be repeated."""
+    """Also report the metrics of compressed embeddings. CODEC is dims=128,64 (the first 128 and the first 64 dimensions), int8
+    (a byte per dimension), binary (a bit per dimension) or pq32 (a product quantiser of 32 bytes). May be repeated."""
     rescore: Annotated[PositiveInteger | None, CliOption(metavar="K")] = None
-    """With --compress: also rank the best K candidates of each query again by the uncompressed embeddings."""
+    """With --compress: rank the best K candidates of each query again by the uncompressed embeddings, and report these
+    metrics, too."""
     language: Text | None = None
     """Evaluate the captions in this language, e.g. de, on the images that have captions in all languages of FILES.
     [default: all captions]"""
     pairs: Annotated[tuple[Text, ...], CliOption(metavar="LANGUAGE:LANGUAGE")] = ()
-    """Two languages, e.g. en:de: captions in each language search the captions in the other. May be repeated."""
+    """Search the captions in one language with the captions in another, in both directions, e.g. en:de. May be repeated."""
     per_query: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
     """Also write a row per query to this .csv or .parquet file: the best right answer with its rank (from 0), and the best
     wrong answer."""
@@ -245,14 +245,14 @@ class EvaluationRequest(Options):
         "auto",
     )
     """Protocol to evaluate. May be repeated. full: the whole split. 1k: the mean over folds of 1,000 images. sentence,
-    sentence-1k: caption-to-caption retrieval. cxc, eccv: the COCO test set with further right answers (needs the package
-    eccv-caption). phrase: for files of phrase scores. auto: full, and 1k if there are at least 1,000 images, and cxc and
-    eccv for the COCO test set."""
+    sentence-1k: the same for caption-to-caption retrieval. cxc, eccv: the COCO test set with the additional right answers of
+    Crisscrossed Captions or ECCV Caption (needs the package eccv-caption). phrase: the metrics of phrase scores. auto: full,
+    1k if there are at least 1,000 images, and cxc and eccv for the COCO test set."""
     compare: Flag = False
     """Treat FILES as the files of two models, and test the difference of each metric."""
     options: AllEvaluateOptions = AllEvaluateOptions()
     out: FileOrFolderPath | None = None
-    """File to write (JSON).  [default: none, with --compare results/DATASET_A_vs_B.json]"""
+    """Result file to write (JSON).  [default: no file; with --compare, results/DATASET_A_vs_B.json]"""
     force: Force = False
 
 
@@ -264,13 +264,13 @@ class TableRequest(Options):
     """For a published table: compare all rows with your results on this data set.  [default: for each row, your results on the
     data set that the paper used]"""
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
-    """For the table ladder: the cost, in seconds or MB, that is compared with rsum.  [default: total_s]"""
+    """For TABLE ladder: the cost that is compared with rsum, in seconds (_s) or MB (_mb).  [default: total_s]"""
     family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
-    """Correction of p-values for the number of comparisons. With this option, TABLE summary, TABLE ladder and published tables
-    also compare all pairs of results, and print letters: results that share a letter do not differ significantly in rsum.
-    TABLE compare always compares all pairs.  [default: none; holm for TABLE compare]"""
+    """Correction of p-values for the number of comparisons. With this option, the tables summary and ladder and published
+    tables get letters: all pairs of results are compared, and results that share a letter do not differ significantly in rsum.
+    TABLE compare has a correction in any case.  [default: none; holm for TABLE compare]"""
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
-    """For the table compare: the metric, e.g. i2t_r1.  [default: rsum]"""
+    """For TABLE compare: the metric in which results are compared, e.g. i2t_r1.  [default: rsum]"""
     transductive: Flag = False
-    """Keep results of vse-eval --correct that found hubs with the test queries, e.g. by --bank test. Without this option,
-    these results are left out, because a correction by the other test queries is an advantage."""
+    """Keep results of vse-eval --correct whose hubs were found with the test queries, e.g. by --bank test. Without this
+    option, these results are left out: a model that knows the other test queries has an advantage."""

@@ -44,8 +44,8 @@ class _ExtractorGroup(click.Group):
 def extract() -> None:
     """Extract the features of a data set into a cache.
 
-    A cache holds a row for each image or caption, and is the input of a training. A cache is extracted in shards, files of
-    consecutive rows. A repeated command keeps finished shards, extracts missing shards, and then merges all shards.
+    A cache is a file with a row for each image or caption, which vse-train reads. The rows are extracted in several parts, the
+    shards. Then the shards are merged. If you repeat an interrupted command, it keeps the finished shards.
     """
 
 
@@ -85,7 +85,8 @@ def _build_failing_command(name: str, error: UserError) -> click.Command:
 def fit_command(request: FeatureRequest) -> None:
     """Fit the encoder of a caption feature on the training captions, and write the encoder to a file next to the cache OUT.
 
-    The cache OUT is not written yet. After this command, parallel jobs can extract its shards (vse-extract EXTRACTOR --shard).
+    The features tfidf, mean_vector and hglmm have such an encoder. This command does not write the cache itself. After this
+    command, parallel jobs can extract the shards of the cache (vse-extract EXTRACTOR --shard).
     """
     from vse.features.feature_job import fit_feature
 
@@ -94,7 +95,7 @@ def fit_command(request: FeatureRequest) -> None:
 
 @command("merge", group=extract)
 def merge_command(request: MergeRequest) -> None:
-    """Merge finished shards into a cache."""
+    """Merge the shards of a cache, after vse-extract EXTRACTOR --shard has extracted all of them."""
     from vse.features import extraction
     from vse.features.cache.shards import build_cache_output_kind
     from vse.features.feature_job import choose_shard_count
@@ -131,10 +132,10 @@ NewCachePath = Annotated[FileOrFolderPath, Field(description="The cache to write
 def import_command(request: ImportRequest) -> None:
     """Build a data set from photos with a table of captions, or from files of another program.
 
-    SOURCES is one of these: a folder of photos, WebDataset archives, a folder that clip-retrieval wrote, a data set that
-    Hugging Face's library saved, or (with --format hugging-face) the name of a data set on the hub. The table of captions is
-    CSV, JSON lines or parquet: a row has the file of a photo, one or several captions, and optionally a split and ids. If
-    there are no splits, images are sampled for val and test.
+    SOURCES is a folder of photos, WebDataset archives, a folder that clip-retrieval wrote, or a data set that Hugging Face's
+    library saved. With --format hugging-face, SOURCES is the name of a data set on the hub. A folder of photos needs a table
+    of captions: CSV, JSON lines or parquet. Each row of the table has the file of a photo, one or several captions, and
+    optionally a split and ids. If there are no splits, images are sampled for val and test.
     """
     from vse.features.exchange.formats import import_data
 
@@ -154,7 +155,8 @@ class PrecompImportRequest(Options):
     captions_per_image: PositiveInteger = 5
     """Number of captions of each image."""
     test: Annotated[Text | None, CliOption(click_type=NearestChoice(["test", "testall"]))] = None
-    """The files to import as the test split: test_* or testall_*.  [default: testall, if FOLDER has these files, else test]"""
+    """Read the test split from the files test_* (test) or testall_* (testall).  [default: testall, if FOLDER has these files,
+    else test]"""
     tokeniser: TokeniserOption = None
     force: Force = False
 
@@ -179,14 +181,17 @@ class PrecompExportRequest(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json with the captions.  [default: the file that the cache names]"""
     repeat: PositiveInteger | None = None
-    """Number of equal successive rows to write for each image: 1, or the number of captions of an image.  [default: for a
-    cache of vse-data import-precomp, as in the imported files; else 1]"""
+    """Write the row of each image this many times in succession. Possible are 1 and the number of captions of an image.
+    [default: 1; for a cache that vse-data import-precomp wrote, as in the imported files]"""
     force: Force = False
 
 
 @command("export-precomp", group=data_group)
 def export_precomp_command(request: PrecompExportRequest) -> None:
-    """Write a feature cache, and the captions of its data set, in the layout of VSE++ and SCAN."""
+    """Export a feature cache and the captions of its data set, as files in the layout of VSE++ and SCAN.
+
+    FEATURES is the cache. The files of a split are <split>_ims.npy, <split>_caps.txt and, as a rule, <split>_ids.txt.
+    """
     from vse.features.exchange.precomp import export_precomp
 
     click.echo(export_precomp(request.features, request.out, request.captions, request.repeat))
@@ -199,9 +204,10 @@ class ArrayImportRequest(Options):
     dataset: DatasetJsonPath
     out_features: NewCachePath
     ids: FileOrFolderPath | None = None
-    """File with the ids of the rows, .txt or .npy; not needed for a .npz file."""
+    """File (.txt or .npy) with an id for each row: the imgid of an image, or the sentid of a caption. A .npz file contains the
+    ids itself."""
     kind: Literal["image", "text"] = "image"
-    """image: a row is a vector of an image. text: a row is a vector of a caption."""
+    """image: each row has the features of an image. text: each row has the features of a caption."""
     force: Force = False
 
 
@@ -220,14 +226,14 @@ class TsvImportRequest(Options):
     dataset: DatasetJsonPath
     out_features: NewCachePath
     match: Annotated[Text | None, CliOption(click_type=NearestChoice(["cocoid", "imgid", "filename"]))] = None
-    """Field of dataset.json that equals image_id in the TSV files: cocoid, imgid, or filename (the digits at the end of the
-    name).  [default: cocoid if all images have a cocoid, else imgid]"""
+    """How an image_id in the TSV files names an image of dataset.json: by its cocoid, by its imgid, or by the digits at the
+    end of its filename.  [default: cocoid if all images have one, else imgid]"""
     force: Force = False
 
 
 @command("import-tsv", group=data_group)
 def import_tsv_command(request: TsvImportRequest) -> None:
-    """Import regions from TSV files of bottom-up attention."""
+    """Import regions from the TSV files that are published for bottom-up attention."""
     from vse.features.exchange.arrays import import_bottom_up_tsv
 
     click.echo(import_bottom_up_tsv(request.files, request.dataset, request.out_features, request.match))
@@ -238,9 +244,9 @@ class PackRequest(Options):
 
     features: Annotated[tuple[FileOrFolderPath, ...], CliOption(is_argument=True)]
     out: FileOrFolderPath
-    """Folder to write, e.g. demo_bundle, or an archive, demo_bundle.tar."""
+    """Folder or archive to write, e.g. demo_bundle or demo_bundle.tar."""
     with_dataset: Flag = False
-    """Add the data set file to which the caches refer."""
+    """Also pack the dataset.json (or dataset.parquet) of the caches."""
     notes: FileOrFolderPath | None = None
     """Text file to add, e.g. with the licence."""
     force: Force = False
@@ -248,7 +254,7 @@ class PackRequest(Options):
 
 @command("pack", group=data_group)
 def pack_command(request: PackRequest) -> None:
-    """Pack feature caches of one data set into a bundle that others can fetch and check.
+    """Pack feature caches of one data set into a bundle that others can fetch with vse-data fetch-features.
 
     The file bundle.json in the bundle contains the SHA-256 of each other file. The SHA-256 of bundle.json itself is printed
     and identifies the bundle.
@@ -266,11 +272,12 @@ class FetchFeaturesRequest(Options):
     out: FileOrFolderPath = Path("features")
     """Folder to write the caches to."""
     out_data: FileOrFolderPath | None = None
-    """Folder for the dataset.json (or dataset.parquet) in the bundle.  [default: data/DATASET next to the folder OUT]"""
+    """Folder to write the dataset.json (or dataset.parquet) to, if the bundle has one.  [default: the folder data/DATASET next
+    to the folder OUT]"""
     sha256: Text | None = None
-    """SHA-256 of bundle.json, as vse-data pack printed it. A bundle with another SHA-256 is refused."""
+    """SHA-256 that bundle.json must have; vse-data pack prints it. A bundle with another SHA-256 is refused."""
     check: Flag = False
-    """Only compare all files of the bundle with the SHA-256 in its bundle.json, and write nothing."""
+    """Only compare each file of the bundle with its SHA-256 in bundle.json. Nothing is written."""
     force: Force = False
 
 
@@ -294,22 +301,24 @@ class PlanRequest(Options):
 
     targets: Annotated[tuple[Text, ...], CliOption(is_argument=True)]
     config: Annotated[tuple[Text, ...], CliOption(metavar="KEY=VALUE")] = ()
-    """A setting of the workflow, as in snakemake --config, e.g. seeds=[0,1]."""
+    """A setting of the workflow, as in snakemake --config, e.g. seeds=[0,1]. May be repeated."""
     rates: FileOrFolderPath | None = None
     """YAML file with the speeds of your machine, such as images per second. Entries of this file replace the same entries of
     config/rates.yaml."""
     calibrate: Flag = False
-    """Run a fixed computation for ten seconds, to compare this machine with the machine on which the rates were measured."""
+    """Measure the speed of this machine for ten seconds. The estimated times then take into account how fast this machine is,
+    compared with the machine of config/rates.yaml."""
 
 
 @command("plan", group=data_group)
 def plan_command(request: PlanRequest) -> None:
     """Estimate the downloads, the size of the caches and the hours that TARGETS of the workflow need. Nothing is run.
 
-    A target is a file that snakemake makes, such as results/f30k_vsepp.json.
+    The workflow is the Snakefile in the current folder. A target is a file that snakemake makes, such as
+    results/f30k_vsepp.json.
 
-    Run the command in the folder of the workflow. Finished jobs are left out. Unknown sizes and times are listed as unknown. A
-    time is a range, unless this machine has run the same extraction or training.
+    Finished jobs are left out. Unknown sizes and times are listed as unknown. A time is a range, unless this machine has
+    already run the same extraction or training.
     """
     from vse.features.plan import describe_plan
 

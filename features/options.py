@@ -33,8 +33,8 @@ TokeniserOption = Annotated[
     Text | None,
     CliOption(metavar="NAME"),
     Field(
-        description="Tokeniser that splits captions into words: letters_and_digits, unicode_words or nltk.  [default: "
-        "unicode_words]"
+        description="How captions are split into words: letters_and_digits (for English), unicode_words (for any language) "
+        "or nltk (as in VSE++ and SCAN).  [default: unicode_words]"
     ),
 ]
 
@@ -56,17 +56,18 @@ class FeatureRequest(Options):
     dataset: FileOrFolderPath
     """The data set's dataset.json."""
     feature: Text = ""
-    """A preset of config/features, or a YAML file."""
+    """The feature to extract: a preset of config/features, or a YAML file."""
     out: FileOrFolderPath | None = None
-    """The cache to write.  [default: features/DATASET_FEATURE.h5]"""
+    """Path of the cache to extract.  [default: features/DATASET_FEATURE.h5]"""
     shards: PositiveInteger | None = None
-    """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the file of the data
-    set in config/datasets, else one for each 50,000 captions, but at least 4]"""
+    """Number of shards (files) of the cache.  [default: 4, or 1 per 50,000 captions if that is more. An existing cache OUT
+    keeps its number, and config/datasets/DATASET.yaml can set another one]"""
     shard: int | None = None
-    """Extract only the shard of this number (from 0). The shards are then not merged; merge them with vse-extract merge."""
+    """Extract only the shard with this number (the first is 0), without merging. After the last shard, run vse-extract
+    merge."""
     like: FileOrFolderPath | None = None
-    """Extract with the settings and weights of this existing cache instead of a preset. A model that was trained on the
-    existing cache can then read the cache OUT."""
+    """Use the settings and weights of this existing cache instead of a preset. The two caches are then compatible: a model
+    that was trained on one can read the other."""
     sets: SettingChanges = ()
     """Change a setting of the preset. May be repeated."""
     options: ExtractOptions = ExtractOptions()
@@ -80,8 +81,8 @@ class MergeRequest(Options):
     out: FileOrFolderPath
     """The cache to write, next to the folder of its shards."""
     shards: PositiveInteger | None = None
-    """Number of shards (files) of the cache.  [default: as in the cache OUT if it exists, else as in the file of the data
-    set in config/datasets, else one for each 50,000 captions, but at least 4]"""
+    """Number of shards (files) of the cache.  [default: 4, or 1 per 50,000 captions if that is more. An existing cache OUT
+    keeps its number, and config/datasets/DATASET.yaml can set another one]"""
     force: Force = False
 
 
@@ -104,27 +105,28 @@ class SplitShares(Options):
     test: Share | None = None
     """Share of the images to sample for the split test, if SOURCES have no splits.  [default: 0.1]"""
     seed: Seed = 0
-    """Seed of the sample."""
+    """Seed of the random choice of images for val and test."""
 
 
 class ImportOptions(Options):
     """Rarely used options of an import."""
 
     format: Annotated[Text | None, CliOption(metavar="NAME")] = None
-    """Format of SOURCES: table, webdataset, webdataset-in-place (photos stay in the archives), clip-retrieval or hugging-face.
-    [default: detected]"""
+    """Format of SOURCES: table (photos with a table), webdataset (the photos are unpacked), webdataset-in-place (the photos
+    stay in the archives), clip-retrieval or hugging-face.  [default: detected]"""
     key_until: Annotated[Text | None, CliOption(metavar="DOT")] = None
-    """Files of a WebDataset archive with the same key form a sample. first-dot: the key is the file name up to its first dot;
-    last-dot: up to its last dot.  [default: first-dot]"""
+    """Part of a file name that the photo and the caption of a WebDataset sample have in common: up to the first dot
+    (first-dot) or up to the last dot (last-dot).  [default: first-dot]"""
     quoting: Annotated[Text | None, CliOption(metavar="HOW")] = None
-    """Meaning of quotation marks in CSV: minimal (they enclose fields) or none (they are text).  [default: minimal]"""
+    """minimal: quotation marks in a CSV table enclose fields. none: quotation marks are part of the text.  [default:
+    minimal]"""
     encoding: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """Encoding of a CSV table, such as utf-8, utf-16, cp1252 or mac_roman.  [default: detected]"""
     tokeniser: TokeniserOption = None
     skip_bad: Flag = False
     """Skip invalid rows and list them in OUT/import.failures.jsonl. Without this option, an invalid row is an error."""
     out_features: FileOrFolderPath = Path("features")
-    """Folder for the feature caches, if SOURCES contain vectors (clip-retrieval)."""
+    """For clip-retrieval, whose files contain vectors: folder for the feature caches to write."""
     force: Force = False
 
 
@@ -137,14 +139,15 @@ class ImportRequest(Options):
     name: Text | None = None
     """Name of the data set.  [default: the name of the folder OUT]"""
     captions: FileOrFolderPath | None = None
-    """The table of captions.  [default: a file captions.* or metadata.* next to the photos]"""
+    """The table of captions.  [default: a file named metadata or captions in the folder of photos, e.g. captions.csv]"""
     images: FileOrFolderPath | None = None
-    """For clip-retrieval: the folder of the photos. For other formats: one more folder from which photos may be read. It is
-    needed if the table names photos outside SOURCES, or if photos in SOURCES are symbolic links to files elsewhere."""
+    """For clip-retrieval: the folder of the photos. For other formats: one more folder of photos. It is needed if the table
+    names photos outside SOURCES, or if photos in SOURCES are symbolic links to files elsewhere."""
     columns: Annotated[tuple[Text, ...], CliOption(("--column",), metavar="FIELD=NAME")] = ()
     """Name of the column that holds a field: caption=text if the captions are in the column text. Fields are file, caption,
     split, imgid, sentid and cocoid. May be repeated.  [default: detected]"""
     splits: SplitShares = SplitShares()
     yes: Flag = False
-    """Import the rows of a table without asking for a confirmation."""
+    """Do not ask for a confirmation. Without this option, the command displays the first rows of a table in the terminal, and
+    asks whether to import them."""
     options: ImportOptions = ImportOptions()

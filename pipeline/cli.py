@@ -59,8 +59,8 @@ class FetchRequest(Options):
     out: FileOrFolderPath | None = None
     """Folder to write.  [default: data/NAME]"""
     base_url: Annotated[Text | None, CliOption(envvar="VSE_BASE_URL", show_envvar=True)] = None
-    """Address of a mirror, http://host/folder/, which has all files under their published names.  [default: download from the
-    publishers]"""
+    """Download from this mirror, e.g. http://host/folder/, instead of the publishers. The mirror must have all files under
+    their published names."""
     images: Flag = True
     """Download the images, too, if their license allows it."""
     force: Force = False
@@ -85,7 +85,8 @@ class PrepareRequest(Options):
 
     name: Annotated[Text, CliOption(is_argument=True)]
     source: FileOrFolderPath | None = None
-    """Folder with the published files. [default: $VSE_<NAME>_DIR, such as $VSE_F8K_DIR, or data/NAME]"""
+    """Folder with the published files.  [default: the folder in the environment variable VSE_<NAME>_DIR, e.g. VSE_F8K_DIR;
+    without it, data/NAME]"""
     out: FileOrFolderPath | None = None
     """Folder to write.  [default: data/NAME]"""
     force: Force = False
@@ -112,17 +113,17 @@ class PhrasesRequest(Options):
     """Folder to write, e.g. data/f8k_entities."""
     name: DatasetName = None
     similar: Annotated[float, number_between(0, 1, low_excluded=True)] = 0.7
-    """A caption of DATASET may differ from the caption in Flickr30K Entities. The two captions match if at least this share of
-    their words is equal. 1 matches only equal captions."""
+    """Minimum share of equal words at which a caption of DATASET counts as the same caption as in Flickr30K Entities. With 1,
+    only equal captions count."""
     force: Force = False
 
 
 @command("add-phrases", group=data_group)
 def add_phrases_command(request: PhrasesRequest) -> None:
-    """Mark phrases and their boxes from Flickr30K Entities in the captions of a dataset.json of the same photos.
+    """Write a copy of a dataset.json in whose captions the phrases of Flickr30K Entities are marked, with their boxes.
 
-    Photos are matched by the number in their file names, captions by their text. Splits and ids stay the same. With --chunker,
-    the noun phrases of any captions are marked instead, without boxes.
+    A photo of DATASET is found in Flickr30K by the number in its file name, and a caption by its text. Splits and ids stay the
+    same. With --chunker, the noun phrases of any captions are marked instead, without boxes.
     """
     from vse.pipeline.dataset.preparation import add_phrases
 
@@ -140,7 +141,7 @@ class FoldsRequest(Options):
     count: Annotated[int, whole_number_from(3)] = 5
     """Number of folds."""
     seed: Seed = 0
-    """Seed that assigns the images to the folds."""
+    """Seed of the random division of the images."""
     only: Annotated[NonNegativeInteger | None, CliOption(metavar="K")] = None
     """Write only the file OUT/fold-K.json."""
     name: DatasetName = None
@@ -151,8 +152,8 @@ class FoldsRequest(Options):
 def folds_command(request: FoldsRequest) -> None:
     """Split a dataset.json into folds for a cross-validation: OUT/fold-0.json, OUT/fold-1.json and so on.
 
-    The images are divided into COUNT parts. Each file has all images: one part is its test split, another part its validation
-    split, and all other images are its training split. Trainings on a fold read the image features of DATASET.
+    The images are divided into COUNT parts. In each fold, one part is the test split, another part is the validation split,
+    and all other parts are the training split. A training on a fold reads the feature caches of DATASET.
     """
     from vse.pipeline.dataset.splits_and_noise import write_folds
 
@@ -165,11 +166,11 @@ class CaptionsRequest(Options):
 
     dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     file: FileOrFolderPath
-    """The captions: a JSON object from names of image files to captions, or a CSV, JSON lines or parquet table."""
+    """File of captions to read: a CSV, JSON lines or parquet table, or a JSON object whose keys are names of image files."""
     language: Text
     """Language of the captions in FILE as a BCP 47 code, e.g. de."""
     own_language: Text = "en"
-    """Language of the captions of DATASET, if DATASET names no language."""
+    """Language of the captions that DATASET already has, if the file does not state it."""
     out: FileOrFolderPath | None = None
     """Folder to write.  [default: the folder of DATASET, followed by _LANGUAGE, e.g. data/f8k_de]"""
     name: DatasetName = None
@@ -180,8 +181,8 @@ class CaptionsRequest(Options):
 def add_captions_command(request: CaptionsRequest) -> None:
     """Write a copy of a dataset.json with further captions in another language.
 
-    The copy has the same images, ids and splits, and uses the same image features. FILE lists the captions with the names of
-    their image files.
+    The copy has the same images, ids and splits, and uses the same image features. The captions are read from --file, which
+    names the image of each caption by its file name.
     """
     from vse.pipeline.imports.added_captions import add_captions
 
@@ -194,14 +195,15 @@ class NoiseRequest(Options):
 
     dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     rate: Share | None = None
-    """Share of the captions, images or words (see --kind) to change, from 0 to 1."""
+    """Share of the captions, images or words to change, from 0 to 1. Required without --from-index."""
     kind: Literal["caption", "image", "word"] = "caption"
-    """caption: pair single captions with another image. image: pair all captions of an image with another image. word: replace
-    single words."""
+    """Kind of change. caption: single captions get another image. image: all captions of an image get another image. word:
+    single words are replaced."""
     seed: Seed = 0
     """Seed of the random changes."""
     from_index: Annotated[FileOrFolderPath | None, CliOption(metavar="FILE")] = None
-    """Instead of --rate: an index file (.npy) of NCR or DECL, two programs for training on noisy pairs."""
+    """Convert this index file (.npy), instead of drawing changes at random. The programs NCR and DECL, which train on noisy
+    pairs, publish such files."""
     out: FileOrFolderPath
     """The noise file to write, e.g. noise.json."""
     force: Force = False
@@ -209,7 +211,7 @@ class NoiseRequest(Options):
 
 @command("noise", group=data_group)
 def noise_command(request: NoiseRequest) -> None:
-    """Write a list of changes that make a share of the training pairs wrong, for vse-train --noise.
+    """Write a file of changes that make a share of the training pairs wrong, for vse-train --noise.
 
     The dataset.json is not changed. Validation and test keep the correct pairs.
     """
@@ -232,7 +234,7 @@ class SwapRequest(Options):
     split: Text = "test"
     """The split whose captions are changed."""
     seed: Seed = 0
-    """Seed for drawing a pair of phrases, if a caption has several pairs that can be exchanged."""
+    """Seed of the random choice, if several pairs of phrases of a caption can be exchanged."""
     out: FileOrFolderPath | None = None
     """Folder to write. The new data set has the name of the folder.  [default: the folder of DATASET, followed by _swapped,
     e.g. data/f8k_swapped]"""
@@ -243,8 +245,8 @@ class SwapRequest(Options):
 def swap_phrases_command(request: SwapRequest) -> None:
     """Write wrong captions for vse-eval --choices, by exchanging two phrases of a caption.
 
-    The phrases of the captions of DATASET must be marked (vse-data add-phrases). Captions in which no two phrases can be
-    exchanged are left out. Nobody checks the new captions: some are still right, and some make no sense.
+    The phrases of the captions of DATASET must be marked (vse-data add-phrases). A caption is left out if no two of its
+    phrases can be exchanged. The new captions are not checked: some are still right, and some make no sense.
     """
     from vse.pipeline.dataset.choices import swap_phrases
 
@@ -258,8 +260,8 @@ class ChoicesRequest(Options):
     images: FileOrFolderPath
     """Folder of the images."""
     corpus: Annotated[FileOrFolderPath | None, CliOption(metavar="DATASET")] = None
-    """Also add a baseline that ignores the images: a text model makes the choices. The text model is fitted to the training
-    captions of this dataset.json.  [default: no baseline]"""
+    """Also write a baseline that does not see the images: a text model chooses the captions. The text model is fitted to the
+    training captions of this dataset.json.  [default: no baseline]"""
     out: FileOrFolderPath
     """Folder to write. The data set has the name of the folder."""
     force: Force = False
@@ -269,8 +271,8 @@ class ChoicesRequest(Options):
 def import_choices_command(request: ChoicesRequest) -> None:
     """Import a benchmark for vse-eval --choices: SugarCrepe, ARO or Winoground.
 
-    In these benchmarks, a model selects one of a few captions for an image. The command writes a data set and a file that
-    lists the choices.
+    In these benchmarks, a model selects one of a few captions for an image. FILE is a published file of the benchmark. The
+    command writes a data set, and a file that lists the choices.
     """
     from vse.pipeline.dataset.choices import import_choices
 
@@ -285,7 +287,7 @@ class AlbumRequest(Options):
     """Folder to write, e.g. data/album."""
     name: DatasetName = None
     tokeniser: Annotated[Text | None, CliOption(metavar="NAME")] = None
-    """Tokeniser for queries: unicode_words or nltk.  [default: the tokeniser of the run that searches the album]"""
+    """How queries are split into words: unicode_words or nltk.  [default: as in the run that searches the album]"""
     force: Force = False
 
 
@@ -322,7 +324,10 @@ class ConvertRequest(Options):
 
 @command("convert", group=data_group)
 def convert_command(request: ConvertRequest) -> None:
-    """Convert a dataset.parquet to a dataset.json in the layout of the Karpathy splits, or the reverse."""
+    """Convert a dataset.parquet to a dataset.json, or a dataset.json to a dataset.parquet.
+
+    A dataset.json has the layout of the Karpathy splits.
+    """
     from vse.pipeline.dataset.file_formats import convert_dataset
 
     click.echo(convert_dataset(request.dataset, request.out))
@@ -333,8 +338,8 @@ class AuditRequest(Options):
 
     dataset: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     against: FileOrFolderPath | None = None
-    """Also compare DATASET with this data set: equal captions, images with the same published id or the same bytes, and photos
-    that look the same. Give a dataset.json, or a name in data/, e.g. f30k."""
+    """Also compare DATASET with this data set. The command then counts equal captions, equal images (by published id or by
+    bytes) and photos that look the same. Give a dataset.json, or a name in data/, e.g. f30k."""
     look_alikes: Flag = True
     """Also find photos that look the same. This reads all photos."""
 
@@ -343,9 +348,8 @@ class AuditRequest(Options):
 def audit_command(request: AuditRequest) -> None:
     """Count leaks between splits: equal captions, photos that look the same, and images of known test sets.
 
-    The known test sets are the test splits of the published data sets (such as f30k) that you have prepared. A published data
-    set without a file data/NAME/dataset.json is not compared. An image of DATASET belongs to a test set if its number on
-    Flickr or in MS-COCO is in that set.
+    The known test sets are the test splits of coco, f30k and f8k, if you have prepared them as data/NAME/dataset.json. An
+    image of DATASET is found in a test set by its number on Flickr or in MS-COCO.
     """
     from vse.pipeline.dataset.duplicates import audit_dataset
 

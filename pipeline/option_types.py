@@ -175,16 +175,16 @@ WeightsDir = Annotated[
     FileOrFolderPath | None,
     CliOption(envvar="VSE_WEIGHTS_DIR"),
     Field(
-        description="Folder with downloaded weights: a file <model>.pth for a CNN, a folder <model> for a text model.  "
-        "[default: weights are downloaded]"
+        description="Folder of weights, to read instead of downloading: a file <model>.pth or <model>.safetensors for a "
+        "CNN, a folder <model> for a text model. Weights that are not in the folder are downloaded."
     ),
 ]
 WordVectorsFile = Annotated[
     FileOrFolderPath | None,
     CliOption(envvar="VSE_WORDS"),
     Field(
-        description="File of word vectors, word2vec or GloVe.  [default: the file in the preset, else vectors trained on the"
-        " training captions]"
+        description="Read the word vectors from this file (word2vec or GloVe).  [default: the file that the preset names; "
+        "if it names none, word vectors are trained on the training captions]"
     ),
 ]
 Force = Annotated[
@@ -198,7 +198,7 @@ AllowCode = Annotated[
     Flag,
     CliOption(envvar="VSE_ALLOW_CODE"),
     Field(
-        description="Run the Python files that a preset or a trained run names. Read these files yourself before. Without "
-        "this option, they are an error."
+        description="Run the Python files that a preset or a trained run names. Without this option, such a file is an "
+        "error. Read the files first, because they can do anything on this machine."
     ),
 ]

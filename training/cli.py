@@ -43,9 +43,9 @@ class _ExperimentListCommand(click.Command):
 def train_command(request: TrainRequest) -> None:
     """Train a model on a feature cache.
 
-    With --features alone, VSE++ is trained with the paper's settings. Ctrl-C and SIGTERM save a checkpoint before the program
-    ends, and --resume continues from this checkpoint. torchrun, srun and mpirun start several processes that train one model
-    together: torchrun --nproc-per-node N -m vse.training --features ...
+    Without --experiment, VSE++ is trained with the settings of its paper. Ctrl-C and SIGTERM save a checkpoint before the
+    program ends, and --resume continues from this checkpoint. Several processes can train one model together, if torchrun,
+    srun or mpirun starts them, e.g. torchrun --nproc-per-node N -m vse.training --features ...
     """
     from vse.training.training import is_first_process, train_experiment
 
@@ -58,11 +58,11 @@ def train_command(request: TrainRequest) -> None:
 def embed_command(request: EmbedRequest) -> None:
     """Write the embeddings of a split, for vse-eval.
 
-    To test a run on other data than its training data, pass a cache of another data set with --features. --split is then a
-    split of that data set. Images that the model was trained on are refused without --allow-leak.
+    To test a run on another data set than its training data, give a cache of that data set with --features. --split is then a
+    split of that data set. Images that the model was trained on are an error without --allow-leak.
 
-    With --as-features, the embeddings of all splits become two feature caches, to train another model on. In this case, the
-    arguments may be embeddings files of other programs instead of a run, one file for each split.
+    With --as-features, the embeddings of all splits become two feature caches, to train another model on. Instead of a run,
+    you may then give embeddings files of another program, one file for each split.
     """
     from vse.features.backbones.device import set_thread_count
     from vse.training.use.embed import embed_runs
@@ -78,9 +78,9 @@ def search_command(request: SearchCommandRequest) -> None:
     RUN is the folder of a run or of a packed model, or hf://user/name on the Hugging Face hub. With --images, a folder of
     photos is searched instead of a split.
 
-    QUERY is a text, or the path of a JPEG, PNG, WebP, GIF or BMP file. Each result is a line with rank, score, file name of
-    the image (its id, if dataset.json has no file name) and caption. If QUERY is a text, the line has the first caption of the
-    image. With --image, QUERY is a phrase to find in one image. Each line then has rank, score and corners of a box (x1, y1,
+    QUERY is a text, or the path of a JPEG, PNG, WebP, GIF or BMP file. A result is a line with rank, score, file name of the
+    image and caption. An image without a file name has its id there. For a text QUERY, the caption is the first one of the
+    image. With --image, QUERY is a phrase to find in one image. A line then has rank, score and the corners of a box (x1, y1,
     x2, y2 in pixels).
     """
     from vse.features.backbones.device import set_thread_count
@@ -158,9 +158,10 @@ def model_group() -> None:
 
 @command("pack", group=model_group)
 def pack_command(request: PackRequest) -> None:
-    """Write the model of RUN to the folder OUT, which vse.load, vse-search and vse-serve open without data set and caches.
+    """Write the model of RUN to the folder OUT.
 
-    The folder has the layout of Hugging Face: weights, settings, vocabulary, and a model card, README.md.
+    vse-search, vse-serve and the Python function vse.load open this folder without data set and caches. The folder has the
+    layout of Hugging Face: weights, settings, vocabulary, and a model card, README.md.
     """
     from vse.training.share.pack import pack
 

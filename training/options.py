@@ -32,31 +32,33 @@ class TrainInputs(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json of the data set.  [default: the file that the feature cache names]"""
     eval_features: FileOrFolderPath | None = None
-    """Feature cache of the validation images.  [default: the cache of --features; if the experiment sets eval_feature, the
+    """Feature cache to validate on.  [default: the cache of --features. If the experiment has the setting eval_feature, the
     cache of that feature in the same folder]"""
     caption_features: FileOrFolderPath | None = None
-    """Feature cache of captions, if the experiment reads such features instead of words.  [default: the cache of the
-    experiment's caption_feature in the folder of --features]"""
+    """Feature cache of captions, for an experiment that reads vectors of captions instead of words.  [default: the cache of
+    the experiment's setting caption_feature, in the folder of --features]"""
     truth_features: FileOrFolderPath | None = None
-    """Feature cache of the ground-truth boxes of phrases.  [default: the cache of the experiment's truth_feature in the folder
-    of --features]"""
+    """Feature cache of ground-truth boxes, for an experiment on phrases.  [default: the cache of the experiment's setting
+    truth_feature, in the folder of --features]"""
     start_from: FileOrFolderPath | None = None
-    """Folder of a trained run. Its weights become the initial weights of the new run.  [default: if the preset sets start_from
-    to an experiment, the run of this experiment with the same seed]"""
+    """Initialise the model with the weights of this trained run (its folder).  [default: if the experiment names another
+    experiment in the setting start_from, the run of that experiment with the same seed]"""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
-    """Folder of CNN weights, for a training on photos instead of cached features."""
+    """Folder of pretrained weights, for an experiment that reads photos by a CNN or captions by a transformer. Weights that
+    are not in the folder are downloaded."""
     words: FileOrFolderPath | None = None
-    """File of word vectors that initialise the word embeddings.  [default: the file that the experiment names]"""
+    """File of word vectors that initialise the word embeddings.  [default: the file that the experiment names; if it names
+    none, word embeddings start at random]"""
     noise: FileOrFolderPath | None = None
-    """File of vse-data noise, with changes that make some training pairs wrong."""
+    """Make some training pairs wrong, with the changes in this file of vse-data noise."""
 
 
 class TrainOptions(Options):
     """Rarely used options of a training."""
 
     log_negatives: Annotated[NonNegativeInteger, CliOption(metavar="N")] = 0
-    """List the N hardest negatives of each epoch and direction of retrieval in the file negatives.csv of the run folder. 0
-    lists none."""
+    """Write the N hardest negatives of each epoch and direction of retrieval to the file negatives.csv in the run folder. With
+    0, no such file is written."""
     tensorboard: Flag = False
     """Also write TensorBoard events to the run folder."""
     resume: Flag = False
@@ -64,8 +66,8 @@ class TrainOptions(Options):
     folder is an error."""
     overwrite: Flag = False
     """Train from the start, and replace the run in the run folder. Without this option, a finished run with the same settings
-    is kept, and a run with other settings is an error. With --resume and --overwrite together, a run is replaced only if it
-    cannot be continued."""
+    is kept, and a run with other settings is an error. If you also give --resume, a run is replaced only if it cannot be
+    continued."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
@@ -100,8 +102,8 @@ class RunFileOptions(Options):
     """Files that replace the input files that a trained run names."""
 
     features: FileOrFolderPath | None = None
-    """Feature cache to read: the cache of the run, if it was moved, or a cache of the same feature for other photos.
-    [default: the cache that the run names]"""
+    """Read this feature cache instead of the cache that the run names: the same cache at its new path, or a cache of the same
+    feature for other photos."""
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the file that the feature cache names]"""
     caption_features: FileOrFolderPath | None = None
@@ -109,7 +111,8 @@ class RunFileOptions(Options):
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of the weights of the CNN or text encoder that computes the features of new photos or captions."""
     images: FileOrFolderPath | None = None
-    """Folder of photos to search. The features of the photos are computed, so no data set and no cache are needed."""
+    """Search this folder of photos instead of a split. The command computes the features of the photos, and needs no data set
+    and no cache."""
 
 
 class EmbedRequest(Options):
@@ -121,7 +124,7 @@ class EmbedRequest(Options):
     as_features: Annotated[FileOrFolderPath | None, CliOption(metavar="PREFIX")] = None
     """Write the embeddings of all splits as two feature caches, PREFIX_images.h5 and PREFIX_captions.h5."""
     out: FileOrFolderPath | None = None
-    """The file to write.  [default: RUN/SPLIT.h5, or RUN/DATASET_SPLIT.h5 for another data set than the training data]"""
+    """The file to write.  [default: RUN/SPLIT.h5; for another data set than the training data, RUN/DATASET_SPLIT.h5]"""
     files: RunFileOptions = RunFileOptions()
     allow_unfinished: Annotated[Flag, CliOption(("--allow-unfinished", "--unfinished"))] = False
     """Allow a run whose training did not finish. The output file records this. Without this option, such a run is an error."""
@@ -131,25 +134,24 @@ class EmbedRequest(Options):
     last_epoch: Flag = False
     """Use the weights of the last epoch instead of the best epoch. The default of --out is then RUN/SPLIT_last.h5."""
     correct: Annotated[Text | None, CliOption(metavar="METHOD[:NAME=VALUE,...]")] = None
-    """Also compute a correction of hubs, the candidates that rank high for many queries. The correction is stored in the run
-    folder. Later, vse-search and vse-serve use the correction to lower the scores of hubs. METHOD is mean (the mean score of a
-    candidate is subtracted), csls, nnn (nearest neighbour normalisation) or inverted-softmax, e.g. csls:k=10. The queries of
-    the training split show which candidates are hubs. Parameters that you do not give are selected on the validation split.
-    The embeddings of both splits are written, too, to RUN/train.h5 and RUN/val.h5."""
+    """Also compute a correction that lowers the scores of hubs, the candidates that rank high for many queries. The correction
+    is stored in the run folder, and applied by vse-search and vse-serve. METHOD is mean (the mean score of a candidate is
+    subtracted), csls, nnn (nearest neighbour normalisation) or inverted-softmax, e.g. csls:k=10. Parameters that you do not
+    give are selected on the validation split. Hubs are found with the queries of the training split. The embeddings of both
+    splits are also written, to RUN/val.h5 and RUN/train.h5."""
     pool_regions: Annotated[PositiveInteger | None, CliOption(metavar="FACTOR")] = None
-    """For a model that compares regions with words: group similar regions of each image, and store the mean of each group. An
-    image with R regions has R / FACTOR groups. The default of --out is then RUN/SPLIT_pooled_FACTOR.h5."""
+    """For a model that compares regions with words: group similar regions of each image, and store only the mean of each
+    group. With FACTOR 3, a third of the vectors is stored. The default of --out is then RUN/SPLIT_pooled_FACTOR.h5."""
     bank_images: Annotated[PositiveInteger | None, CliOption(metavar="N")] = None
-    """For a model that scores each pair, such as SCAN: draw N random training images with their captions as extra queries, for
-    vse-eval --correct. These images are scored with the captions of the split, and their captions with the images of the
-    split. Without this option, vse-eval --correct cannot find hubs by training queries."""
+    """For a model that scores each pair, such as SCAN: also score the split against N random training images and their
+    captions. vse-eval --correct needs these scores to find hubs with training queries."""
     shortlist: Flag = False
-    """For TOD-Net with a condition: save time. TOD-Net scores only a shortlist: the pairs whose scores without TOD-Net are so
-    high that they may rank at or above a right answer. All other pairs rank below, in the order of their scores without
-    TOD-Net. The default of --out is then RUN/SPLIT_shortlist.h5."""
+    """For a TOD-Net with a condition (most experiments todnet_...): save time, and score only promising pairs with its
+    network. A pair is promising if its score without the network is high, compared with the score of the right answer. All
+    other pairs rank below. The default of --out is then RUN/SPLIT_shortlist.h5."""
     sentences: Flag = False
-    """For a run that localises phrases: write scores of all captions with all images, for vse-eval --ensemble, instead of the
-    scores of phrases with boxes."""
+    """For a run that localises phrases: write the scores of captions with images, which vse-eval --ensemble reads, instead of
+    the scores of phrases with boxes."""
     allow_code: AllowCode = False
     device: Device = "auto"
     threads: ThreadCount = None
@@ -162,20 +164,20 @@ class RunSearchOptions(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",))] = 10
     """Number of results."""
     split: Text | None = None
-    """The split to search, or several splits, e.g. train,val, or all.  [default: test; all, if there is no split test]"""
+    """The split to search, or several splits, e.g. train,val, or all.  [default: test, or all if no split has this name]"""
     corpus: FileOrFolderPath | None = None
-    """Search this file of embeddings that vse-embed wrote for RUN, instead of a split."""
+    """Search the items in this file of embeddings, which vse-embed wrote for RUN, instead of a split."""
     index: FileOrFolderPath | None = None
-    """File of a FAISS index. The first search writes the file. Later searches read it. Without this option, each search embeds
-    the split again."""
+    """File of a FAISS index, for faster searches. If the file is missing, the search writes it. Without this option, each
+    search embeds the split again."""
     index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """With --index: type of a new index, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
     """With --index: search parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[PositiveInteger | None, CliOption(metavar="K")] = None
-    """For models that score each pair, such as SCAN, and for order embeddings: first find K candidates by one vector per item,
-    then score only these K candidates. A higher K is slower, but misses fewer results.  [default: score all candidates; for
-    order embeddings 200]"""
+    """For models that score each pair, such as SCAN, and for order embeddings: first find K candidates by a fast comparison of
+    one vector per item, then score only these K candidates. A higher K is slower, but misses fewer results.  [default: score
+    all candidates; for order embeddings 200]"""
     html: FileOrFolderPath | None = None
     """Also write an HTML page with the photos that are found."""
 
@@ -209,9 +211,9 @@ class ReportRequest(Options):
     queries: NonNegativeInteger | None = None
     """Number of queries to display in each direction.  [default: 12; with --gallery the 20 best and the 20 worst]"""
     gallery: Flag = False
-    """Display the worst and the best queries, with filters by rank. Without this option, a third of the queries are right at
-    rank 1, a third are near misses, and a third are failures. For two RESULTs, the queries whose ranks differ most are
-    displayed in either case."""
+    """Display the best and the worst queries, with filters by rank. Without this option, a third of the displayed queries are
+    right at rank 1, a third are near misses, and a third are failures. A report on two RESULTs always displays the queries
+    whose ranks differ most."""
     seed: Seed = 0
     """Seed of the random sample of the displayed queries."""
     allow_code: AllowCode = False
@@ -225,26 +227,27 @@ class ServeRequest(Options):
     k: Annotated[PositiveInteger, CliOption(("-k",), click_type=click.IntRange(1, 100))] = 10
     """Default number of results per query. A request can ask for more or fewer."""
     split: Text | None = None
-    """The split to search, or several splits, e.g. train,val, or all.  [default: test; all, if there is no split test]"""
+    """The split to search, or several splits, e.g. train,val, or all.  [default: test, or all if no split has this name]"""
     features: tuple[FileOrFolderPath, ...] = ()
-    """Feature cache to read: the cache of the run, if it was moved, or a cache of the same feature for other photos. With
-    several RUNs, repeat the option for each, in the same order.  [default: the cache that the run names]"""
+    """Read this feature cache instead of the cache that the run names: the same cache at its new path, or a cache of the same
+    feature for other photos. With several RUNs, give one cache for each, in the same order."""
     captions: FileOrFolderPath | None = None
     """The dataset.json, if it was moved.  [default: the file that the feature caches name]"""
     caption_features: tuple[FileOrFolderPath, ...] = ()
-    """The cache of caption features, if it was moved. With several RUNs, repeat the option for each, in the same order.
+    """The cache of caption features, if it was moved. With several RUNs, give one cache for each, in the same order.
     [default: the cache that the run names]"""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
     """Folder of the weights of the CNN or text encoder that computes the features of new photos or captions."""
     images: FileOrFolderPath | None = None
-    """Folder of photos to search. The features of the photos are computed, so no data set and no cache are needed."""
+    """Search this folder of photos instead of a split. The command computes the features of the photos, and needs no data set
+    and no cache."""
     index_type: Annotated[Text | None, CliOption(metavar="FACTORY")] = None
     """Type of the FAISS index that the server builds, such as IVF1024,Flat or HNSW32.  [default: Flat]"""
     index_parameters: Annotated[Text, CliOption(metavar="NAME=NUMBER")] = ""
     """Parameters of the index, such as nprobe=16 or efSearch=64."""
     rerank: Annotated[PositiveInteger, CliOption(metavar="K")] = 200
-    """For models that score each pair, such as SCAN, and for order embeddings: first find K candidates by one vector per item,
-    then score only these K candidates. A higher K is slower, but misses fewer results."""
+    """For models that score each pair, such as SCAN, and for order embeddings: first find K candidates by a fast comparison of
+    one vector per item, then score only these K candidates. A higher K is slower, but misses fewer results."""
     held_gb: Annotated[float, CliOption(click_type=click.FloatRange(0))] = 4.0
     """For models that score each pair, such as SCAN: maximum memory in GB for the encoded images or captions of a run. If they
     need more, each query encodes its candidates again."""
@@ -270,14 +273,14 @@ class PackOptions(Options):
     """Also pack the networks that compute the features, such as a CNN. Without this option, the folder has only the names and
     hashes of these networks, and a search in new photos needs their weights."""
     results: Annotated[tuple[FileOrFolderPath, ...], CliOption(("--result",))] = ()
-    """Result file of vse-eval --out, whose metrics the model card lists. May be repeated.  [default: RUN/test.h5
-    is evaluated, if it exists]"""
+    """Result file of vse-eval --out; the model card lists the metrics in it. May be repeated.  [default: RUN/test.h5 is
+    evaluated, if it exists]"""
     licence: Text | None = None
     """Licence of the model, such as cc-by-4.0."""
     notes: FileOrFolderPath | None = None
     """Text file (Markdown) to add to the model card."""
     weights_dir: Annotated[FileOrFolderPath | None, CliOption(envvar="VSE_WEIGHTS_DIR")] = None
-    """Folder with the weights of the networks that compute the features, for --with-backbone."""
+    """With --with-backbone: folder with the weights of the networks that compute the features."""
 
 
 class PackRequest(Options):

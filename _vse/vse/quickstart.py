@@ -55,8 +55,9 @@ def quickstart_command(request: QuickstartRequest) -> None:
     """Import photographs with captions, extract features, train a model, evaluate it and write a report.
 
     PHOTOS is a folder of photographs, and CAPTIONS a table of their captions: CSV, JSON lines or parquet. PHOTOS may also be
-    any other SOURCES of vse data import. Without arguments, the built-in demo is used. All files are written into the folders
-    data, features, runs and results of the current folder. If you repeat the command, it keeps the results of finished steps.
+    another source that vse data import reads, such as a WebDataset archive. Without arguments, the built-in demo is used. All
+    files are written into the folders data, features, runs and results of the current folder. If you repeat the command, it
+    keeps the results of finished steps.
     """
     click.echo(run_quickstart(request))
 

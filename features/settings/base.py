@@ -71,7 +71,9 @@ class FeatureSettings(Settings):
     """The default preset of the command; None: the preset with the extractor's name."""
 
     name: str = Field(description="name of the preset, part of the cache's file name")
-    dtype: Literal["float16", "float32"] = Field("float16", description="number type of the vectors in the cache")
+    dtype: Literal["float16", "float32"] = Field(
+        "float16", description="number type of the vectors in the cache: float16 or float32"
+    )
     trained_on: list[str] = Field(
         default_factory=list,
         description="data sets whose test images were used to train the weights; tables mark results on these data sets",
@@ -178,9 +180,9 @@ class ImageSettings(FeatureSettings):
 
     option_names: ClassVar[tuple[ExtractorOption, ...]] = ("skip_bad",)
 
-    workers: int = Field(2, ge=0, description="threads that decode images while the network computes")
+    workers: int = Field(2, ge=0, description="number of threads that decode images while the network computes")
     splits: list[Literal["train", "restval", "val", "test"]] | None = Field(
-        None, min_length=1, description="splits whose images are extracted; if not set, all images"
+        None, min_length=1, description="splits whose images are extracted; none: all splits"
     )
 
     @classmethod
@@ -204,11 +206,12 @@ class NetworkSettings(ImageSettings):
     model: str = Field(description="a torchvision model, timm/<model> or open_clip/<model>")
     weights: str = Field(
         "pretrained",
-        description="pretrained, random, a name of weights in the model's library, or a .pth or .safetensors file",
+        description="pretrained (the default weights of the model's library), random, the name of other weights in the "
+        "library, or a .pth or .safetensors file",
     )
     weights_sha256: str | None = Field(
         None,
-        description="expected SHA-256 of the file with the weights; another SHA-256 is an error; none: no check",
+        description="SHA-256 that the file of weights must have; none: not checked",
     )
     seed: int = Field(0, ge=0, description="seed of random weights")
     normalize: bool = Field(True, description="L2-normalise each vector")
@@ -238,20 +241,20 @@ class LayerSettings(NetworkSettings):
 
     layer: str = Field(
         "penultimate",
-        description="name of the module whose output is the feature; penultimate: the input of the last Linear layer; "
-        "output: the output of the model",
+        description="layer whose output is the feature: the name of a module, penultimate (the input of the last Linear "
+        "layer) or output (the output of the model)",
     )
     grid: PositiveInt | Literal["all"] = Field(
         1,
-        description="number g: an output with height and width is averaged in each cell of a g x g grid (1: over all "
-        "positions); all: the output is not averaged",
+        description="for a layer whose output is a feature map: 1 averages the map to one vector, g averages each cell of "
+        "a g x g grid, and all keeps every position",
     )
     mean: tuple[float, float, float] = Field(
-        (0.485, 0.456, 0.406), description="mean of red, green and blue, subtracted from pixels of 0 to 1"
+        (0.485, 0.456, 0.406), description="mean of red, green and blue (from 0 to 1), to subtract from the pixels"
     )
     std: tuple[float, float, float] = Field(
         (0.229, 0.224, 0.225),
-        description="standard deviation of red, green and blue, the divisor of pixels after the subtraction of mean",
+        description="standard deviation of red, green and blue; pixels are divided by this after the subtraction of mean",
     )
 
 

@@ -102,12 +102,13 @@ class TextSettings(FeatureSettings):
 
     of: Literal["captions", "phrases"] = Field(
         "captions",
-        description="captions: a row for each caption; phrases: a row for each distinct phrase in captions, in lower case",
+        description="captions: a row for each caption. phrases: a row for each distinct phrase that is marked in the "
+        "captions, in lower case",
     )
     stop_words: Literal["keep", "drop"] = Field(
         "keep",
-        description="words of a phrase that are read. keep: all words; drop: articles, pronouns, prepositions and other "
-        "stop words are left out",
+        description="keep: all words are read. drop, for phrases only: articles, pronouns, prepositions and other stop "
+        "words are left out",
     )
 
     def list_cache_key_settings(self) -> dict[str, Any]:
@@ -182,25 +183,21 @@ class WordSettings(FittedCaptionSettings):
 
     words: str | None = Field(
         None,
-        description="file of word vectors: word2vec (.bin or text), GloVe, or Skip-Thought's table (.npy, next to its "
-        "dictionary.txt); --words and $VSE_WORDS override this setting; none: the vectors are trained on the "
-        "training captions",
+        description="file of word vectors: word2vec (.bin or text), GloVe, or a .npy table of Skip-Thought next to its "
+        "dictionary.txt. none: word vectors are trained on the training captions. --words and $VSE_WORDS "
+        "override this setting",
     )
     keep: PositiveInt = Field(
-        100_000,
-        description="number of words to read from the start of the file of word vectors, in addition to the words of the data "
-        "set",
+        100_000, description="number of words that are kept from the start of the file, besides the words of the data set"
     )
-    trained_dim: PositiveInt = Field(300, description="length of word vectors that are trained on the captions")
-    trained_epochs: PositiveInt = Field(20, description="epochs of the training of word vectors")
+    trained_dim: PositiveInt = Field(300, description="length of the word vectors, if they are trained on the captions")
+    trained_epochs: PositiveInt = Field(20, description="number of epochs, if word vectors are trained on the captions")
     min_count: PositiveInt = Field(
         4,
-        description="occurrences that a word needs to get a vector, for word vectors that are trained on the captions",
+        description="if word vectors are trained on the captions: minimum number of occurrences of a word that gets a vector",
     )
     seed: int = Field(
-        0,
-        ge=0,
-        description="seed of the training of word vectors and, for hglmm, of the samples to which PCA and mixture are fitted",
+        0, ge=0, description="seed of the training of word vectors and, for hglmm, of all random steps of its fit"
     )
 
     @classmethod
@@ -246,18 +243,19 @@ class TextConfig(TextSettings):
     model: str = Field(description="a model of the Hugging Face hub, such as intfloat/e5-base-v2, or open_clip/<model>")
     weights: str = Field(
         "pretrained",
-        description="pretrained, random, or a folder with the model; for OpenCLIP pretrained, random, the name of weights in "
-        "the library, or a .pth or .safetensors file",
+        description="pretrained, random, or a folder with the model. For an OpenCLIP model: pretrained, random, the name "
+        "of weights in the library, or a .pth or .safetensors file",
     )
-    revision: str | None = Field(None, description="branch, tag or commit of a download from the hub; none: the newest")
+    revision: str | None = Field(None, description="branch, tag or commit of the model on the hub; none: the newest version")
     seed: int = Field(0, ge=0, description="seed of random weights")
     pooling: Literal["own", "mean", "first", "tokens"] = Field(
         "own",
-        description="own: the model's own pooling, or the mean for a model without pooling; mean: the mean of the last "
-        "layer's states; first: the state of the first token; tokens: the states of all tokens, a vector per token",
+        description="how token states of the last layer become a caption's vector. mean: their mean. first: the state of "
+        "the first token. own: the model's own pooling, or the mean if it has none. tokens: no pooling, a "
+        "vector for each token",
     )
     prompt: str | None = Field(
-        None, description="text that some models expect before each caption; none: the model's default prompt, if it has one"
+        None, description="text to put before each caption; none: the model's default prompt, if it has one"
     )
     max_length: int | None = Field(
         None, ge=3, description="maximum number of tokens of a caption, with special tokens; none: the model's own maximum"
@@ -266,7 +264,7 @@ class TextConfig(TextSettings):
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "fp32", description="fp32, or autocast to bf16; auto: bf16 if the device has instructions for it, else fp32"
     )
-    batch_tokens: PositiveInt = Field(2048, description="number of tokens in a batch, with padding")
+    batch_tokens: PositiveInt = Field(2048, description="number of tokens in a batch, including padding")
 
     @classmethod
     def list_fields_outside_key(cls) -> set[str]:
@@ -329,14 +327,16 @@ class TfidfConfig(FittedCaptionSettings):
 
     extractor: Literal["tfidf"] = "tfidf"
     min_count: PositiveInt = Field(
-        4, description="minimum number of training captions that contain a word; rarer words are ignored"
+        4, description="minimum number of training captions that must contain a word; rarer words are ignored"
     )
-    max_words: PositiveInt | None = Field(None, description="number of the most frequent words to keep; none: all words")
-    sublinear: bool = Field(False, description="use 1 + log(count) of a word in its caption instead of the count")
+    max_words: PositiveInt | None = Field(None, description="number of words to keep, the most frequent ones; none: all words")
+    sublinear: bool = Field(
+        False, description="true: a word that occurs n times in a caption has the term frequency 1 + log(n) instead of n"
+    )
 
 
 class MeanVectorConfig(WordSettings):
-    """Means of the captions' word vectors, of unit length."""
+    """The mean of the word vectors of a caption, scaled to unit length."""
 
     encoder_class_path: ClassVar[str] = "vse.features.extractors.words:MeanVectorEncoder"
 
@@ -349,38 +349,35 @@ MixtureKind = Literal["hybrid", "gaussian", "laplacian"]
 class HglmmConfig(WordSettings):
     """Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture model (HGLMM), or on several mixture models.
 
-    Two-branch paper (Wang et al., TPAMI 2018), section 4.3; Klein et al., CVPR 2015. The tables of both papers also have two
-    mixtures, GMM+HGLMM, but neither paper states how to combine the Fisher vectors of the two mixtures. Here the Fisher
-    vectors of each mixture are projected on principal components of their own and then concatenated. The code of Klein et al.
-    concatenates the Fisher vectors without projection (pca: null) and, for COCO, keeps a random sample of 20,000 of the 36,000
-    coordinates.
+    The feature follows the two-branch paper (Wang et al., TPAMI 2018, section 4.3) and Klein et al. (CVPR 2015). Both papers
+    also use two mixtures, GMM+HGLMM, but do not state how to combine their Fisher vectors. Here PCA reduces the Fisher vectors
+    of each mixture separately, and the results are concatenated. The code of Klein et al. has no PCA (pca: null). For COCO,
+    that code keeps a random 20,000 of the 36,000 coordinates.
     """
 
     encoder_class_path: ClassVar[str] = "vse.features.extractors.hglmm:HglmmEncoder"
 
     extractor: Literal["hglmm"] = "hglmm"
-    ica: bool = Field(True, description="replace the word vectors by their independent components first")
-    ica_words: PositiveInt = Field(
-        300_000, description="size of the sample of words to which the independent components and the mixtures are fitted"
-    )
-    ica_iterations: PositiveInt = Field(200, description="maximum number of iterations for the independent components")
-    scale: float = Field(10.0, gt=0, description="Euclidean norm to which word vectors are scaled")
+    ica: bool = Field(True, description="first replace the word vectors by their independent components (ICA)")
+    ica_words: PositiveInt = Field(300_000, description="number of random words for the fit of the ICA and the mixtures")
+    ica_iterations: PositiveInt = Field(200, description="maximum number of iterations of the ICA")
+    scale: float = Field(10.0, gt=0, description="length (Euclidean norm) to which each word vector is scaled")
     mixtures: list[MixtureKind] = Field(
         default=["hybrid"],
         min_length=1,
-        description="kinds of the mixture models, whose Fisher vectors are concatenated in this order: gaussian, laplacian, "
-        "or hybrid (each dimension of a cluster is a Gaussian or a Laplacian, whichever is likelier)",
+        description="list of mixture models: gaussian, laplacian or hybrid. In hybrid, each dimension of a cluster is a "
+        "Gaussian or a Laplacian, whichever is likelier. The Fisher vectors of several mixtures are "
+        "concatenated in the order of the list",
     )
     centres: PositiveInt = Field(30, description="number of clusters of each mixture")
-    iterations: PositiveInt = Field(10, description="steps of expectation maximisation")
+    iterations: PositiveInt = Field(10, description="number of steps of expectation maximisation (EM) that fit a mixture")
     pca: PositiveInt | None = Field(
-        6000,
-        description="number of principal components of each mixture's Fisher vectors; none: Fisher vectors are not reduced",
+        6000, description="number of principal components of each mixture's Fisher vectors that PCA keeps; none: no PCA"
     )
     pca_captions: PositiveInt | None = Field(
-        None, description="size of the sample of training captions to which the components are fitted; none: all captions"
+        None, description="number of random training captions for the fit of the PCA; none: all captions"
     )
-    normalize: bool = Field(False, description="L2-normalise each mixture's vectors once more after the projection")
+    normalize: bool = Field(False, description="L2-normalise the vectors of each mixture again after the PCA")
 
     def list_cache_key_settings(self) -> dict[str, Any]:
         """Return the settings that determine the vectors.

@@ -12,7 +12,8 @@ from vse.features.settings.base import WEIGHT_FILE_SUFFIXES, LayerSettings, Netw
 class CnnConfig(LayerSettings):
     """Vectors that a CNN computes from one crop, ten crops or random crops of an image, or for a grid of positions.
 
-    VSE++ paper, section 3: images of 256 x 256 pixels, crops of 224 x 224 pixels, layer FC7 of VGG19.
+    The default preset follows section 3 of the VSE++ paper: images of 256 x 256 pixels, crops of 224 x 224 pixels, layer FC7
+    of VGG19.
     """
 
     default_preset: ClassVar[str | None] = "fc7"
@@ -21,36 +22,41 @@ class CnnConfig(LayerSettings):
 
     extractor: Literal["cnn"] = "cnn"
     positions: bool = Field(
-        False, description="true: one vector for each cell of the grid, row by row; false: one vector, all cells concatenated"
+        False,
+        description="true: each cell of the grid gives a vector of its own, row by row. false: the cells are concatenated "
+        "to one vector",
     )
-    resize: PositiveInt = Field(256, description="side of the resized image in pixels, before the crop")
+    resize: PositiveInt = Field(256, description="side length in pixels to which an image is scaled before the crop")
     resize_mode: Literal["square", "shorter", "library"] = Field(
         "square",
-        description="square: resize x resize pixels, as in the VSE++ paper; shorter: the shorter side has resize pixels; "
-        "library: like shorter, except that the length of the longer side is rounded down (as in torchvision, timm and "
-        "OpenCLIP) instead of to the nearest pixel",
+        description="square: both sides get this length, as in the VSE++ paper. shorter: the shorter side gets this "
+        "length, and the longer side is rounded to the nearest pixel. library: the same, but the longer side "
+        "is rounded down, as in torchvision, timm and OpenCLIP",
     )
-    interpolation: Literal["bilinear", "bicubic"] = Field("bilinear", description="interpolation of the resize")
+    interpolation: Literal["bilinear", "bicubic"] = Field(
+        "bilinear", description="interpolation when an image is scaled: bilinear or bicubic"
+    )
     crop: PositiveInt = Field(224, description="side of a crop in pixels")
     crops: Literal["1c", "10c", "10c_bank", "rc_bank"] = Field(
         "1c",
-        description="1c: centre crop; 10c: mean vector of ten crops (corners, centre, and their mirror images); 10c_bank: a "
-        "vector for each of these ten crops; rc_bank: a vector for each random crop",
+        description="1c: the vector of the centre crop. 10c: the mean vector of ten crops (corners, centre, and their "
+        "mirror images). 10c_bank: a vector for each of these ten crops. rc_bank: a vector for each random "
+        "crop",
     )
-    n_random: PositiveInt = Field(10, description="number of random crops of each image, for rc_bank")
+    n_random: PositiveInt = Field(10, description="number of random crops of each image, if crops is rc_bank")
     random_crop: Literal["resized", "plain"] = Field(
         "resized",
-        description="kind of random crop. resized (the code of VSE++): 8 to 100% of the image's area, with an aspect ratio of "
-        "3/4 to 4/3, scaled to crop x crop pixels. plain (the VSE++ paper): crop x crop pixels of the resized "
-        "image. Crops of both kinds are mirrored with probability 1/2",
+        description="kind of the random crops. resized, as in the code of VSE++: 8 to 100% of the image's area, with an "
+        "aspect ratio of 3/4 to 4/3, scaled to crop x crop pixels. plain, as in the VSE++ paper: crop x crop "
+        "pixels of the scaled image. Half of the crops are mirrored in both cases",
     )
-    crop_seed: int = Field(0, ge=0, description="seed of the random crops; the crops of an image also depend on its id")
-    batch_size: PositiveInt = Field(32, description="images in a batch of the network")
-    compile: bool = Field(False, description="compile the network first (torch.compile); faster on a GPU")
+    crop_seed: int = Field(0, ge=0, description="seed of the random crops, which also depend on the id of the image")
+    batch_size: PositiveInt = Field(32, description="number of images that the network reads at once")
+    compile: bool = Field(False, description="compile the network with torch.compile before the extraction; faster on a GPU")
     fold_batch_norm: bool = Field(
         False,
-        description="fold batch norms into convolutions: faster, but vectors change by rounding errors. Caches with "
-        "different values of this setting count as different features",
+        description="merge batch norms into convolutions. This is faster, and changes vectors by rounding errors. A cache "
+        "with merged batch norms counts as another feature",
     )
 
     @classmethod
@@ -101,33 +107,43 @@ class CnnConfig(LayerSettings):
 
 
 class RegionsConfig(NetworkSettings):
-    """Vectors of the regions that a Faster R-CNN finds in images: the outputs of its box head (bottom-up attention)."""
+    """Vectors of the regions that a Faster R-CNN finds in images, from the detector's box head (bottom-up attention)."""
 
     extractor_class_path: ClassVar[str] = "vse.features.extractors.regions:RegionsExtractor"
 
     extractor: Literal["regions"] = "regions"
     model: str = Field("fasterrcnn_resnet50_fpn_v2", description="a Faster R-CNN of torchvision")
     normalize: bool = Field(False, description="L2-normalise each region's vector")
-    shorter: PositiveInt = Field(800, description="length in pixels to which an image's shorter side is scaled")
+    shorter: PositiveInt = Field(800, description="length in pixels to which the shorter side of an image is scaled")
     longer: PositiveInt = Field(
         1333,
-        description="maximum length in pixels of the longer side; an image whose longer side would exceed it is scaled to this"
-        " length instead",
+        description="maximum length in pixels of the longer side; an image that would exceed it is scaled to this length "
+        "instead",
     )
     proposals: PositiveInt = Field(1000, description="number of boxes that the region-proposal network proposes")
     selection: Literal["detections", "bottom_up"] = Field(
         "detections",
-        description="detections: the detector's final boxes, after box regression and non-maximum suppression (NMS) in each "
-        "class. bottom_up: the proposals, without box regression, after NMS in each class. The score of a "
-        "proposal is its highest class score among the classes in which NMS keeps the proposal",
+        description="boxes that are kept after non-maximum suppression (NMS) in each class. detections: the final boxes of "
+        "the detector. bottom_up: the proposals, before the detector adjusts their position. The score of a "
+        "proposal is its highest score among the classes in which NMS keeps the proposal",
     )
     nms: float = Field(
-        0.5, gt=0, le=1, description="overlap (IoU) above which the lower-scoring of two boxes of a class is dropped"
+        0.5,
+        gt=0,
+        le=1,
+        description="NMS drops a box if its overlap (IoU) with a better box of the same class is above this value",
     )
     score: float = Field(
-        0.2, ge=0, le=1, description="threshold: boxes with a higher score are kept, within the limits min_boxes and max_boxes"
+        0.2,
+        ge=0,
+        le=1,
+        description="threshold: boxes with a higher score are kept; min_boxes and max_boxes limit their number",
     )
-    min_boxes: PositiveInt = Field(36, description="minimum number of boxes of an image, unless fewer are found")
+    min_boxes: PositiveInt = Field(
+        36,
+        description="minimum number of boxes of an image: if too few have a score above the threshold, the best of the "
+        "other boxes are added",
+    )
     max_boxes: PositiveInt = Field(36, description="maximum number of boxes of an image")
 
     @property
@@ -146,10 +162,11 @@ class RegionsConfig(NetworkSettings):
 
 
 class BoxesConfig(LayerSettings):
-    """Vectors of given or proposed boxes of images, by ROI-align on a CNN.
+    """Vectors that a CNN computes for given or proposed boxes of an image, by ROI-align.
 
-    Two-branch paper (Wang et al., TPAMI 2018), section 4.3: 200 EdgeBoxes per image, layer fc7 of a VGG that was fine-tuned as
-    a Fast R-CNN on the trainval sets of PASCAL VOC 2007 and 2012.
+    The two-branch paper (Wang et al., TPAMI 2018, section 4.3) has 200 EdgeBoxes per image. The vectors of the paper are layer
+    fc7 of a VGG, fine-tuned as a Fast R-CNN on PASCAL VOC 2007 and 2012 (trainval). The default preset reads a VGG19 that was
+    trained on ImageNet only.
     """
 
     memory_mb: ClassVar[int] = 12_000  # for hundreds of boxes with thousands of numbers each
@@ -159,51 +176,57 @@ class BoxesConfig(LayerSettings):
     extractor: Literal["boxes"] = "boxes"
     boxes: str = Field(
         "edge_boxes",
-        description="source of the boxes: edge_boxes, selective_search, rpn, phrases (the ground-truth boxes of the data "
-        "set's phrases), or a .json or .h5 file with boxes of the images",
+        description="source of the boxes: edge_boxes or selective_search (algorithms), rpn (a region-proposal network), "
+        "phrases (the ground-truth boxes of the data set's phrases), or a .json or .h5 file of boxes",
     )
     n_boxes: PositiveInt = Field(
         200,
-        description="maximum number of proposals of an image, those with the highest scores; does not limit boxes from a file "
-        "or from phrases",
+        description="maximum number of boxes that are proposed for an image, those with the highest scores; boxes from a "
+        "file and boxes of phrases are not limited",
     )
     train_boxes: PositiveInt | None = Field(
         None,
-        description="maximum number of boxes of a training image: the proposals with the highest scores, or the first boxes in"
-        " the file; none: as for validation and test images, that is n_boxes proposals, or all boxes of a file",
+        description="maximum number of boxes of a training image: the proposals with the highest scores, or the first "
+        "boxes in the file; none: training images have no limit of their own",
     )
     edge_model: str | None = Field(
-        None, description="structured-edge model (model.yml.gz) for edge_boxes; none: edges are image gradients"
+        None,
+        description="file of a structured-edge model (model.yml.gz) that finds the edges for edge_boxes; none: edges are "
+        "image gradients",
     )
     thin_edges: bool = Field(
-        False, description="thin the gradient edges of edge_boxes to ridges: many times faster; ignored with an edge_model"
+        False,
+        description="thin the image gradients to ridges, which makes edge_boxes many times faster; ignored with an edge_model",
     )
     proposer: str = Field(
-        "fasterrcnn_resnet50_fpn", description="name of the Faster R-CNN that proposes the boxes, with the setting boxes: rpn"
+        "fasterrcnn_resnet50_fpn",
+        description="Faster R-CNN of torchvision that proposes the boxes, if boxes is rpn",
     )
     proposer_weights: str = Field(
-        "pretrained", description="weights of the proposer, with the same possible values as the setting weights"
+        "pretrained",
+        description="weights of the proposer: pretrained, random, the name of weights in torchvision, or a .pth or "
+        ".safetensors file",
     )
-    shorter: PositiveInt = Field(600, description="length in pixels to which an image's shorter side is scaled")
+    shorter: PositiveInt = Field(600, description="length in pixels to which the shorter side of an image is scaled")
     longer: PositiveInt = Field(
         1000,
-        description="maximum length in pixels of the longer side; an image whose longer side would exceed it is scaled to this"
-        " length instead",
+        description="maximum length in pixels of the longer side; an image that would exceed it is scaled to this length "
+        "instead",
     )
     map: str | None = Field(
         None,
-        description="layer whose output is pooled for each box; the following layers, up to the layer that the setting "
-        "'layer' names, then compute the vector of a box from its pooled output",
+        description="ROI-align pools the boxes on the output of this layer. The network then continues with each pooled "
+        "box, up to the layer that the setting 'layer' names",
     )
     layers: tuple[str, ...] = Field(
         (),
-        description="instead of map and layer: several layers, in the order of the network. The output of each layer is "
-        "averaged over a box, and the box's vector concatenates these averages",
+        description="use several layers instead of map and layer, in the order of the network. The output of each layer is "
+        "averaged over a box, and the vector of the box concatenates these averages",
     )
     pool: PositiveInt = Field(
-        14, description="side of a pooled box, in cells; the layers after map must accept an input of this size"
+        14, description="a box is pooled to pool x pool cells; the layers after map must accept an input of this size"
     )
-    chunk: PositiveInt = Field(256, description="maximum number of boxes in one pass through the layers after map")
+    chunk: PositiveInt = Field(256, description="maximum number of boxes that the layers after map read at once")
 
     @classmethod
     def list_fields_outside_key(cls) -> set[str]:
