@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser import SCREENS, chromium, find_accessibility_errors
+from tests.browser import SCREENS, WIDTHS, chromium, find_accessibility_errors
 from tests.eval.report.test_report import EVIL, World, world
 from vse.eval.report.report import write_report
 
@@ -87,12 +87,27 @@ def test_on_a_phone_each_column_of_a_table_can_be_scrolled_to(world: World, chro
     page.close()
 
 
+def write_both(world: World) -> tuple[Path, Path]:
+    """A report on two results and a gallery of one, of few queries."""
+    one = write_report([world.result(noise=0.9)], world.folder / "one.html", gallery=True, queries=2)
+    return write_two(world, queries=2), one
+
+
+def test_the_report_fits_every_screen(world: World, chromium: Any) -> None:
+    page = chromium.new_page()
+    for path in write_both(world):
+        page.goto(path.as_uri())
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_the_report_is_accessible(world: World, chromium: Any, width: int, scheme: str) -> None:
-    for path in (write_two(world), write_report([world.result(noise=0.9)], world.folder / "one.html", gallery=True)):
+    for path in write_both(world):
         page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page.goto(path.as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert find_accessibility_errors(page) == []
         page.close()
 
