@@ -110,16 +110,12 @@ def _resolve_inherited(part: type[Any]) -> None:
 def _names_shapes(part: Any) -> bool:
     """Whether an annotation of a function, or of a field of a class or its bases, is a type of jaxtyping, as ``Float`` is."""
     for owner in part.__mro__ if isinstance(part, type) else (part,):
-        names = _shape_names(owner.__module__)
+        known = vars(sys.modules[owner.__module__])
         for annotation in getattr(owner, "__annotations__", {}).values():
-            if _is_shape(annotation) or (isinstance(annotation, str) and names.intersection(re.findall(r"\w+", annotation))):
+            words = re.findall(r"\w+", annotation) if isinstance(annotation, str) else []
+            if _is_shape(annotation) or any(_is_shape(known[word]) for word in words if word in known):
                 return True
     return False
-
-
-def _shape_names(module: str) -> set[str]:
-    """The names in a module that stand for types of jaxtyping, or for types built of these."""
-    return {name for name, value in vars(sys.modules[module]).items() if _is_shape(value)}
 
 
 def _is_shape(value: Any) -> bool:

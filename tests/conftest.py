@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 
@@ -85,13 +86,8 @@ def leave_attacks_to_the_night(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Spare the garbage collector what stays until the end: modules and tests, millions of objects."""
     gc.enable()
-    gc.collect()
     gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    """Let what libraries clean up when Python ends be collected."""
-    gc.unfreeze()
+    atexit.register(gc.unfreeze)  # let what libraries clean up when Python ends be collected
 
 
 SMOKE = 2  # cases of each attack that run with each change

@@ -160,7 +160,6 @@ def pytest_main() -> None:
         del sys.modules[name]
     for package in ("jaxtyping", "anyio"):  # plugins of pytest, which reads them first
         _forget(package)
-    gc.unfreeze = lambda: None  # conftest.py calls it; a collection would copy all that is shared
     import pytest
 
     sys.exit(pytest.main())

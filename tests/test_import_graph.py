@@ -6,7 +6,7 @@ Imports inside functions and under ``TYPE_CHECKING`` count, too.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -37,6 +37,8 @@ LAYERS = {
 MOST_LINES = 400
 LONGEST_CHAIN = 19
 
+Graph = dict[str, set[str]]
+
 
 def modules() -> dict[str, Path]:
     """Return the file of every module of the product by its dotted name."""
@@ -57,48 +59,48 @@ def imported(file: Path) -> Iterator[str]:
                 yield f"{node.module}.{name.name}"
 
 
-def graph_of(files: Mapping[str, Path]) -> dict[str, set[str]]:
-    """Return the modules that each module imports; ``from package import module`` imports the module."""
-    graph = {}
-    for name, file in files.items():
-        names = {one if one in files else one.rpartition(".")[0] for one in imported(file)}
-        graph[name] = names & files.keys() - {name}
-    return graph
-
-
 FILES = modules()
-GRAPH = graph_of(FILES)
 
 
-def test_no_module_is_part_of_a_cycle() -> None:
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """The modules that each module imports; ``from package import module`` imports the module."""
+    found = {}
+    for name, file in FILES.items():
+        names = {one if one in FILES else one.rpartition(".")[0] for one in imported(file)}
+        found[name] = names & FILES.keys() - {name}
+    return found
+
+
+def test_no_module_is_part_of_a_cycle(graph: Graph) -> None:
     try:
-        TopologicalSorter(GRAPH).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def test_no_chain_of_imports_is_long() -> None:
+def test_no_chain_of_imports_is_long(graph: Graph) -> None:
     chains: dict[str, list[str]] = {}
-    for module in TopologicalSorter(GRAPH).static_order():
-        chains[module] = [*max((chains[one] for one in GRAPH[module]), key=len, default=[]), module]
+    for module in TopologicalSorter(graph).static_order():
+        chains[module] = [*max((chains[one] for one in graph[module]), key=len, default=[]), module]
     longest = max(chains.values(), key=len)
     assert len(longest) <= LONGEST_CHAIN, " <- ".join(longest)
 
 
 @pytest.mark.parametrize("room", BELOW)
-def test_a_room_imports_only_rooms_below_it(room: str) -> None:
-    for module in (name for name in GRAPH if f"{name}.".startswith(f"vse.{room}.")):
-        assert {".".join(one.split(".")[1:2]) for one in GRAPH[module]} <= {room, *BELOW[room]}, module
+def test_a_room_imports_only_rooms_below_it(room: str, graph: Graph) -> None:
+    for module in (name for name in graph if f"{name}.".startswith(f"vse.{room}.")):
+        assert {".".join(one.split(".")[1:2]) for one in graph[module]} <= {room, *BELOW[room]}, module
 
 
 @pytest.mark.parametrize("room", LAYERS)
-def test_a_package_imports_only_packages_below_it(room: str) -> None:
+def test_a_package_imports_only_packages_below_it(room: str, graph: Graph) -> None:
     layers = LAYERS[room]
     assert {file.parent.name for file in FILES.values() if file.parent.parent == ROOT / room} == set(layers)
-    inside = {name: name.split(".")[2] for name in GRAPH if name.startswith(f"vse.{room}.")}
+    inside = {name: name.split(".")[2] for name in graph if name.startswith(f"vse.{room}.")}
     for module, own in inside.items():
         above = layers[layers.index(own) + 1 :] if own in layers else []
-        assert not {inside[one] for one in GRAPH[module] if one in inside} & set(above), module
+        assert not {inside[one] for one in graph[module] if one in inside} & set(above), module
 
 
 def test_no_module_is_long() -> None:
@@ -106,10 +108,10 @@ def test_no_module_is_long() -> None:
     assert {module: length for module, length in lengths.items() if length > MOST_LINES} == {}
 
 
-@pytest.mark.parametrize("module", sorted(modules()))
+@pytest.mark.parametrize("module", sorted(FILES))
 def test_a_module_imports_on_windows_too(module: str) -> None:
     """A library that only Unix has is imported in a function or in ``try``, which has a remedy for other systems."""
-    tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+    tree = ast.parse(FILES[module].read_text(encoding="utf-8"))
     imported = {name.name.partition(".")[0] for node in tree.body if isinstance(node, ast.Import) for name in node.names} | {
         str(node.module).partition(".")[0] for node in tree.body if isinstance(node, ast.ImportFrom) and not node.level
     }

@@ -214,7 +214,7 @@ def apply_overrides(schema: type[Settings], content: Mapping[str, Any], override
 
 def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
     """Return ``content`` as an object of ``schema``. Raises UserError with ``kind`` and ``name`` if a setting is not valid."""
-    for key in _list_nested_keys(content):
+    for key in _list_nested_keys(content) if schema.renamed_keys else ():
         if key in schema.renamed_keys:
             raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed_keys[key]}")
     try:

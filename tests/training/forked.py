@@ -8,16 +8,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from itertools import count
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# torch imports _dynamo in the first step of an optimiser, which takes seconds.
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "vse.training.training", "vse.training.use.embed", "tests.training.forked"])
+_CONTEXT.set_forkserver_preload(["tests.training.forked_imports", "tests.training.forked"])
 
 # Called with the arguments of a command.
 Main = Callable[[Sequence[object]], None]
@@ -37,20 +38,42 @@ def train_on_a_full_disk(arguments: Sequence[object]) -> None:
 
 
 def train_compiled(arguments: Sequence[object]) -> None:
-    """``vse-train`` with all that it compiles traced as graphs, but run as they are: compiling C++ would take a minute."""
+    """``vse-train`` with all that it compiles traced as graphs, but run as they are: compiling C++ would take a minute.
+
+    At its end, it says the names of the functions of which there are graphs.
+    """
     import torch
 
-    graphs = []
+    compile_function, traced = torch.compile, set()
 
-    def compiled(graph: torch.fx.GraphModule, _: object) -> object:
-        graphs.append(graph)
-        return graph.forward
+    def compiled(function: Callable[..., object]) -> object:
+        def run_as_it_is(graph: torch.fx.GraphModule, _: object) -> object:
+            traced.add(function.__name__)
+            return graph.forward
 
-    torch.compile = partial(torch.compile, backend=compiled)
+        return compile_function(function, backend=run_as_it_is)
+
+    torch.compile = compiled
     try:
         train_main(arguments)
     finally:
-        print(f"{len(graphs)} graphs compiled" if graphs else "nothing", file=sys.stderr)
+        print("compiled:", *sorted(traced), file=sys.stderr)
+
+
+def train_until_a_signal(rank: int, step: int, arguments: Sequence[object]) -> None:
+    """``vse-train``, of which one process gets a SIGTERM in one of its steps, counted from 0."""
+    from vse.training.solvers.retrieval import RetrievalTrainer
+
+    take_step, numbers = RetrievalTrainer.step, count()
+
+    def call(self: Any, *arguments: Any) -> Any:
+        if next(numbers) == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take_step(self, *arguments)
+
+    if os.environ["RANK"] == str(rank):
+        RetrievalTrainer.step = call  # type: ignore[method-assign]
+    train_main(arguments)
 
 
 def train_toy(arguments: Sequence[object]) -> None:

@@ -11,7 +11,8 @@ from vse.eval.cli import eval_main, table_main
 from vse.features.cache.shards import shards_folder
 from vse.features.settings import load_feature_preset
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import list_preset_names, load_experiment_outline, load_ladder
+from vse.pipeline.presets.preset_files import list_preset_descriptions
+from vse.pipeline.presets.presets import list_preset_names, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.training.cli import embed_main, train_main
 from vse.training.experiment import find_misfit_reason, find_trainable_combinations, load_experiment
@@ -69,12 +70,10 @@ def test_an_old_name_of_a_setting_is_answered_with_the_new_one(old: str, new: st
         load_experiment(str(tmp_path / "mine.yaml"))
 
 
-TRAINED = [name for name in list_preset_names("experiments") if not load_experiment_outline(name).ensemble_of]
-
-
 @pytest.mark.parametrize("dataset", [None, *list_preset_names("datasets")])
 def test_every_experiment_is_valid_on_every_data_set(dataset: str | None) -> None:
-    assert [load_experiment(name, dataset).name for name in TRAINED] == TRAINED
+    trained = [name for name, _ in list_preset_descriptions("experiments", "ensemble_of")]
+    assert [load_experiment(name, dataset).name for name in trained] == trained
 
 
 def test_an_ensemble_is_not_trained(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,8 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
-from tests.training.conftest import Fails
+import vse
+from tests.training.conftest import Capture, Fails, Patch, done
 from tests.training.share.conftest import TEXT, Travelled
 from vse.cli import main
 from vse.training.cli import search_main
@@ -108,34 +107,28 @@ def hub() -> Iterator[Hub]:
         thread.join()
 
 
-PROGRAM = """
-import sys
-import vse
-from vse.cli import main
-
-packed, album, text = sys.argv[1:]
-try:
-    main(["model", "push", packed, "someone/circles"])
-except SystemExit as stop:
-    assert stop.code == 0
-for name in ("hf://someone/circles", "hf://someone/circles@REVISION"):
-    print(*vse.load(name).search(text, k=3, corpus=album).frame["file"])
-""".replace("REVISION", COMMIT)
+@pytest.fixture
+def reached(hub: Hub, monkeypatch: Patch) -> Hub:
+    """The hub, whose address the library has, as if it had read it from HF_ENDPOINT when it was imported."""
+    monkeypatch.setenv("HF_TOKEN", "hf_letters")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return hub
 
 
-def test_a_model_is_pushed_and_loaded_by_its_name(hub: Hub, travelled: Travelled, tmp_path: Path) -> None:
-    """In a process of its own, because the library reads the address of the hub when it is imported."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    environment |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_letters", "HF_HOME": str(tmp_path), "no_proxy": "127.0.0.1"}
-    command = [sys.executable, "-c", PROGRAM, travelled.packed, travelled.album, TEXT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    pushed, *found = done.stdout.splitlines()
-    assert pushed == f"{hub.url}/someone/circles/commit/{COMMIT}"
+def test_a_model_is_pushed_and_loaded_by_its_name(reached: Hub, travelled: Travelled, capsys: Capture) -> None:
+    hub = reached
+    capsys.readouterr()
+    done(main, "model", "push", travelled.packed, "someone/circles")
+    assert capsys.readouterr().out == f"{hub.url}/someone/circles/commit/{COMMIT}\n"
     assert hub.tokens == {"Bearer hf_letters"}
     files = {file.relative_to(travelled.packed).as_posix(): file.read_bytes() for file in travelled.packed.rglob("*.*")}
     assert hub.repositories == {"someone/circles": files}
-    assert [[Path(file).name for file in line.split()] for line in found] == [travelled.names[:3]] * 2
+    for name in ("hf://someone/circles", f"hf://someone/circles@{COMMIT}"):
+        found = vse.load(name).search(TEXT, k=3, corpus=travelled.album).frame["file"]
+        assert [Path(file).name for file in found] == travelled.names[:3]
 
 
 def test_what_is_wrong_with_a_name_or_a_folder_is_one_line(travelled: Travelled, tmp_path: Path, fails: Fails) -> None:

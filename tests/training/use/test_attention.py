@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 
 from tests.drawn import drawings
-from tests.training.conftest import Capture, Fails, done, experiment, write_regions
+from tests.training.conftest import Capture, Fails, Patch, done, experiment, write_regions
 from tests.training.use.attending import compare, scan
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings
+from vse.eval.report import charts
 from vse.eval.report.gallery import retrieve_candidates
 from vse.eval.report.pages import thumbnail_data_uri
 from vse.features.cache.feature_cache import merge_shards, open_cache
@@ -26,6 +28,12 @@ from vse.training.use.model import load_run
 
 SIDES = ["t2i", "i2t"]
 TEXT = "a red square above a blue zebra"
+
+
+@pytest.fixture(autouse=True)
+def no_charts(monkeypatch: Patch) -> None:
+    """Reports without their charts, which take half of the time of a report and are not looked at here."""
+    monkeypatch.setattr(charts, "_render_chart", lambda *_, **__: Markup())
 
 
 @pytest.fixture(scope="module", params=SIDES)
