@@ -278,7 +278,7 @@ _COST_SETTINGS = ("model", "loss", "images", "adversary", "solver", "start_from"
 _CHANGED_SETTINGS_PATTERN = re.compile(r"--set\b|\bsets=")  # found in the command of a run with changed settings
 
 
-class TrainingRate(NamedTuple):
+class TrainingSpeed(NamedTuple):
     """Training pairs per second, and the device of the run."""
 
     per_s: float
@@ -294,11 +294,11 @@ class LocalRates:
     relative_speed : speed of this machine divided by the speed of the machine of ``config/rates.yaml``; None: not measured
     """
 
-    training: Mapping[str, TrainingRate] = field(default_factory=dict)
+    training: Mapping[str, TrainingSpeed] = field(default_factory=dict)
     features: Mapping[str, float] = field(default_factory=dict)
     relative_speed: float | None = None
 
-    def find_training_rate(self, dataset: str, experiment: str) -> TrainingRate | None:
+    def find_training_rate(self, dataset: str, experiment: str) -> TrainingSpeed | None:
         """Return the speed of a run of the same experiment; None without such a run.
 
         A run on another data set counts only if the presets of both data sets lead to the same model, loss, batch size and
@@ -320,7 +320,7 @@ def read_local_rates(folder: Path = Path()) -> LocalRates:
 
     A run counts only if it has the settings of its preset: neither the command nor a later edit of the preset changed them.
     """
-    training: dict[str, TrainingRate] = {}
+    training: dict[str, TrainingSpeed] = {}
     for file in sorted(folder.glob("runs/*/seed-*/run.json"), key=lambda path: path.stat().st_mtime):
         with suppress(OSError, ValueError, KeyError, TypeError, ZeroDivisionError, UserError):
             record, settings = json.loads(file.read_text(encoding="utf-8")), read_yaml(file.with_name("config.yaml"))
@@ -333,7 +333,7 @@ def read_local_rates(folder: Path = Path()) -> LocalRates:
                 and _contains_settings(settings, cost["preset"])
             ):
                 per_s = record["n_train_pairs"] * record["epochs"] / record["train_seconds"]
-                training[_encode_settings(cost)] = TrainingRate(per_s, str(record["device"]))
+                training[_encode_settings(cost)] = TrainingSpeed(per_s, str(record["device"]))
     rows: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for file in folder.glob("features/*.shards/shard-*.json"):

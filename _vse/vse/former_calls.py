@@ -19,9 +19,9 @@ NEW_CALLS_BY_FUNCTION = {
 
 
 def _map_arguments_to_options(function: str, options: str, names: str) -> dict[str, str]:
-    """Return the new call of ``function``, as a text, for each argument in ``names`` (separated by blanks) that has moved.
+    """Map each argument in ``names`` (separated by blanks) to the text of the call of ``function`` that replaces it.
 
-    ``options`` is a format string for the object that takes the argument now, such as ``options=vse.ExtractOptions({})``.
+    The argument is now passed in an object. ``options`` is a format string for it, such as ``options=vse.ExtractOptions({})``.
     """
     return {name: f"vse.{function}(..., {options.format(f'{name}=...')})" for name in names.split()}
 
@@ -81,7 +81,7 @@ def find_new_call(function: str, argument: str) -> str | None:
 def build_refusing_function(name: str) -> Callable[..., Any]:
     """Return a function that replaces a function or class of an earlier version. It raises a UserError with the new call."""
 
-    def call(*_: Any, **__: Any) -> Any:
+    def raise_error_with_new_call(*_: Any, **__: Any) -> Any:
         raise UserError(f"vse.{name}(...) is now {NEW_CALLS_BY_FUNCTION[name]}")
 
-    return call
+    return raise_error_with_new_call

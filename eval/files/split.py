@@ -81,7 +81,7 @@ class Embeddings:
 
     Embeddings are the vectors ``images`` and ``captions``; their ``similarity`` gives the score of an image and a caption.
     Scores of all pairs are ``scores`` or, if the score of a pair depends on the direction, ``scores_i2t`` and ``scores_t2i``.
-    With scores, ``captions`` may be vectors for sentence retrieval.
+    A split with scores can also have ``captions``: vectors that only caption-to-caption retrieval uses.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Embeddings:
     bank_scores_images, bank_scores_captions : (n_images, n_bank_captions) and (n_captions, n_bank_images) scores with captions
         and images of the training split, the bank; they show which candidates are hubs, that is, near many queries
     experiment, seed : experiment and seed of the model, or None
-    similarity : name of the similarity of two vectors, ``cosine`` or ``order``; a file of scores may have any name
+    similarity : name of the similarity: ``cosine`` or ``order`` for embeddings, any text for scores
     provenance : JSON text with features, settings and versions
     trained_on : name of the data set of the training; None if it is ``dataset``
     fold : if the images are the test images of a fold of a cross-validation, its name such as ``0 of 5``; else None

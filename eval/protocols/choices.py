@@ -133,7 +133,7 @@ def _score_decisions(choices: Sequence[Choice], scores: Sequence[NDArray[np.floa
 
 
 def _score_captions(run: Embeddings, images: Ints, captions: Sequence[Ints]) -> tuple[list[Floats], Floats]:
-    """Return the scores of each choice's captions with its image, and the mean score of each caption with all images."""
+    """Return the scores of the image of each choice with its captions, and the mean score of each caption over all images."""
     blocks, _ = run.score_blocks()
     found: list[Floats] = [np.empty(0)] * len(images)
     sums = np.zeros(len(run.caption_ids))

@@ -95,7 +95,7 @@ def compute_differences(
     return _map_leaves(_summarise_difference, *observed, _concatenate_batches(resampled), _concatenate_batches(swapped))
 
 
-def resample_seed_metric(
+def bootstrap_seed_metrics(
     systems: Sequence[Sequence[SeedQueries]], metric: Sequence[str], samples: int, rng: np.random.Generator
 ) -> tuple[list[Floats], list[Floats]]:
     """Return two lists with an array for each system: a metric of all seeds, and the metric on bootstrap samples.
@@ -255,7 +255,7 @@ def compare_all_pairs(
     """
     from scipy.stats import t as student
 
-    observed, resampled = resample_seed_metric(systems, metric, samples, np.random.default_rng(seed))
+    observed, resampled = bootstrap_seed_metrics(systems, metric, samples, np.random.default_rng(seed))
     n_images = len(np.unique(np.concatenate([one.image_rows for fold in systems[0][0] for one in fold.values()])))
     values = np.array([of_seeds.mean() for of_seeds in observed])
     noises = [_estimate_seed_noise(*of_system) for of_system in zip(observed, resampled, strict=True)]

@@ -173,7 +173,8 @@ def open_inputs(
     """Find, open and check all inputs of an experiment.
 
     ``cache``, ``dataset`` : image features for training, and their data set.
-    ``folder``, ``seed`` : run folder and seed. They determine the default folder of the run with the initial weights.
+    ``folder``, ``seed`` : run folder and seed. If the weights are initialised from an earlier run, the two
+        determine the default folder of that run.
     ``paths`` : input files that replace the default files.
     ``caption_encoder`` : settings of the caption encoder, which may need a transformer; None if the model has no such encoder.
     ``texts`` : kind of texts that the experiment reads: captions or phrases.
