@@ -11,7 +11,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.features.cache.shards import shards_folder
 from vse.features.settings import load_feature_preset
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.preset_files import list_preset_descriptions
+from vse.pipeline.presets.preset_files import list_preset_names_and_descriptions
 from vse.pipeline.presets.presets import list_preset_names, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name
 from vse.training.cli import embed_main, train_main
@@ -72,7 +72,7 @@ def test_an_old_name_of_a_setting_is_answered_with_the_new_one(old: str, new: st
 
 @pytest.mark.parametrize("dataset", [None, *list_preset_names("datasets")])
 def test_every_experiment_is_valid_on_every_data_set(dataset: str | None) -> None:
-    trained = [name for name, _ in list_preset_descriptions("experiments", "ensemble_of")]
+    trained = [name for name, _ in list_preset_names_and_descriptions("experiments", "ensemble_of")]
     assert [load_experiment(name, dataset).name for name in trained] == trained
 
 

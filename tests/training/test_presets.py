@@ -20,7 +20,7 @@ from vse.features.settings.base import Extractor
 from vse.features.settings.captions import TextConfig
 from vse.features.settings.images import BoxesConfig, CnnConfig, RegionsConfig
 from vse.pipeline.presets import presets
-from vse.pipeline.presets.preset_files import list_preset_descriptions
+from vse.pipeline.presets.preset_files import list_preset_names_and_descriptions
 from vse.pipeline.presets.presets import list_setting_changes
 from vse.training.data.samplers import SAMPLERS
 from vse.training.experiment import ExperimentConfig, load_experiment
@@ -36,7 +36,7 @@ from vse.training.solvers.closed_form import AsifSettings, CsaSettings, NoTraini
 from vse.training.training import train
 from vse.training.use.embed import cache_run_embeddings
 
-EXPERIMENTS = sorted(name for name, _ in list_preset_descriptions("experiments", "ensemble_of"))  # what is trained
+EXPERIMENTS = sorted(name for name, _ in list_preset_names_and_descriptions("experiments", "ensemble_of"))  # what is trained
 
 # Tables 1 to 4 of the VSE++ paper: the rows of VSE0, VSE++, Order0 and Order++, not those of other people's models. Tables 2
 # to 4 of the two-branch paper: CCA, the embedding networks, and the similarity network.
