@@ -28,6 +28,14 @@ SKIPPED = {
 }
 # Pages whose python blocks, and those of the docstrings in them, are the cells of one notebook; elsewhere each is a program.
 NOTEBOOKS = ("docs/notebook.md", "docs/python.md", "docs/howto/adapters.md")
+# Pages of one paper or one protocol, whose commands run at night; other tests cover what these commands do.
+NIGHTLY = {
+    f"docs/{name}.md"
+    for name in (
+        *("bert", "choices", "cluster", "compare", "compression", "dsve", "judged", "ladder", "languages"),
+        *("late_interaction", "noise", "phrases", "todnet", "vse_infty"),
+    )
+}
 EXAMPLES = re.compile(r"`(vse-[a-z]+(?: [^`]*)?)`")
 
 
@@ -68,7 +76,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", pages())
+@pytest.mark.parametrize("page", [pytest.param(page, marks=[pytest.mark.nightly] * (page in NIGHTLY)) for page in pages()])
 def test_the_commands_of_a_page_run(page: str, world: World) -> None:
     world.begin()
     there = blocks(page)
