@@ -2,15 +2,16 @@
 
 A call of ``vse-eval FILE.h5`` passes through these files:
 
-1. ``eval/cli.py`` reads the options and calls :func:`evaluate_files` here.
-2. ``eval/files/embeddings.py`` reads and checks each file, and returns it as the class in ``eval/files/split.py``.
-3. ``eval/protocols/protocols.py`` selects the protocols, and ranks the queries of each.
+1. ``eval/cli.py`` reads the options (``eval/options.py``) and calls :func:`evaluate_files` here.
+2. ``eval/protocols/protocols.py`` reads the files, one per seed. It selects the protocols, and ranks the queries of each.
+3. ``eval/files/embeddings.py`` reads and checks a file, and returns it as the class in ``eval/files/split.py``.
 4. ``eval/ranking/ranks.py`` computes scores, and the rank of the right answer to each query.
-5. ``eval/search/cross_check.py`` compares these ranks with a FAISS search.
-6. ``eval/ranking/metrics.py`` turns ranks into recalls and the other metrics.
-7. ``eval/ranking/statistics.py`` computes their 95% intervals.
+5. ``eval/ranking/metrics.py`` turns ranks into recalls and the other metrics.
+6. ``eval/search/cross_check.py`` compares the ranks with a FAISS search.
+7. ``eval/ranking/statistics.py`` computes the 95% intervals of the metrics.
 8. ``eval/protocols/result_content.py`` combines the seeds, builds the result and formats the printed lines.
 
+With ``--out``, :func:`evaluate_files` writes the result. ``hubness.py`` adds statistics of hubs to the protocol ``full``.
 Ensembles (``ensemble.py``), the COCO protocols (``coco.py``), judgements (``judged.py``) and phrase scores
 (``phrase_evaluation.py``) are further modules.
 """
@@ -85,7 +86,7 @@ def evaluate_files(
     protocol: str | Sequence[str] = "auto",
     options: AllEvaluateOptions = AllEvaluateOptions(),
 ) -> dict[str, Any]:
-    """Evaluate one model, which has a file per seed, or an ensemble; write and return the content of the result file.
+    """Evaluate one model, which has a file per seed, or an ensemble; return the content of the result file.
 
     With several seeds each metric is a dict with the mean and the sample standard deviation, ``{"mean": ..., "std": ...}``.
     The 95% intervals are in ``ci95``. Raises UserError if an option does not apply to the files, e.g. ``iou`` to embeddings.

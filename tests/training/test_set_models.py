@@ -17,6 +17,7 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge_feature
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.demo import create_demo
 from vse.training.models.similarities.scan import ScanSettings
 from vse.training.options import TrainInputs
 from vse.training.run.folder import RunFolder
@@ -42,24 +43,30 @@ def a_map(demo: Path, name: str, side: int) -> Path:
     return merge_feature(demo, out, 1)
 
 
-@pytest.fixture(scope="session")
-def small(demo: Path) -> Path:
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``dataset.json`` of a demo of 33 images, 24 of them train, for what is slow. Read only."""
+    return create_demo(tmp_path_factory.mktemp("half") / "data", n_images=33)
+
+
+@pytest.fixture(scope="module")
+def small(half: Path) -> Path:
     """3 x 3 positions. Read only."""
-    return a_map(demo, "map", 64)
+    return a_map(half, "map", 64)
 
 
-@pytest.fixture(scope="session")
-def large(demo: Path) -> Path:
+@pytest.fixture(scope="module")
+def large(half: Path) -> Path:
     """5 x 5 positions. Read only."""
-    return a_map(demo, "large_map", 96)
+    return a_map(half, "large_map", 96)
 
 
-def test_it_trains_on_maps_and_is_validated_on_larger_ones(small: Path, large: Path, demo: Path, tmp_path: Path) -> None:
+def test_it_trains_on_maps_and_is_validated_on_larger_ones(small: Path, large: Path, half: Path, tmp_path: Path) -> None:
     assert [open_cache(cache).row_shape for cache in (small, large)] == [(9, 512), (25, 512)]
     run = train(small, experiment(*MODEL), out=tmp_path / "run", inputs=TrainInputs(eval_features=large))
     assert state(run)["rows"][-1]["loss"] < state(run)["rows"][0]["loss"]
     assert load_run(run, "test").image_cache.path.samefile(large)
-    dataset = load_dataset_file(demo)
+    dataset = load_dataset_file(half)
     (first, *_) = search_run(run, dataset.image_path(dataset.split("test")[3]), RunSearchOptions(k=5))
     assert first.image_id is not None
     assert len(search_run(run, "a red circle", RunSearchOptions(k=3))) == 3
@@ -87,12 +94,12 @@ def test_the_cnn_is_trained_through_the_pooling_once_its_epochs_come(small: Path
     assert "features.0" not in moved
     assert "features.3.squeeze" in moved
     with h5py.File(embed_split(two, tmp_path / "test.h5")) as written:
-        assert written["images"].shape == (12, 16)
+        assert written["images"].shape == (6, 16)
 
 
 @pytest.mark.slow
 def test_a_trained_cnn_is_validated_on_the_evaluation_feature(small: Path, large: Path, tmp_path: Path) -> None:
-    config = experiment(*MODEL, *TRAINED_CNN, "train.epochs=1", "train.batch_size=240")
+    config = experiment(*MODEL, *TRAINED_CNN, "train.epochs=1", "train.batch_size=120")
     run = train(small, config, out=tmp_path / "run", inputs=TrainInputs(eval_features=large))
     written = read_embeddings(embed_split(run, tmp_path / "val.h5", "val"))
     scores = torch.as_tensor(written.images) @ torch.as_tensor(written.captions).T
@@ -106,7 +113,7 @@ def test_a_training_with_its_cnn_is_resumed_bit_for_bit(small: Path, large: Path
     config = experiment(*MODEL, *TRAINED_CNN, *waits)
     inputs = TrainInputs(eval_features=large)
     whole = train(small, config, out=tmp_path / "whole", inputs=inputs)
-    cut = train_with_stops(small, config, tmp_path / "cut", [5, 13], inputs=inputs)
+    cut = train_with_stops(small, config, tmp_path / "cut", [2, 6], inputs=inputs)
     assert_same(state(whole), state(cut))
     assert_same(weights(whole), weights(cut))
 
@@ -161,14 +168,15 @@ def test_a_resume_ends_with_the_same_bits(
     captions: str, features: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     cache = request.getfixturevalue(features)
-    train(cache, experiment(*of_captions(captions)), out=tmp_path / "whole")
-    train_with_stops(cache, experiment(*of_captions(captions)), tmp_path / "cut", [2, 9])
+    config = experiment(*of_captions(captions), "train.batch_size=80")
+    train(cache, config, out=tmp_path / "whole")
+    train_with_stops(cache, config, tmp_path / "cut", [1, 4])
     assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
 
 
 @pytest.mark.slow
 def test_it_learns_and_its_embeddings_are_unit_vectors_that_do_not_change(regions: Path, tmp_path: Path) -> None:
-    longer = ["train.epochs=8", "train.decay_after=8", "train.learning_rate=3e-3", "loss.name=sum"]
+    longer = ["train.epochs=4", "train.decay_after=4", "train.learning_rate=2e-2", "loss.name=sum"]
     run = train(regions, experiment(*of_captions(WORDS), *longer), out=tmp_path / "run")
     assert losses(run)[-1] < 0.7 * losses(run)[0]
     first, again = (read_embeddings(embed_split(run, tmp_path / f"{k}.h5", device="cpu")).vectors for k in range(2))

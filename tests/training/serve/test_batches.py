@@ -63,7 +63,7 @@ def encode_alone(encode: Callable[[str], EncodedQuery], text: str) -> EncodedQue
 def test_texts_together_have_bit_for_bit_the_embeddings_and_hits_of_each_alone(form: tuple[str, ServedRuns]) -> None:
     name, served = form
     searcher = served.runs[0].searcher
-    for seed, n in enumerate([1, 2, 3, 15, 16, 17, 40]):
+    for seed, n in enumerate([1, 3, 16, 33]):
         texts = draw_texts(seed, n)
         alone = [encode_alone(searcher.encode, text) for text in texts]
         together = searcher.encode_all(texts)
