@@ -148,8 +148,8 @@ class AllEvaluateOptions(EvaluateOptions):
     csls:k=10. Parameters that you do not give are selected on the validation split."""
     bank: Annotated[Text | None, CliOption(metavar="SPLIT|FILE")] = None
     """With --correct: the queries with which hubs are found, called the bank. Give a file of embeddings, or a split such as
-    train, if the file train.h5 is in the folder of FILES. For a model that scores each pair, such as SCAN, the bank is the
-    evaluated split or, if FILES were written with vse-embed --bank-images, train.  [default: train]"""
+    train, if the file train.h5 is in the folder of FILES. For a model that scores each pair, such as SCAN, only two banks
+    are possible: the evaluated split, and train, which needs FILES from vse-embed --bank-images.  [default: train]"""
     compress: Annotated[tuple[Text, ...], CliOption(metavar="CODEC")] = ()
     """Also report the metrics of compressed embeddings. CODEC is dims=128,64 (the first 128 and the first 64 dimensions), int8
     (a byte per dimension), binary (a bit per dimension) or pq32 (a product quantiser of 32 bytes). May be repeated."""
@@ -266,8 +266,8 @@ class TableRequest(Options):
     cost: Annotated[Text | None, CliOption(click_type=NearestChoice(COST_NAMES))] = None
     """For TABLE ladder: the cost that is compared with rsum, in seconds (_s) or MB (_mb).  [default: total_s]"""
     family: Annotated[Text | None, CliOption(click_type=NearestChoice(FAMILY_METHODS))] = None
-    """Correction of p-values for the number of comparisons. With this option, the tables summary and ladder and published
-    tables get letters: all pairs of results are compared, and results that share a letter do not differ significantly in rsum.
+    """Correction of p-values for the number of comparisons. With this option, summary, ladder and the published tables mark
+    each result with letters. Results that share a letter do not differ significantly in rsum, if all pairs are compared.
     TABLE compare has a correction in any case.  [default: none; holm for TABLE compare]"""
     metric: Annotated[Text | None, CliOption(metavar="NAME")] = None
     """For TABLE compare: the metric in which results are compared, e.g. i2t_r1.  [default: rsum]"""

@@ -181,8 +181,8 @@ class PrecompExportRequest(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json with the captions.  [default: the file that the cache names]"""
     repeat: PositiveInteger | None = None
-    """Write the row of each image this many times in succession. Possible are 1 and the number of captions of an image.
-    [default: 1; for a cache that vse-data import-precomp wrote, as in the imported files]"""
+    """Write the row of each image this many times in succession. N is 1 or the number of captions of an image.
+    [default: 1; if vse-data import-precomp wrote the cache, the number of repetitions in the files that it imported]"""
     force: Force = False
 
 

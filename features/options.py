@@ -60,8 +60,8 @@ class FeatureRequest(Options):
     out: FileOrFolderPath | None = None
     """Path of the cache to extract.  [default: features/DATASET_FEATURE.h5]"""
     shards: PositiveInteger | None = None
-    """Number of shards (files) of the cache.  [default: 4, or 1 per 50,000 captions if that is more. An existing cache OUT
-    keeps its number, and config/datasets/DATASET.yaml can set another one]"""
+    """Number of shards (files) of the cache.  [default: the number of the existing cache OUT; for a new cache, the number in
+    config/datasets/DATASET.yaml; without such a number, 4, or 1 per 50,000 captions if that is more]"""
     shard: int | None = None
     """Extract only the shard with this number (the first is 0), without merging. After the last shard, run vse-extract
     merge."""
@@ -81,8 +81,8 @@ class MergeRequest(Options):
     out: FileOrFolderPath
     """The cache to write, next to the folder of its shards."""
     shards: PositiveInteger | None = None
-    """Number of shards (files) of the cache.  [default: 4, or 1 per 50,000 captions if that is more. An existing cache OUT
-    keeps its number, and config/datasets/DATASET.yaml can set another one]"""
+    """Number of shards (files) of the cache.  [default: the number of the existing cache OUT; for a new cache, the number in
+    config/datasets/DATASET.yaml; without such a number, 4, or 1 per 50,000 captions if that is more]"""
     force: Force = False
 
 

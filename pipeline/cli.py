@@ -120,10 +120,11 @@ class PhrasesRequest(Options):
 
 @command("add-phrases", group=data_group)
 def add_phrases_command(request: PhrasesRequest) -> None:
-    """Write a copy of a dataset.json in whose captions the phrases of Flickr30K Entities are marked, with their boxes.
+    """Mark phrases of Flickr30K Entities, with boxes.
 
-    A photo of DATASET is found in Flickr30K by the number in its file name, and a caption by its text. Splits and ids stay the
-    same. With --chunker, the noun phrases of any captions are marked instead, without boxes.
+    The output is a copy of a dataset.json in which each caption has its phrases, and each phrase its boxes. A photo of DATASET
+    is found in Flickr30K by the number in its file name, and a caption by its text. Splits and ids stay the same. With
+    --chunker, the noun phrases of any captions are marked instead, without boxes.
     """
     from vse.pipeline.dataset.preparation import add_phrases
 
@@ -211,9 +212,10 @@ class NoiseRequest(Options):
 
 @command("noise", group=data_group)
 def noise_command(request: NoiseRequest) -> None:
-    """Write a file of changes that make a share of the training pairs wrong, for vse-train --noise.
+    """Draw wrong training pairs for vse-train --noise.
 
-    The dataset.json is not changed. Validation and test keep the correct pairs.
+    The output is a file of changes that make a share of the training pairs wrong. The dataset.json is not changed. Validation
+    and test keep the correct pairs.
     """
     from vse.pipeline.dataset.splits_and_noise import import_noise_index, write_noise
 

@@ -147,8 +147,8 @@ class EmbedRequest(Options):
     captions. vse-eval --correct needs these scores to find hubs with training queries."""
     shortlist: Flag = False
     """For a TOD-Net with a condition (most experiments todnet_...): save time, and score only promising pairs with its
-    network. A pair is promising if its score without the network is high, compared with the score of the right answer. All
-    other pairs rank below. The default of --out is then RUN/SPLIT_shortlist.h5."""
+    network. These have the highest scores without the network, relative to the score of the query's right answer. All other
+    pairs rank after them. The default of --out is then RUN/SPLIT_shortlist.h5."""
     sentences: Flag = False
     """For a run that localises phrases: write the scores of captions with images, which vse-eval --ensemble reads, instead of
     the scores of phrases with boxes."""

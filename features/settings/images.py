@@ -123,9 +123,9 @@ class RegionsConfig(NetworkSettings):
     proposals: PositiveInt = Field(1000, description="number of boxes that the region-proposal network proposes")
     selection: Literal["detections", "bottom_up"] = Field(
         "detections",
-        description="boxes that are kept after non-maximum suppression (NMS) in each class. detections: the final boxes of "
-        "the detector. bottom_up: the proposals, before the detector adjusts their position. The score of a "
-        "proposal is its highest score among the classes in which NMS keeps the proposal",
+        description="boxes from which the best are kept, after non-maximum suppression (NMS) in each class. detections: the "
+        "final boxes of the detector. bottom_up: the proposals, before the detector adjusts their position; a "
+        "proposal that NMS keeps in several classes has the highest of its scores there",
     )
     nms: float = Field(
         0.5,
