@@ -62,14 +62,16 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "ArrowLeft") step(-1);
 });
 
+// This event comes after the dialog was closed; by then, the user may have gone forward to a dialog again.
 dialog.addEventListener("close", () => {
-  if (history.state && history.state.dialog) history.back();
+  if (dialog.returnValue !== "popstate" && history.state && history.state.dialog) history.back();
+  dialog.returnValue = "";
 });
 
 window.addEventListener("popstate", () => {
   const opens = history.state && history.state.dialog;
   if (opens && location.href !== here) show(location.href);
-  else if (dialog.open) dialog.close();
+  else if (dialog.open) dialog.close("popstate");
   if (!opens && location.href.split("#")[0] !== here.split("#")[0]) location.reload(); // a dialog was reloaded as a page
 });
 
