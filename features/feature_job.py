@@ -78,16 +78,20 @@ def extract_feature(request: FeatureRequest, extractor: str | None = None) -> Pa
             build_and_try_extractor(config, arguments) if is_user_written(config) else config.build_extractor(arguments)
         )
         if request.like is None:
-            _log_preset_changes(request, dataset, config)
+            _log_dataset_preset_changes(request, dataset, config)
+            _warn_of_unread_weights_dir(request, config)
         path = extraction.extract_shards(request.dataset, feature_extractor, out, n_shards, shard, request.options.skip_bad)
         return path if shard is not None else extraction.merge_feature(request.dataset, out, n_shards)
 
 
-def _log_preset_changes(request: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
+def _log_dataset_preset_changes(request: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
     plain = load_feature_preset(request.feature, None, request.sets)
     changes = presets.list_setting_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset.name, "; ".join(changes))
+
+
+def _warn_of_unread_weights_dir(request: FeatureRequest, config: FeatureSettings) -> None:
     if request.options.weights_dir is not None and getattr(config, "weights", None) == "random":
         log.warning("--weights-dir %s is not read: the weights of %s are random", request.options.weights_dir, config.name)
 

@@ -153,7 +153,7 @@ class _CaptionWriter:
         )
 
     def describe_background(self) -> DemoCaption:
-        """Describe the background, the number of objects, and the colour of each object. A single object gets its texture."""
+        """Describe the background, the number of objects, and the colour of each object (of a single object, the texture)."""
         objects = self.scene.objects
         property_named = "texture" if self.has_one_object else "colour"
         words = [self.pick_synonym(getattr(item, property_named)) for item in objects]

@@ -74,7 +74,7 @@ def read_vectors(argument: str, value: Any) -> NDArray[np.float32]:
 
 def _to_array_of_numbers(argument: str, value: Any) -> NDArray[Any]:
     if are_texts(value):
-        raise UserError(f"{argument}={format_value(value)}: {_explain_texts(value)}")
+        raise UserError(f"{argument}={format_value(value)}: {_explain_why_not_vectors(value)}")
     if value is None or isinstance(value, _NON_VECTOR_TYPES):
         hint = "; pass list(...) of it" if isinstance(value, Iterator) else ""
         raise UserError(f"{argument}={format_value(value)}: an array of vectors is needed{hint}")
@@ -105,7 +105,7 @@ def _holds_arrays(value: Any) -> bool:
     return hasattr(next(iter(value)), "shape") or str(getattr(value, "dtype", "")) == "object"
 
 
-def _explain_texts(value: Any) -> str:
+def _explain_why_not_vectors(value: Any) -> str:
     if isinstance(value, str | os.PathLike):
         return "an array is needed, not a path; numpy.load reads a file of an array, and vse.train trains on a feature cache"
     return (

@@ -325,7 +325,7 @@ def _check_values(path: Path, run: Embeddings) -> None:
     for name in MATRIX_NAMES:
         if getattr(run, name) is not None:
             rows, columns = n_captions if name.endswith("captions") else n_images, n_captions if name in SCORE_NAMES else None
-            row_maxima[name] = _compute_row_maxima(path, name, getattr(run, name), rows, columns)
+            row_maxima[name] = _check_and_compute_row_magnitudes(path, name, getattr(run, name), rows, columns)
     _check_no_underflow(path, run, row_maxima)
     if run.pooled_vectors is not None and run.pooled_vectors[0].shape[1] != run.pooled_vectors[1].shape[1]:
         dims = " and ".join(
@@ -334,7 +334,9 @@ def _check_values(path: Path, run: Embeddings) -> None:
         raise UserError(f"{path}: {dims} dimensions have no inner products")
 
 
-def _compute_row_maxima(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> NDArray[Any]:
+def _check_and_compute_row_magnitudes(
+    path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None
+) -> NDArray[Any]:
     """Return the largest absolute value of each row of ``values``, the matrix ``name`` of the file ``path``.
 
     Raises UserError if the shape is not (``rows``, ``columns``), or if a row is not finite. None allows any number of columns.

@@ -113,8 +113,8 @@ def draw_training_curves(
 ) -> Markup:
     """Draw curves of a training, a line per seed, with a ring at the epoch whose weights were kept.
 
-    ``log`` selects a logarithmic x axis. Each pair in ``warm_ups`` is drawn as a dashed line: the index of a result, and the
-    last epoch of its warm-up (the first epochs, which have another loss function). ``chance`` is the value of a random order,
+    ``log`` selects a logarithmic x axis. ``warm_ups`` has pairs: the index of a result, and the last epoch of its warm-up (the
+    first epochs, which have another loss function). A dashed line marks this epoch. ``chance`` is the value of a random order,
     drawn as a dotted line; None draws no line.
     """
 

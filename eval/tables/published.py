@@ -109,11 +109,11 @@ def compare_published(
     """Return a published table with our results.
 
     For each metric there are columns with the printed value, our value with its standard deviation over seeds and its 95%
-    interval, and the difference. The difference is significant if the printed value lies outside our interval. A result
-    belongs to the rows that the preset of its experiment names. The data set of a result must be the data set of the row or,
-    if given, ``dataset``. Our values are NaN or blank in rows without a result. Differences are NaN if the paper tested on
-    other images, or if a feature was trained on the test images. With ``family``, a correction of p-values such as ``holm``,
-    the column ``group`` has letters: our results that share a letter do not differ significantly in rsum.
+    interval, and the difference. The difference is significant if the printed value lies outside our interval. The preset of
+    an experiment lists the rows to which its result belongs. The data set of a result must be the data set of the row or, if
+    given, ``dataset``. Our values are NaN or blank in rows without a result. Differences are NaN if the paper tested on other
+    images, or if a feature was trained on the test images. With ``family``, a correction of p-values such as ``holm``, the
+    column ``group`` has letters: our results that share a letter do not differ significantly in rsum.
     """
     rows = published_rows(table)
     measured = _match_results(table, rows, results, dataset)

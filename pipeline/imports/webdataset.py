@@ -83,8 +83,8 @@ class Sample:
     def check_members(self) -> None:
         """Raise BadRow if a member is not usable, or if the sample seems to hold several samples.
 
-        ``a.b.jpg`` and ``a.b.txt`` are not read if the key ends at the first dot. Such a pair is a sign of another sample
-        ``a.b``.
+        If the key ends at the first dot, ``a.b.jpg`` and ``a.b.txt`` are unread members of the sample ``a``. Such a pair is
+        probably a sample ``a.b`` of its own.
         """
         if self.fault:
             raise BadRow(self.fault)

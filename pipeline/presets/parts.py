@@ -73,7 +73,7 @@ class Registry(Generic[_Part]):
     def __getitem__(self, name: str) -> type[_Part]:
         """Return the class ``name``, such as a loss. Raises ValueError, with the nearest name, for an unknown name.
 
-        Raises UserError if a user's own class is of another kind or may not run, or if the import of a lazy part fails.
+        Raises UserError if a user's own class is of another kind or not allowed to run, or if a part cannot be imported.
         """
         if self._base_class is not None and is_code_name(name):
             return self._build_user_class(self._base_class, load_code(name))

@@ -64,12 +64,12 @@ class HardNegatives:
     caption ``negative_sentid``. If the query is the caption ``sentid``, its negative is the image ``negative_imgid``, and
     ``negative_sentid`` is a caption of this image.
 
-    ``n`` : number of rows for each epoch and kind of query; fewer if fewer negatives have a cost.
+    ``n_per_epoch`` : number of rows for each epoch and kind of query; fewer if fewer negatives have a cost.
     ``captions`` : captions of all training pairs, in the order of the pairs.
     """
 
-    def __init__(self, n: int, captions: Sequence[Caption]) -> None:
-        self.n_per_epoch = n
+    def __init__(self, n_per_epoch: int, captions: Sequence[Caption]) -> None:
+        self.n_per_epoch = n_per_epoch
         self._captions = captions
         self.finished_rows: list[NegativeRow] = []
         self.epoch_rows: list[NegativeRow] = []
@@ -77,7 +77,7 @@ class HardNegatives:
     def add_batch(
         self, epoch: int, pairs: Sequence[int], query_scores: tuple[QueryScores, QueryScores], margin: float
     ) -> None:
-        """Add the hardest negatives of a batch, and keep only the ``n`` hardest negatives of the epoch.
+        """Add the hardest negatives of a batch, and keep only the ``n_per_epoch`` hardest negatives of the epoch.
 
         ``epoch`` : number of the epoch, from 1.
         ``pairs`` : index of each pair of the batch among all training pairs.

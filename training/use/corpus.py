@@ -64,7 +64,7 @@ class SearchTarget:
         compute, describe = self.compute_vectors, self.describe_source
         return replace(
             self,
-            compute_vectors=lambda: correction.extend_candidates(compute(), by_photo),
+            compute_vectors=lambda: correction.append_corrections(compute(), by_photo),
             describe_source=lambda: {**describe(), "correction": correction.sha256},
         )
 

@@ -202,7 +202,7 @@ class QueryEncoder:
         elif by_photo:
             _ = self._extractor
         else:
-            _ = self._caption_encoder
+            _ = self._caption_input_encoder
 
     def encode(self, query: Query) -> EncodedQuery:
         """Return the embedding of a query. Raises UserError if a text has no word, or no word that the model knows."""
@@ -286,8 +286,8 @@ class QueryEncoder:
 
     def require_caption_encoder(self) -> TextInputEncoder:
         """Return the encoder that computed the run's caption cache. Raises UserError if the encoder is missing."""
-        assert self._caption_encoder is not None, "the run reads captions as words or tokens"
-        return self._caption_encoder
+        assert self._caption_input_encoder is not None, "the run reads captions as words or tokens"
+        return self._caption_input_encoder
 
     def _embed_features(self, features: EncodedQuery, embed: Callable[..., BatchVectors]) -> EncodedQuery:
         with torch.inference_mode():
@@ -308,7 +308,7 @@ class QueryEncoder:
         return None if backbone is None else QueryEncoder(backbone, self._split, self._weights_dir)
 
     @cached_property
-    def _caption_encoder(self) -> TextInputEncoder | None:
+    def _caption_input_encoder(self) -> TextInputEncoder | None:
         cache = self._trained.caption_cache
         return None if cache is None else load_text_input_encoder(cache, self._weights_dir, str(self._trained.device))
 
@@ -327,7 +327,7 @@ class QueryEncoder:
             raise UserError(f"{_quote(text)}: none of its words is {self._describe_known_words()}")
 
     def _check_has_word(self, text: str) -> None:
-        trained, reader = self._trained, self._caption_encoder
+        trained, reader = self._trained, self._caption_input_encoder
         as_written = trained.transformer is not None or (reader is not None and reader.reads_raw_text)
         if not (text.strip() if as_written else trained.list_unicode_words(text)):
             raise UserError(f"{_quote(text)}: no word to search for")
@@ -351,7 +351,7 @@ class QueryEncoder:
         return "a word of the training captions" if transformer is None else f"known to the tokenizer of {transformer.name}"
 
     def _encode_texts(self, texts: Sequence[str], allow_unknown: bool) -> EncodedQuery:
-        trained, reader = self._trained, self._caption_encoder
+        trained, reader = self._trained, self._caption_input_encoder
         tokens = [trained.split_into_words(text) for text in texts]
         for text in texts:
             self._check_has_word(text)

@@ -52,7 +52,7 @@ class StoredCorrection:
     caption_bank: Tensor
     sha256: str
 
-    def extend_candidates(self, vectors: Corpus, by_photo: bool) -> Vectors:
+    def append_corrections(self, vectors: Corpus, by_photo: bool) -> Vectors:
         """Append the correction -b_x to the vector of each candidate x, and return (n, dim + 1).
 
         The candidates are captions if ``by_photo``, images otherwise.
@@ -68,7 +68,7 @@ class StoredCorrection:
 def extend_queries(queries: Vectors, corrected: bool = True) -> Vectors:
     """Append 1 to each query for a search with corrected scores, or 0 for uncorrected scores.
 
-    The search compares these queries with the candidates of :meth:`StoredCorrection.extend_candidates`.
+    The search compares these queries with the candidates of :meth:`StoredCorrection.append_corrections`.
     """
     return np.column_stack([queries, np.full(len(queries), float(corrected), np.float32)])
 
