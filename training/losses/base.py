@@ -172,9 +172,9 @@ class Loss(Settings, ABC):
     )
     reduction: Literal["sum", "mean_topk"] = Field(
         "sum",
-        description="in the loss top and in neighbourhood terms: the sum of the hinges of triplets that violate the margin "
-        "(sum, the two-branch paper), or the mean of the k highest hinges of each query, zeros included "
-        "(mean_topk, the code of that paper)",
+        description="for the loss top and for neighbourhood terms. sum: the sum of the hinges of triplets that violate the "
+        "margin, as in the two-branch paper. mean_topk: the mean of the k highest hinges of each query, zeros included, as in "
+        "the code of that paper",
     )
     nested: list[PositiveInt] = Field(
         default_factory=list,
