@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import partial, wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import cache_from_source
@@ -24,6 +24,9 @@ _CONFIG = BeartypeConf(
 )
 _BYTECODE = "checked" + "".join(filter(str.isalnum, jaxtyping.__version__))
 _with_shapes = jaxtyping.jaxtyped
+_AXES = jaxtyping.jaxtyped("context")  # a name of an axis is one size in it
+CALLS = 10  # of a function, in each test: the first calls, whose shapes are checked. All calls would take a sixth more time
+_test = 1
 
 
 def install() -> None:
@@ -35,6 +38,12 @@ def install() -> None:
     jaxtyping.jaxtyped = _jaxtyped  # what its import hook names in the modules
     hook = jaxtyping.install_import_hook(["vse"], "tests.checked.checked").hook
     sys.meta_path[sys.meta_path.index(hook)] = _Finder(hook)
+
+
+def begin_test() -> None:
+    """Check the shapes of the next calls of each function again."""
+    global _test
+    _test += 1
 
 
 class CheckedLoader(SourceFileLoader):
@@ -86,7 +95,7 @@ def _jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
         if is_dataclass(part) and isinstance(part, type):
             _resolve_inherited(part)
         if _names_shapes(part):
-            return _with_shapes(part, typechecker=typechecker)
+            return _with_shapes(part, typechecker=typechecker) if isinstance(part, type) else _with_axes(part)
         if not isinstance(part, type):
             inner = "<locals>" in part.__qualname__  # it would be wrapped again at each call of the outer one
             return part if inner else checked(part)
@@ -95,6 +104,28 @@ def _jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
         return part
 
     return wrapped
+
+
+def _with_axes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Check a function, and that an axis has one size in all its arguments and its result.
+
+    jaxtyping's own decorator also binds the arguments to their names and checks them twice, for its messages.
+    """
+    inner = checked(function)
+    counted, left = 0, 0  # the test in which the calls are counted, and the calls that are still to be checked in it
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal counted, left
+        if counted != _test:
+            counted, left = _test, CALLS
+        if left == 0 or jaxtyping.config.jaxtyping_disable:
+            return function(*args, **kwargs)
+        left -= 1
+        with _AXES:
+            return inner(*args, **kwargs)
+
+    return call
 
 
 def _resolve_inherited(part: type[Any]) -> None:

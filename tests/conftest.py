@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 
 gc.disable()  # until all tests are collected: it would go over millions of objects again and again
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests side by side would wait for each other's threads
@@ -52,9 +53,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide GPUs, from the commands that tests start as well, unless only the tests marked ``gpu`` run (``-m gpu``)."""
+    """Hide GPUs unless only the tests marked ``gpu`` run (``-m gpu``), and check the shapes of all calls at night."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if config.getoption("--hypothesis-profile") == "nightly":
+        checked.CALLS = sys.maxsize
 
 
 @pytest.hookimpl(tryfirst=True)  # before ``-m`` selects by marks
@@ -65,6 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         needing = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=needing)
         items[:] = [item for item in items if item not in needing]
+
+
+def pytest_runtest_setup() -> None:
+    """Check the shapes of the first calls of each function in each test."""
+    checked.begin_test()
 
 
 def leave_attacks_to_the_night(items: list[pytest.Item]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 import pytest
 import torch
-from jaxtyping import TypeCheckError
+from beartype.roar import BeartypeCallHintViolation
 
 import vse
 from tests.checked import CheckedLoader
@@ -44,5 +44,5 @@ def test_every_annotation_of_a_shape_can_be_resolved() -> None:
 def test_a_wrong_shape_is_refused_where_annotations_are_strings() -> None:
     module = importlib.import_module("vse.eval.ranking.ranks")
     assert module.annotations.compiler_flag, "from __future__ import annotations"
-    with pytest.raises(TypeCheckError, match="n dim"):
+    with pytest.raises(BeartypeCallHintViolation, match="n dim"):
         module.check_finite("images", torch.zeros(3))
