@@ -50,6 +50,7 @@ experiments:
 SMALLER = [
     ("pipeline/demo.py", "DEFAULT_N_IMAGES = 5500", "DEFAULT_N_IMAGES = 22"),
     ("eval/options.py", "N_IMAGES_PER_FOLD = 1000", "N_IMAGES_PER_FOLD = 4"),
+    ("_vse/vse/quickstart.py", "MIN_PAIRS_FOR_SPLIT = 1000", "MIN_PAIRS_FOR_SPLIT = 22"),
 ]
 # Places that the documentation leaves open: a folder with all that is published of three data sets, weights, word vectors.
 PLACES = {
