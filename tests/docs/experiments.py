@@ -13,22 +13,31 @@ PAGE = ROOT / "docs" / "experiments.md"
 INTRODUCTION = """\
 # Experiments
 
-This page lists all experiments of the package, with a section for each file of `config/experiments/`. The command
-`vse-train --experiment NAME` trains one of them. [Training](training.md) explains their settings, and
-[Add an experiment](howto/experiment.md) shows how to write your own.
+This page lists all experiments of `vse`, with a section for each file of `config/experiments/`. An experiment is a *preset*, a
+list of settings with a name. The command `vse-train --experiment NAME` trains one of them. [Training](training.md) explains
+the settings, losses and models. [Add an experiment](howto/experiment.md) shows how to write your own.
 
 | column | meaning |
 |---|---|
 | experiment | the name of the preset |
-| what it is | one sentence, which `vse-train --help` prints too |
-| extends | the preset whose settings it has, except those that it changes |
+| what it is | a description of the preset. `vse-train --help` prints it, too |
+| extends | another preset, whose settings it has, except those that it changes; or the members of an ensemble |
 | rows | the rows of [published tables](tables.md) that it reproduces. `ace 1.3` is row 3 of Table 1 in the paper on ACE |
 
-An ensemble averages the scores of other experiments, its members. It is not trained itself: the workflow trains its members,
-or you do ([Ensembles](evaluation.md#ensembles)). Experiments whose names end in `_effnet` read EfficientNet-Lite0, a small
-network, and reproduce no row of a paper. [vsepp.yaml](#vseppyaml) explains the abbreviations 1C, 10C, RC, rV and FT,
-[Training](training.md#losses) the losses and hinges, and [Features](features.md) the features of captions, such as HGLMM and
-MiniLM.
+An *ensemble* averages the scores of other experiments, its members. It is not trained itself, and `vse-train --help` does not
+list it. The workflow trains the members ([Ensembles](evaluation.md#ensembles)).
+
+Many names have one of these parts:
+
+| part of a name | meaning |
+|---|---|
+| `effnet` | images are vectors of EfficientNet-Lite0, a small CNN for laptops; these experiments reproduce no row of a paper |
+| `resnet` | images are vectors of ResNet152 instead of VGG19 |
+| `bottom_up` | images are published regions of bottom-up attention |
+| `minilm`, `tfidf`, `mean_vector` | captions are vectors of this [feature](features.md); `minilm` is a small text encoder |
+| `10c`, `rc` | a vector is the mean over ten crops (10C), or belongs to a random crop (RC), instead of one centre crop (1C) |
+| `ft` | the CNN is fine-tuned (FT) |
+| `rv` | training also reads `restval` (rV), the part of COCO's validation images that is in no other split |
 """
 
 
