@@ -28,7 +28,7 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.approximate import measure_reranked_search
 from vse.eval.search.top_k import search_exactly
 from vse.training.kinds import PackedEmbeddings, pack_embeddings
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.solvers.encode import (
     MAX_TILE_IMAGES,
     PairScores,
@@ -96,7 +96,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    trained = load_run(arguments.run, "test", RunFileOptions(features=arguments.features, captions=arguments.captions), "cpu")
+    trained = load_run(arguments.run, "test", RunInputOptions(features=arguments.features, captions=arguments.captions), "cpu")
     images, captions = encode_split(trained.model, trained.split, trained.device)
     blocks = read_embeddings(arguments.run / "test.h5").score_blocks()
     rows: list[dict[str, object]] = []

@@ -36,7 +36,7 @@ from vse.features.cache.rows import CacheIdentity, FeatureRows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.training.experiment import load_experiment
-from vse.training.options import RunFileOptions, TrainOptions
+from vse.training.options import RunInputOptions, TrainOptions
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import create_app
 from vse.training.serve.server import PageServer
@@ -116,7 +116,7 @@ def of_model(name: str, sets: Sequence[str], cache: Path, n: int) -> dict[str, o
     )
     served: list[ServedRuns] = []
     options = SearcherOptions(n_reranked=200, expects_many_queries=True)
-    load_s = seconds(lambda: served.append(ServedRuns([run], "test", [RunFileOptions()], options, "cpu")))
+    load_s = seconds(lambda: served.append(ServedRuns([run], "test", [RunInputOptions()], options, "cpu")))
     server = PageServer(create_app(served[0]), "127.0.0.1", 0, 2**20)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -57,7 +57,7 @@ def published_table_names() -> list[str]:
 
 
 # --compare accepts these options; other options for embeddings are errors.
-OPTIONS_OF_COMPARISONS = ("judgements", "qrels", "choices", "language", "pairs")
+OPTIONS_WITH_COMPARE = ("judgements", "qrels", "choices", "language", "pairs")
 _OPTIONS_OF_RETRIEVAL = ("judgements", "qrels", "language", "pairs", "index", "rerank", "compress", "trec", "cxc", "k")
 _MIN_BOOTSTRAP_SAMPLES = 100  # fewest bootstrap samples of an interval
 

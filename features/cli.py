@@ -181,8 +181,9 @@ class PrecompExportRequest(Options):
     captions: FileOrFolderPath | None = None
     """The dataset.json with the captions.  [default: the file that the cache names]"""
     repeat: PositiveInteger | None = None
-    """Write the row of each image this many times in succession. N is 1 or the number of captions of an image.
-    [default: 1; if vse-data import-precomp wrote the cache, the number of repetitions in the files that it imported]"""
+    """Write the row of each image this many times in succession. The number must be 1 or the number of captions
+    of an image.
+    [default: as often as in the imported files, if the cache comes from vse-data import-precomp; otherwise once]"""
     force: Force = False
 
 

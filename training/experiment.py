@@ -91,7 +91,7 @@ class ExperimentConfig(ExperimentOutline):
             ):
                 if not ranks:
                     raise ValueError(f"loss.lambda3 and lambda4 require a ranking loss, not {name}")
-            if not self.model.similarity.compares_within_side or not self.model.normalize_image:
+            if not self.model.similarity.compares_within_modality or not self.model.normalize_image:
                 raise ValueError(
                     "loss.lambda3 and lambda4 compare unit vectors of one side; the similarity "
                     f"{self.model.similarity.name} cannot do that, or normalize_image is false"

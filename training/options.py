@@ -98,7 +98,7 @@ class TrainRequest(Options):
     options: TrainOptions = TrainOptions()
 
 
-class RunFileOptions(Options):
+class RunInputOptions(Options):
     """Files that replace the input files that a trained run names."""
 
     features: FileOrFolderPath | None = None
@@ -125,7 +125,7 @@ class EmbedRequest(Options):
     """Write the embeddings of all splits as two feature caches, PREFIX_images.h5 and PREFIX_captions.h5."""
     out: FileOrFolderPath | None = None
     """The file to write.  [default: RUN/SPLIT.h5; for another data set than the training data, RUN/DATASET_SPLIT.h5]"""
-    files: RunFileOptions = RunFileOptions()
+    files: RunInputOptions = RunInputOptions()
     allow_unfinished: Annotated[Flag, CliOption(("--allow-unfinished", "--unfinished"))] = False
     """Allow a run whose training did not finish. The output file records this. Without this option, such a run is an error."""
     allow_leak: Flag = False
@@ -147,8 +147,8 @@ class EmbedRequest(Options):
     captions. vse-eval --correct needs these scores to find hubs with training queries."""
     shortlist: Flag = False
     """For a TOD-Net with a condition (most experiments todnet_...): save time, and score only promising pairs with its
-    network. These have the highest scores without the network, relative to the score of the query's right answer. All other
-    pairs rank after them. The default of --out is then RUN/SPLIT_shortlist.h5."""
+    network. It scores the pairs in descending order of their scores without the network, until no pair of a round reaches
+    the network's score of the query's right answer. All other pairs rank last. The default of --out is then RUN/SPLIT_shortlist.h5."""
     sentences: Flag = False
     """For a run that localises phrases: write the scores of captions with images, which vse-eval --ensemble reads, instead of
     the scores of phrases with boxes."""
@@ -188,7 +188,7 @@ class SearchCommandRequest(Options):
     run: Annotated[FileOrFolderPath, CliOption(is_argument=True)]
     query: Annotated[Text, CliOption(is_argument=True)]
     search: RunSearchOptions = RunSearchOptions()
-    files: RunFileOptions = RunFileOptions()
+    files: RunInputOptions = RunInputOptions()
     image: FileOrFolderPath | None = None
     """For a run that localises phrases: the photo in which to find the phrase QUERY. The feature cache must have the boxes of
     this photo."""

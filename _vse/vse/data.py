@@ -19,7 +19,7 @@ from vse.features.options import ExtractOptions, FeatureRequest, ImportOptions, 
 from vse.pipeline.cli import DemoRequest
 from vse.pipeline.errors import UserError
 from vse.pipeline.option_types import NonNegativeInteger, PositiveInteger
-from vse.training.options import EmbedRequest, RunFileOptions
+from vse.training.options import EmbedRequest, RunInputOptions
 
 
 @public_api
@@ -210,5 +210,5 @@ def embeddings_as_features(
     paths = as_paths(files)
     if paths[0].is_dir():
         raise UserError(f"{paths[0]}: a folder; for a run, call vse.load(run).embed_as_features(prefix)")
-    written = embed_runs(EmbedRequest(runs=paths, as_features=prefix, files=RunFileOptions(captions=captions)))
+    written = embed_runs(EmbedRequest(runs=paths, as_features=prefix, files=RunInputOptions(captions=captions)))
     return FeatureFile(written[0]), FeatureFile(written[1])

@@ -245,7 +245,7 @@ class FittedRun:
     ``frame`` : the metrics, one row per epoch.
     ``array_encoder`` : the loaded model, which encodes arrays of vectors.
     ``files`` : maps the path of each file in the run folder, except the checkpoint, to its content.
-    ``photos`` : the path of each image's photo; empty if the paths are unknown.
+    ``photo_paths`` : the path of each image's photo; empty if the paths are unknown.
     ``has_texts`` : whether the captions are texts.
     """
 
@@ -254,7 +254,7 @@ class FittedRun:
     frame: pd.DataFrame
     array_encoder: ArrayEncoder
     files: Mapping[Path, bytes]
-    photos: Sequence[str]
+    photo_paths: Sequence[str]
     has_texts: bool
 
     @classmethod
@@ -284,7 +284,7 @@ class FittedRun:
             frame=pd.read_csv(run.metrics_file),
             array_encoder=load_array_encoder(folder, data, device),
             files=files,
-            photos=photos or (),
+            photo_paths=photos or (),
             has_texts=data.texts is not None,
         )
 
@@ -296,7 +296,7 @@ class FittedRun:
         return [replace(hit, photo=self._find_photo(hit), captions=hit.captions if self.has_texts else ()) for hit in hits]
 
     def _find_photo(self, hit: SearchHit) -> Path | None:
-        return Path(self.photos[hit.image_id]) if hit.image_id < len(self.photos) else None
+        return Path(self.photo_paths[hit.image_id]) if hit.image_id < len(self.photo_paths) else None
 
     @cached_property
     def _searcher(self) -> Searcher:

@@ -30,7 +30,7 @@ from vse.reports import SearchResults
 from vse.split_embeddings import SplitEmbeddings, embeddings
 from vse.training.options import (
     EmbedRequest,
-    RunFileOptions,
+    RunInputOptions,
     RunSearchOptions,
     SearchCommandRequest,
     TrainInputs,
@@ -78,7 +78,7 @@ class TrainedModel(EncodingModel, PathWrapper):
         settings (dict[str, Any]): all settings of the experiment, as in ``config.yaml``
     """
 
-    def __init__(self, path: Path, inputs: RunFileOptions, device: str = "auto", allow_code: bool = False) -> None:
+    def __init__(self, path: Path, inputs: RunInputOptions, device: str = "auto", allow_code: bool = False) -> None:
         super().__init__(path)
         from vse.training.run.packed import open_model_folder
 
@@ -221,10 +221,10 @@ class TrainedModel(EncodingModel, PathWrapper):
         """Return ``corpus`` if it is a folder of photos; None if it is an embeddings file or a folder of arrays."""
         return corpus if corpus.is_dir() and not any(corpus.glob("*.npy")) else None
 
-    def _choose_files(self, photos: Path | None) -> RunFileOptions:
+    def _choose_files(self, photos: Path | None) -> RunInputOptions:
         """Return the input files of a search: for the folder ``photos`` alone or, if it is None, all files of this model."""
         files = self._file_options
-        return files if photos is None else RunFileOptions(images=photos, weights_dir=files.weights_dir)
+        return files if photos is None else RunInputOptions(images=photos, weights_dir=files.weights_dir)
 
     def permit_own_code(self) -> AbstractContextManager[None]:
         from vse.pipeline.presets.own_code import allow_own_code
@@ -303,11 +303,11 @@ def train(
     )
     with allow_own_code(options.allow_code):
         folder = train_experiment(request)
-    return TrainedModel(folder, RunFileOptions(weights_dir=inputs.weights_dir), options.device, options.allow_code)
+    return TrainedModel(folder, RunInputOptions(weights_dir=inputs.weights_dir), options.device, options.allow_code)
 
 
 @public_api
-@describe_arguments(RunFileOptions, TrainOptions)
+@describe_arguments(RunInputOptions, TrainOptions)
 def load(
     run: StrPath,
     *,
@@ -338,7 +338,7 @@ def load(
     from vse.training.share.pack import fetch_model_folder
 
     set_thread_count(threads)
-    files = RunFileOptions(
+    files = RunInputOptions(
         features=features,
         captions=captions,
         caption_features=caption_features,

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from vse.eval.files.split import Embeddings
 from vse.eval.options import CHOICES_PROTOCOL
 from vse.eval.ranking.metrics import BestAnswers, Floats, Ints, MeasuredQueries, QueriesByDirection
-from vse.pipeline.dataset.choices import Choice, read_choices
+from vse.pipeline.dataset.choices import CaptionChoice, read_choices
 from vse.pipeline.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ChoiceSet:
     ``facts`` : facts about the choices for the result file, such as the SHA-256 of the file from which they were read.
     """
 
-    choices: Sequence[Choice]
+    choices: Sequence[CaptionChoice]
     facts: Mapping[str, Any]
 
 
@@ -105,7 +105,7 @@ def rank_choices(run: Embeddings, choice_set: ChoiceSet) -> QueriesByDirection:
     return {"i2t": MeasuredQueries(images, values, answers=answers)}
 
 
-def _score_groups(choices: Sequence[Choice], scores: Sequence[Floats]) -> dict[str, Floats]:
+def _score_groups(choices: Sequence[CaptionChoice], scores: Sequence[Floats]) -> dict[str, Floats]:
     """Return, for each choice, the text score, image score and group score (0 or 100) of its group, as in Winoground.
 
     A group has two choices for two images and the same two captions. Return an empty dict unless all choices are in groups.
@@ -126,7 +126,7 @@ def _score_groups(choices: Sequence[Choice], scores: Sequence[Floats]) -> dict[s
     return values
 
 
-def _score_decisions(choices: Sequence[Choice], scores: Sequence[NDArray[np.floating]]) -> Floats:
+def _score_decisions(choices: Sequence[CaptionChoice], scores: Sequence[NDArray[np.floating]]) -> Floats:
     """Return for each choice 100 if the right caption has a higher score than all wrong captions, else 0."""
     right = [row[one.right] > np.delete(row, one.right).max() for one, row in zip(choices, scores, strict=True)]
     return 100.0 * np.array(right)

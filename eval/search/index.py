@@ -279,11 +279,11 @@ def write_index(path: Path, built: BuiltIndex, source: IndexSource) -> Path:
 
 
 def has_index_to_read(path: Path, source: IndexSource) -> bool:
-    """Return whether :func:`read_index` must read ``path``; if not, the caller must build the index.
+    """Return whether the caller must call :func:`read_index` for ``path``; if not, the caller builds the index.
 
-    The result is False without a file. If only the metadata file is missing, a killed process may have left the index: the
-    result is False if the index has the expected numbers of rows and dimensions. Any other file without metadata may belong to
-    somebody else: the result is True, so that :func:`read_index` rejects it, but with ``--force`` the file is replaced.
+    The result is False in three cases: there is no file; the file is no index and ``--force`` permits its replacement; or a
+    killed process has left the index, that is, the metadata file is missing and the index has the expected numbers of rows and
+    dimensions. Any other file without metadata may belong to somebody else. :func:`read_index` then raises UserError.
     """
     if may_replace_other_kinds() and not INDEX_KIND.recognises_file_at(path):
         return False

@@ -351,7 +351,7 @@ class HglmmConfig(WordSettings):
 
     The feature follows the two-branch paper (Wang et al., TPAMI 2018, section 4.3) and Klein et al. (CVPR 2015). Both papers
     also use two mixtures, GMM+HGLMM, but do not state how to combine their Fisher vectors. Here PCA reduces the Fisher vectors
-    of each mixture separately, and the results are concatenated. The code of Klein et al. has no PCA (pca: null). For COCO,
+    of each mixture separately, and the results are concatenated. The code of Klein et al. has no PCA (pca=none). For COCO,
     that code keeps a random 20,000 of the 36,000 coordinates.
     """
 

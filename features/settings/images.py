@@ -124,8 +124,8 @@ class RegionsConfig(NetworkSettings):
     selection: Literal["detections", "bottom_up"] = Field(
         "detections",
         description="boxes from which the best are kept, after non-maximum suppression (NMS) in each class. detections: the "
-        "final boxes of the detector. bottom_up: the proposals, before the detector adjusts their position; a "
-        "proposal that NMS keeps in several classes has the highest of its scores there",
+        "final boxes of the detector. bottom_up: the proposals, before the detector adjusts their position. If NMS "
+        "keeps a proposal in several classes, its score is the highest of its scores in these classes",
     )
     nms: float = Field(
         0.5,

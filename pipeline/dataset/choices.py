@@ -44,7 +44,7 @@ _NOT_VISUAL = "notvisual"  # the type of a phrase of Flickr30K Entities that nam
 _SYMMETRIC_WORDS = {"and", "or", "with", "near", "by", "beside", "next", "to", "along", "alongside", "together", ",", "&"}
 
 
-class Choice(BaseModel):
+class CaptionChoice(BaseModel):
     """A choice of the caption for an image: the ids of the captions, one of which is right.
 
     ``right`` : the index of the right caption in ``sentids``.
@@ -84,7 +84,7 @@ class Choices(BaseModel):
     version: Literal[1] = 1
     dataset: str
     origin: str
-    choices: Annotated[list[Choice], Field(min_length=1)]
+    choices: Annotated[list[CaptionChoice], Field(min_length=1)]
 
 
 def read_choices(path: Path) -> tuple[Choices, str]:
@@ -167,7 +167,7 @@ def swap_phrases(dataset_file: Path, out: Path | None = None, split: str = "test
                 next_id += 2
                 sentences[image.imgid] += map(build_caption_from_tokens, ids, [image.imgid] * 2, both)
                 scores = [text_model.score(tokens) for tokens in both]
-                choices.append(Choice(imgid=image.imgid, sentids=ids, kind=kind, text_scores=scores))
+                choices.append(CaptionChoice(imgid=image.imgid, sentids=ids, kind=kind, text_scores=scores))
     if not choices:
         raise UserError(f"{dataset_file}: no caption of the split {split!r} has two phrases that can be exchanged")
     content = read_dataset_content(dataset_file)
@@ -193,7 +193,7 @@ def check_choices_output(out: Path, inputs: Sequence[Path]) -> None:
     check_output(out / CHOICES_FILE, json_kind("a file of choices", "format", "origin", "choices"), inputs)
 
 
-def write_choices(out: Path, name: str, origin: str, choices: list[Choice]) -> Path:
+def write_choices(out: Path, name: str, origin: str, choices: list[CaptionChoice]) -> Path:
     """Write ``choices`` for the data set ``name`` to ``out/choices.json``, and return the path of this file.
 
     ``origin`` is a sentence about the published files or the data set from which the choices come.
@@ -276,7 +276,7 @@ def import_choices(files: Sequence[Path], images: Path, out: Path, corpus: Path 
                 sentences.setdefault(imgid, []).append({**sentence, "raw": text})
             ids.append(sentids[imgid, text])
         scores = [] if text_model is None else [text_model.score(tokenise(text)) for text in item.captions]
-        choices.append(Choice(imgid=imgid, sentids=ids, kind=item.kind, group=item.group, text_scores=scores))
+        choices.append(CaptionChoice(imgid=imgid, sentids=ids, kind=item.kind, group=item.group, text_scores=scores))
     folder = _cut_out_boxes(images, out, imgids) if any(box for _, box in imgids) else images
     entries = []
     for (file, box), imgid in imgids.items():

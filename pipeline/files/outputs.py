@@ -82,7 +82,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def json_kind(name: str, *keys: str) -> OutputKind:
-    """Return the kind of JSON files that hold an object with these ``keys``, called ``name`` in messages."""
+    """Return the kind of JSON files that hold an object with these ``keys``. Messages call this kind ``name``."""
     return OutputKind(name, lambda path: set(keys) <= read_json_object(path).keys())
 
 
@@ -99,7 +99,7 @@ def hdf5_kind(name: str, recognises: Callable[[h5py.File], bool]) -> OutputKind:
 
 
 def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
-    """Return a kind, called ``name`` in messages: files that have the text ``marker`` in their first ``within`` bytes."""
+    """Return the kind of files that contain the text ``marker`` in their first ``within`` bytes, ``name`` in messages."""
     return OutputKind(name, lambda path: marker.encode() in read_first_bytes(path, within))
 
 

@@ -16,7 +16,7 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.errors import UserError
 from vse.training.cli import train_main
 from vse.training.experiment import list_changed_settings, load_experiment
-from vse.training.options import RunFileOptions, TrainOptions
+from vse.training.options import RunInputOptions, TrainOptions
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
 from vse.training.use.open_run import open_run
@@ -135,7 +135,7 @@ def test_features_of_other_machines(said: str, demo: Path, cache: Path, run: Pat
     out = tmp_path / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"precision": "bf16"})), out, 1)
     merge_feature(demo, out, 1)
-    places = RunFileOptions(features=out, captions=demo)
+    places = RunInputOptions(features=out, captions=demo)
     if said == "auto":
         assert open_run(run, places).image_cache.provenance["config"]["precision"] == "bf16"
     else:

@@ -264,7 +264,7 @@ class PhotoCrops:
 def compute_photo_features(extractor: CnnExtractor, crops: UInt8[Tensor, "n n_crops 3 crop crop"]) -> BatchVectors:
     """Compute the features of photos from their crops, in the form in which a model reads them from the extractor's cache.
 
-    If the cache would hold the features of several crops of each photo, the result is their mean.
+    If the extractor stores the vectors of several crops of a photo, a model reads their mean.
     """
     vectors, config = extractor.compute_features(crops), extractor.config
     if config.row_kind == "sets":

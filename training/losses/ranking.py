@@ -216,8 +216,9 @@ def _list_neighbourhood_constraints(loss: Loss, batch: Batch) -> list[tuple[floa
     """Return the neighbourhood constraints of a loss: among images, among captions, both, or none.
 
     Images with the same text are neighbours, and so are captions of the same image. A constraint is a tuple: its weight, the
-    embeddings of the images (or captions), and two indices for each pair of the batch, on the CPU. For images these are the
-    image and its text; for captions, the position of the pair in the batch and the image.
+    embeddings of the images (or captions), and two arrays with an index for each pair of the batch, on the CPU. For images
+    the indices are those of the pair's image and of its text. For captions they are the position of the pair in the batch,
+    and the index of its image.
     """
     image_indices, text_indices = torch.from_numpy(batch.image_indices), torch.from_numpy(batch.text_indices)
     sides = [
@@ -339,6 +340,6 @@ def build_function_loss(function: Callable[..., Any]) -> type[Loss]:
 
 
 def _setting_type(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """Return the annotated type of a parameter, or the type of its default. A float default turns int into float."""
+    """Return the annotated type of a parameter, but float if its default is a float. Without a type: that of the default."""
     kind = get_type_hints(function).get(parameter.name, type(parameter.default))
     return float if kind is int and isinstance(parameter.default, float) else kind

@@ -197,11 +197,11 @@ def _check_encoder(
         raise UserError(
             f"the {side} encoder {settings.name!r} reads {' or '.join(settings.input_kinds)}, not the {kind} of {name}"
         )
-    embedding_kind = settings.embedding_kind(kind)
-    if embedding_kind != compared_kind:
+    output_kind = settings.output_kind(kind)
+    if output_kind != compared_kind:
         raise UserError(
             f"the similarity {similarity.name!r} requires {_EMBEDDING_TERMS[compared_kind]} per {side}, but the {side} "
-            f"encoder {settings.name!r} computes {_EMBEDDING_TERMS.get(embedding_kind, embedding_kind)} from {name}"
+            f"encoder {settings.name!r} computes {_EMBEDDING_TERMS.get(output_kind, output_kind)} from {name}"
         )
 
 

@@ -60,9 +60,9 @@ def _check_input_kind(settings: EncoderSettings, kind: InputKind, batch: BatchVe
         encoded = encoder(*batch)
     if not isinstance(encoded, tuple) or not all(isinstance(part, Tensor) for part in encoded):
         raise _encoder_error(settings, kind, f"it returns {type(encoded).__name__}, not a tuple of tensors")
-    is_set = settings.embedding_kind(kind) == InputKind.SETS
+    is_set = settings.output_kind(kind) == InputKind.SETS
     if len(encoded) != 1 + is_set:
-        raise _encoder_error(settings, kind, f"it returns {len(encoded)} tensors for {settings.embedding_kind(kind)}")
+        raise _encoder_error(settings, kind, f"it returns {len(encoded)} tensors for {settings.output_kind(kind)}")
     vectors = encoded[0]
     if vectors.ndim != 2 + is_set or len(vectors) != _N_ROWS or vectors.shape[-1] != encoder.dim:
         found = f"embeddings of shape {tuple(vectors.shape)} for {_N_ROWS} inputs, and its dim is {encoder.dim}"

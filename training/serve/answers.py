@@ -21,7 +21,7 @@ from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, count_pixels, read_image_bytes
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.run.inputs import find_training_dataset_file
 from vse.training.serve.page import SMALL_PHOTO_SIDE, ItemKind, RunAnswer, SplitImage, read_photo
 from vse.training.use.corpus import describe_searched_images, find_default_split
@@ -148,7 +148,7 @@ class ServedRuns:
         self,
         runs: Sequence[Path],
         split: str | None,
-        files: Sequence[RunFileOptions],
+        files: Sequence[RunInputOptions],
         options: SearcherOptions,
         device: str = "auto",
     ) -> None:
@@ -265,7 +265,7 @@ class ServedRuns:
 
 
 def _load_runs(
-    runs: Sequence[Path], split: str | None, files: Sequence[RunFileOptions], options: SearcherOptions, device: str
+    runs: Sequence[Path], split: str | None, files: Sequence[RunInputOptions], options: SearcherOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
     opened = [load_run_for_search(run, split, run_files, device) for run, run_files in zip(runs, files, strict=True)]

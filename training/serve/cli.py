@@ -13,7 +13,7 @@ import click
 from vse.pipeline.command import entry_point, set_up_openmp
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.options import command
-from vse.training.options import RunFileOptions, ServeRequest
+from vse.training.options import RunInputOptions, ServeRequest
 
 if TYPE_CHECKING:
     import flask
@@ -75,14 +75,14 @@ def serve_command(request: ServeRequest) -> None:
             _exit_at_once()
 
 
-def _list_run_file_options(request: ServeRequest) -> list[RunFileOptions]:
+def _list_run_file_options(request: ServeRequest) -> list[RunInputOptions]:
     n_runs = len(request.runs)
     for option, files in (("--features", request.features), ("--caption-features", request.caption_features)):
         if len(files) not in (0, n_runs):
             raise UserError(f"{option} is given {len(files)} times for {n_runs} runs; give it for each, in their order")
     features, caption_features = (files or (None,) * n_runs for files in (request.features, request.caption_features))
     return [
-        RunFileOptions(
+        RunInputOptions(
             features=cache,
             captions=request.captions,
             caption_features=texts,

@@ -38,7 +38,7 @@ from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
 from vse.training.data.pairs import CaptionsLoadedAtFirstRead, TokenIndices, select_images_with_features
 from vse.training.models.similarities.todnet import require_shortlist_similarity, score_shortlist
-from vse.training.options import EmbedRequest, RunFileOptions
+from vse.training.options import EmbedRequest, RunInputOptions
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import count_leaked_images
 from vse.training.solvers.encode import PairScores, build_vector_fields, encode_split, pool_sets, score_with_bank
@@ -55,7 +55,7 @@ def embed_split(
     run: Path,
     out: Path | None = None,
     split: str = "test",
-    files: RunFileOptions = RunFileOptions(),
+    files: RunInputOptions = RunInputOptions(),
     device: str = "auto",
     allow_unfinished: bool = False,
     allow_leak: bool = False,
@@ -235,7 +235,7 @@ def count_unknown_words(trained: TrainedRun) -> dict[str, int]:
 
 
 def cache_run_embeddings(
-    run: Path, out: Path, files: RunFileOptions = RunFileOptions(), device: str = "auto", allow_unfinished: bool = False
+    run: Path, out: Path, files: RunInputOptions = RunInputOptions(), device: str = "auto", allow_unfinished: bool = False
 ) -> list[Path]:
     """Embed all splits with the best weights of a run, write the embeddings as two feature caches, and return their paths.
 

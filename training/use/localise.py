@@ -29,7 +29,7 @@ from vse.pipeline.files.outputs import check_output
 from vse.training.data.images import Indices
 from vse.training.data.pairs import Pairs, encode_texts, select_images_with_features
 from vse.training.models.build import Model
-from vse.training.options import RunFileOptions, RunSearchOptions
+from vse.training.options import RunInputOptions, RunSearchOptions
 from vse.training.phrases.arrays import PhraseArrays, RegionFeatures, RegionInputs, check_phrase_cache
 from vse.training.phrases.task import (
     PhraseInputs,
@@ -71,7 +71,7 @@ def save_phrase_scores(
     opened: OpenedRun,
     out: Path,
     split: str,
-    files: RunFileOptions = RunFileOptions(),
+    files: RunInputOptions = RunInputOptions(),
     leak_entry: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write the scores of each phrase of a split with the candidate boxes in the phrase's image, and return ``out``.
@@ -107,7 +107,7 @@ def save_sentence_scores(
     opened: OpenedRun,
     out: Path,
     split: str,
-    files: RunFileOptions = RunFileOptions(),
+    files: RunInputOptions = RunInputOptions(),
     leak_entry: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """Write the scores of all captions of a split with all images, computed from their phrases, and return ``out``.
@@ -141,7 +141,7 @@ def save_sentence_scores(
 
 
 def _rank_boxes(
-    run: Path, photo: Path, text: str, files: RunFileOptions, device: str
+    run: Path, photo: Path, text: str, files: RunInputOptions, device: str
 ) -> tuple[Float[np.ndarray, "n 4"], Float[np.ndarray, " n"]]:
     """Return the candidate boxes of a photo and their scores for a phrase, best first."""
     opened = open_run(run, files, device, allow_unfinished=True)
@@ -175,7 +175,7 @@ def _require_phrase_settings(opened: OpenedRun) -> PhraseSettings:
     return phrase_settings
 
 
-def _load_model_and_split(opened: OpenedRun, split: str, files: RunFileOptions) -> tuple[Model, PhraseSplit]:
+def _load_model_and_split(opened: OpenedRun, split: str, files: RunInputOptions) -> tuple[Model, PhraseSplit]:
     phrase_settings, phrases = _require_phrase_settings(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     model = _load_best_model(opened, phrase_settings)
@@ -211,7 +211,7 @@ def _find_phrase_hashes(opened: OpenedRun, phrases: PhraseArrays) -> dict[str, A
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 
-def _open_phrase_inputs(dataset: Dataset, phrases: FeatureCache, files: RunFileOptions, device: torch.device) -> PhraseInputs:
+def _open_phrase_inputs(dataset: Dataset, phrases: FeatureCache, files: RunInputOptions, device: torch.device) -> PhraseInputs:
     """Return the vectors of the phrases of a data set, from the cache ``phrases`` if it belongs to this data set.
 
     Otherwise, the encoder that computed this cache encodes the phrases.
@@ -229,7 +229,7 @@ def find_phrase(
     photo: Path,
     phrase: str,
     request: RunSearchOptions = RunSearchOptions(),
-    files: RunFileOptions = RunFileOptions(),
+    files: RunInputOptions = RunInputOptions(),
     device: str = "auto",
 ) -> PhraseCandidates:
     """Return the candidate boxes in a photo with their scores for a phrase, best first.

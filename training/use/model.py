@@ -45,7 +45,7 @@ from vse.training.kinds import BatchVectors, InputKind, to_input_kind
 from vse.training.models.build import Model, TrainableCnn, build_model
 from vse.training.models.encoders.recurrent import RecurrentSettings
 from vse.training.models.recurrent_states import STEP_ROW_MULTIPLE, TOTAL_ROW_MULTIPLE
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.use.open_run import OpenedRun, load_weights, open_run
 
 
@@ -64,7 +64,7 @@ class TrainedRun(OpenedRun):
 def load_run(
     run: Path,
     split: str | None,
-    files: RunFileOptions = RunFileOptions(),
+    files: RunInputOptions = RunInputOptions(),
     device: str = "auto",
     allow_unfinished: bool = False,
 ) -> TrainedRun:
@@ -77,7 +77,7 @@ def load_run(
 
 
 def load_opened_run(
-    opened: OpenedRun, split: str | None, files: RunFileOptions = RunFileOptions(), last_epoch: bool = False
+    opened: OpenedRun, split: str | None, files: RunInputOptions = RunInputOptions(), last_epoch: bool = False
 ) -> TrainedRun:
     """Load the model of an opened run, and the images and captions of a split as inputs of the model.
 

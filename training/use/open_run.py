@@ -33,7 +33,7 @@ from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.presets import list_setting_changes
 from vse.training.experiment import ExperimentConfig, list_changed_settings
 from vse.training.models.build import Model
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.run.folder import RunFolder
 from vse.training.run.inputs import find_training_dataset_file
 from vse.training.run.packed import open_model_folder
@@ -256,7 +256,7 @@ def compute_run_cost(run: OpenedRun) -> dict[str, Any]:
 
 
 def open_run(
-    run: Path, files: RunFileOptions = RunFileOptions(), device: str = "auto", allow_unfinished: bool = False
+    run: Path, files: RunInputOptions = RunInputOptions(), device: str = "auto", allow_unfinished: bool = False
 ) -> OpenedRun:
     """Open a run or a packed model, and check its input files.
 
@@ -308,7 +308,7 @@ def open_run(
 
 
 def _open_without_cache(
-    folder: RunFolder, experiment: ExperimentConfig, record: dict[str, Any], files: RunFileOptions, device: str
+    folder: RunFolder, experiment: ExperimentConfig, record: dict[str, Any], files: RunInputOptions, device: str
 ) -> OpenedRun:
     """Open a run to search a folder of photos, or open a packed model without data. The features are not cached."""
     for name in ("features", "captions", "caption_features"):

@@ -18,7 +18,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import QUERY_IMAGE_FORMATS, decode_image
 from vse.pipeline.files.inputs import FileState, read_file_state
 from vse.pipeline.files.outputs import check_output
-from vse.training.options import RunFileOptions, RunSearchOptions
+from vse.training.options import RunInputOptions, RunSearchOptions
 from vse.training.use.attention import add_attention
 from vse.training.use.corpus import check_has_captions, describe_searched_images, find_default_split
 from vse.training.use.model import Query, TrainedRun
@@ -83,7 +83,7 @@ def search_run(
     run: Path,
     query: str | Path,
     request: RunSearchOptions = RunSearchOptions(),
-    files: RunFileOptions = RunFileOptions(),
+    files: RunInputOptions = RunInputOptions(),
     device: str = "auto",
     searcher_cache: LastSearcherCache | None = None,
 ) -> list[SearchHit]:
@@ -107,7 +107,7 @@ def _search(
     run: Path,
     query: str | Path,
     request: RunSearchOptions,
-    files: RunFileOptions,
+    files: RunInputOptions,
     device: str,
     searcher_cache: LastSearcherCache | None,
 ) -> list[SearchHit]:

@@ -31,7 +31,7 @@ from vse.eval.search.top_k import (
 )
 from vse.pipeline.errors import UserError
 from vse.training.kinds import BatchVectors, PackedEmbeddings, pack_embeddings
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.solvers.encode import MAX_TILE_IMAGES, PairScores, pool_embeddings
 from vse.training.use.attention import AttentionComputer, compute_query_attention
 from vse.training.use.corpus import (
@@ -380,7 +380,7 @@ class Searcher:
         return hits
 
 
-def load_run_for_search(run: Path, split: str | None, files: RunFileOptions, device: str) -> TrainedRun:
+def load_run_for_search(run: Path, split: str | None, files: RunInputOptions, device: str) -> TrainedRun:
     """Load a run and a split (None: the default split) for a search, and set the device of FAISS to that of the run."""
     opened = open_run(run, files, device, allow_unfinished=True)
     trained = load_opened_run(opened, split or find_default_split(opened.dataset), files)

@@ -17,12 +17,12 @@ from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.options import AllEvaluateOptions
-from vse.pipeline.dataset.choices import Choice, write_choices
+from vse.pipeline.dataset.choices import CaptionChoice, write_choices
 
 N_IMAGES, N_EACH = 40, 4
 
 
-def choices_of(run: Embeddings, seed: int = 0) -> list[Choice]:
+def choices_of(run: Embeddings, seed: int = 0) -> list[CaptionChoice]:
     """For each image a choice of two and one of three of its captions, at random."""
     rng = np.random.default_rng(seed)
     made_choices = []
@@ -31,7 +31,9 @@ def choices_of(run: Embeddings, seed: int = 0) -> list[Choice]:
         for kind, size in (("pair", 2), ("three", 3)):
             ids = rng.permutation(own)[:size].tolist()
             scores = rng.random(size).tolist()
-            made_choices.append(Choice(imgid=image, sentids=ids, right=int(rng.integers(size)), kind=kind, text_scores=scores))
+            made_choices.append(
+                CaptionChoice(imgid=image, sentids=ids, right=int(rng.integers(size)), kind=kind, text_scores=scores)
+            )
     return made_choices
 
 
@@ -40,11 +42,11 @@ def run() -> Embeddings:
     return made(n_images=N_IMAGES, n_each=N_EACH, noise=1.5)
 
 
-def write(folder: Path, run: Embeddings, choices: Sequence[Choice]) -> tuple[Path, Path]:
+def write(folder: Path, run: Embeddings, choices: Sequence[CaptionChoice]) -> tuple[Path, Path]:
     return write_embeddings(folder / "test.h5", run), write_choices(folder, run.dataset, "made for a test", list(choices))
 
 
-def slow_rates(run: Embeddings, choices: Sequence[Choice]) -> dict[str, float]:
+def slow_rates(run: Embeddings, choices: Sequence[CaptionChoice]) -> dict[str, float]:
     """Score by score, in float64."""
     images = dict(zip(run.image_ids.tolist(), run.images.astype(np.float64), strict=True))
     captions = dict(zip(run.caption_ids.tolist(), run.captions.astype(np.float64), strict=True))
@@ -116,7 +118,7 @@ def test_a_group_is_right_if_both_images_and_both_captions_are(tmp_path: Path) -
         for place, (right, wrong) in enumerate(((right0, wrong0), (right1, wrong1))):
             image = 2 * group + place
             scores[image, [2 * image, 2 * image + 1]] = right, wrong
-            choices.append(Choice(imgid=image, sentids=[2 * image, 2 * image + 1], group=group))
+            choices.append(CaptionChoice(imgid=image, sentids=[2 * image, 2 * image + 1], group=group))
     run = Embeddings(np.arange(6), np.arange(12), np.arange(12) // 2, "demo", "test", scores=scores)
     file, listed = write(tmp_path, run, choices)
     rates = result_of([file], choices=listed)["protocols"]["choices"]["i2t"]
@@ -146,7 +148,9 @@ def test_tables_comparisons_and_reports_have_the_choices(
 
 def test_choices_of_other_images_are_left_out(tmp_path: Path, run: Embeddings, caplog: pytest.LogCaptureFixture) -> None:
     choices = choices_of(run)
-    file, listed = write(tmp_path, run, [*choices, Choice(imgid=1, sentids=[0, 1]), Choice(imgid=0, sentids=[0, 10**6])])
+    file, listed = write(
+        tmp_path, run, [*choices, CaptionChoice(imgid=1, sentids=[0, 1]), CaptionChoice(imgid=0, sentids=[0, 10**6])]
+    )
     assert result_of([file], choices=listed)["choices"]["choices"]["choices"] == len(choices)
     assert "2 of 82 choices are not of this split" in caplog.text
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.training.conftest import experiment
 from tests.training.use.attending import scan
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import PageSettings, create_app
 from vse.training.serve.server import ConnectionLimits, PageServer
@@ -39,7 +39,7 @@ def sets_run(positions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(vectors_run: Path, sets_run: Path) -> ServedRuns:
-    return ServedRuns([vectors_run, sets_run], "test", [RunFileOptions()] * 2, MANY, "cpu")
+    return ServedRuns([vectors_run, sets_run], "test", [RunInputOptions()] * 2, MANY, "cpu")
 
 
 @pytest.fixture(scope="session")

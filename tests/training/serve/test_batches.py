@@ -25,7 +25,7 @@ from tests.training.conftest import experiment
 from tests.training.serve.conftest import MANY, running
 from tests.training.use.attending import scan
 from vse.pipeline.errors import UserError
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.serve.answers import QueryBatcher, ServedRuns
 from vse.training.serve.app import create_app
 from vse.training.serve.server import PageServer
@@ -50,7 +50,7 @@ def form(
     """Return the name of a form, and a run of it."""
     features, sets = (positions, scan("t2i")) if request.param == "scan" else (cache, FORMS[request.param])
     run = train(features, experiment("train.epochs=1", *sets), out=tmp_path_factory.mktemp("runs") / "run")
-    return request.param, ServedRuns([run], "test", [RunFileOptions()], MANY, "cpu")
+    return request.param, ServedRuns([run], "test", [RunInputOptions()], MANY, "cpu")
 
 
 def encode_alone(encode: Callable[[str], EncodedQuery], text: str) -> EncodedQuery | str:

@@ -20,7 +20,7 @@ from tests.training.serve.conftest import MANY
 from tests.training.serve.test_app import TEXT, upload
 from vse.features.cli import data_main, extract_main
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.serve import page as search_page
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import create_app
@@ -153,7 +153,7 @@ def test_a_long_query_is_shortened_in_the_heading(client: FlaskClient) -> None:
     ],
 )
 def test_several_splits_are_searched(vectors_run: Path, split: str, n_images: int, description: str) -> None:
-    served = ServedRuns([vectors_run], split, [RunFileOptions()], MANY, "cpu")
+    served = ServedRuns([vectors_run], split, [RunInputOptions()], MANY, "cpu")
     client = create_app(served).test_client()
     answer = client.get("/search?as=json&q=a+red+square&k=100").get_json()
     assert answer["images"] == {"searched": n_images, "all": 66}
@@ -164,7 +164,7 @@ def test_several_splits_are_searched(vectors_run: Path, split: str, n_images: in
 def test_an_album_without_captions_takes_photographs(demo: Path, vectors_run: Path, cache: Path, tmp_path: Path) -> None:
     done(data_main, "album", demo.parent / "images", "--out", tmp_path / "album")
     done(extract_main, "cnn", "--dataset", tmp_path / "album" / "dataset.json", "--like", cache, "--out", tmp_path / "a.h5")
-    served = ServedRuns([vectors_run], "all", [RunFileOptions(features=tmp_path / "a.h5")], MANY, "cpu")
+    served = ServedRuns([vectors_run], "all", [RunInputOptions(features=tmp_path / "a.h5")], MANY, "cpu")
     client = create_app(served).test_client()
     photo = next((tmp_path / "album" / "images").iterdir())
     page = unescape(client.post("/search", data=upload(photo.read_bytes()), follow_redirects=True).get_data(as_text=True))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.browser import SCREENS, WIDTHS, chromium, find_accessibility_errors
 from tests.training.serve.conftest import MANY, running
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.serve.answers import ServedRuns
 from vse.training.serve.app import PageSettings, create_app
 
@@ -34,7 +34,7 @@ def url(app: flask.Flask) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def one_run_url(vectors_run: Path) -> Iterator[str]:
     """The address of a server of one run that searches all splits."""
-    served = ServedRuns([vectors_run], "all", [RunFileOptions()], MANY, "cpu")
+    served = ServedRuns([vectors_run], "all", [RunInputOptions()], MANY, "cpu")
     with running(create_app(served, PageSettings(n_results=10))) as address:
         yield address
 

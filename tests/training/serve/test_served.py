@@ -14,7 +14,7 @@ from tests.training.conftest import Log, experiment
 from tests.training.serve.conftest import MANY
 from tests.training.serve.test_app import png_bomb, upload
 from vse.pipeline.files.images import BadImage, decode_image
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.serve.answers import ServedRuns, UnknownId
 from vse.training.serve.page import LARGE_PHOTO_LOCK, LARGE_PHOTO_PIXELS, read_upload
 from vse.training.training import train
@@ -28,7 +28,7 @@ def test_runs_of_one_name_are_known_by_their_folders(served: ServedRuns, vectors
 
 def test_a_query_reads_no_file_of_a_run_or_of_the_data_set(own_cache: Path, tmp_path: Path) -> None:
     run = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "run")
-    served = ServedRuns([run], "test", [RunFileOptions()], MANY, "cpu")
+    served = ServedRuns([run], "test", [RunInputOptions()], MANY, "cpu")
     before = served.answer_query("a red square", 3)[0]
     images = own_cache.parent.parent / "data" / "images"
     photo = decode_image(next(images.iterdir()))
@@ -46,7 +46,7 @@ def test_a_query_reads_no_file_of_a_run_or_of_the_data_set(own_cache: Path, tmp_
 
 def test_imported_features_read_texts_alone(regions: Path, tmp_path: Path, caplog: Log) -> None:
     run = train(regions, experiment("train.epochs=1", "model.similarity={name: scan}", *WORDS), out=tmp_path / "run")
-    served = ServedRuns([run], "test", [RunFileOptions()], MANY, "cpu")
+    served = ServedRuns([run], "test", [RunInputOptions()], MANY, "cpu")
     assert "reads no photos" in caplog.text
     assert not served.reads_photos
     assert len(served.answer_query("a red square", 3)[0].hits) == 3

@@ -19,7 +19,7 @@ from vse.pipeline.dataset.dataset import load_dataset_file, parquet_copy_path
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import inputs as input_files
 from vse.pipeline.files.images import decode_image
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.run.folder import RunFolder
 from vse.training.solvers.encode import pool_embeddings
 from vse.training.training import train
@@ -48,7 +48,7 @@ def dataset(own_cache: Path, edit: Edit) -> Path:
 @pytest.fixture
 def search(own_run: Path, own_cache: Path, dataset: Path, tmp_path: Path) -> Search:
     """A search of that data set, with an index."""
-    places = RunFileOptions(features=forget_captions(own_cache), captions=dataset)
+    places = RunInputOptions(features=forget_captions(own_cache), captions=dataset)
 
     def run(query: str | Path, *, last: LastSearcherCache | None = None, **options: Any) -> list[SearchHit]:
         request = RunSearchOptions(**{"index": tmp_path / "x.faiss", **options})

@@ -22,7 +22,7 @@ from vse.pipeline.dataset.dataset import list_mentions, load_dataset_file
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
 from vse.training.cli import embed_main, report_main, search_main
-from vse.training.options import RunFileOptions, TrainInputs
+from vse.training.options import RunInputOptions, TrainInputs
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
 from vse.training.use.embed import embed_split
@@ -91,7 +91,7 @@ def test_sentences_need_a_model_of_phrases_which_embeds_no_captions(phrase_run: 
 def test_phrases_of_another_data_set_need_a_cache_or_its_encoder(phrase_run: Path, tmp_path: Path) -> None:
     other = create_demo(tmp_path / "data", n_images=24, seed=9)
     caches = make_caches(other, tmp_path / "features")
-    places = RunFileOptions(features=caches.candidates, caption_features=caches.phrases)
+    places = RunInputOptions(features=caches.candidates, caption_features=caches.phrases)
     out = embed_split(phrase_run, tmp_path / "other.h5", "test", places)
     expected = [m for m in list_mentions(load_dataset_file(other)) if m.image.split == "test"]
     assert len(read_phrase_scores(out).phrase_ids) == len(expected)

@@ -27,7 +27,7 @@ from vse.pipeline.dataset.preparation import check_and_describe_dataset
 from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import Interrupted, UserError
 from vse.training.cli import embed_main, report_main, search_main, train_main
-from vse.training.options import RunFileOptions, TrainInputs
+from vse.training.options import RunInputOptions, TrainInputs
 from vse.training.run.folder import RunFolder
 from vse.training.solvers import retrieval
 from vse.training.training import train
@@ -202,7 +202,7 @@ def test_an_album_reads_queries_as_the_run_does_or_by_its_own_tokeniser(
         out, data = tmp_path / f"{len(tokeniser)}.h5", tmp_path / "album" / "dataset.json"
         done(extract_main, "cnn", "--dataset", data, "--out", out, "--like", cache)
         caplog.clear()
-        search_run(own_run, "a circle's", RunSearchOptions(k=1), RunFileOptions(features=out))
+        search_run(own_run, "a circle's", RunSearchOptions(k=1), RunInputOptions(features=out))
         assert f"not a word of the training captions: {words}" in caplog.messages
         assert "words were cut by" not in caplog.text
     assert "--tokeniser: no tokeniser 'nlkt'" in fails(main, "album", photos, "--out", tmp_path / "x", "--tokeniser", "nlkt")

@@ -23,7 +23,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_file, write_json
 from vse.training.cli import embed_main, search_main
 from vse.training.experiment import ExperimentConfig
-from vse.training.options import RunFileOptions
+from vse.training.options import RunInputOptions
 from vse.training.run.folder import RunFolder
 from vse.training.training import train
 from vse.training.use.search import RunSearchOptions, search_run
@@ -276,7 +276,7 @@ def test_a_moved_cache_is_named_with_its_option(run: Path, own_cache: Path, tmp_
     error = fails(search_main, moved, "a red circle")
     assert "is missing" in error
     assert "if it was moved, add --features" in error
-    assert len(search_run(moved, "a red circle", RunSearchOptions(k=2), files=RunFileOptions(features=own_cache))) == 2
+    assert len(search_run(moved, "a red circle", RunSearchOptions(k=2), files=RunInputOptions(features=own_cache))) == 2
 
 
 def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path: Path, capsys: Any, edit: Any) -> None:

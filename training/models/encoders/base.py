@@ -59,7 +59,7 @@ class EncoderSettings(Settings):
     name: str
     input_kinds: ClassVar[tuple[InputKind, ...]]
 
-    def embedding_kind(self, kind: InputKind) -> InputKind:
+    def output_kind(self, kind: InputKind) -> InputKind:
         """Return the kind of embeddings, vectors or sets, that the encoder computes from a kind of input."""
         return kind
 

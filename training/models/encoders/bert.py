@@ -67,7 +67,7 @@ class BertSettings(EncoderSettings):
             raise ValueError("pooling goes with states: pooled; states: all keeps the vector of every token")
         return self
 
-    def embedding_kind(self, kind: InputKind) -> InputKind:
+    def output_kind(self, kind: InputKind) -> InputKind:
         return InputKind.SETS if self.states == "all" else InputKind.VECTORS
 
     def load_transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:

@@ -32,7 +32,7 @@ class PooledSettings(EncoderSettings):
         "softmax_k(q . x_k) and a learned vector q",
     )
 
-    def embedding_kind(self, kind: InputKind) -> InputKind:
+    def output_kind(self, kind: InputKind) -> InputKind:
         return InputKind.VECTORS
 
     def build(self, spec: EncoderSpec) -> Encoder:
@@ -74,7 +74,7 @@ class WeldonSettings(EncoderSettings):
     k_min: int = Field(15, ge=0, description="number of lowest responses of a channel in the mean; 0: none")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout of the pooled channels")
 
-    def embedding_kind(self, kind: InputKind) -> InputKind:
+    def output_kind(self, kind: InputKind) -> InputKind:
         return InputKind.VECTORS
 
     def build(self, spec: EncoderSpec) -> Encoder:
@@ -189,7 +189,7 @@ class GpoSettings(EncoderSettings):
         0.2, ge=0, lt=1, description="share of the vectors of a set that is removed at random in each training step"
     )
 
-    def embedding_kind(self, kind: InputKind) -> InputKind:
+    def output_kind(self, kind: InputKind) -> InputKind:
         return InputKind.VECTORS
 
     def build(self, spec: EncoderSpec) -> Encoder:

@@ -52,7 +52,7 @@ class WordReaderSettings(EncoderSettings):
         "trained",
     )
 
-    def embedding_kind(self, kind: InputKind) -> InputKind:
+    def output_kind(self, kind: InputKind) -> InputKind:
         return InputKind.SETS if self.states == "all" else InputKind.VECTORS
 
     def word_vector_file(self) -> Path | None:

@@ -57,7 +57,7 @@ class SimilaritySettings(Settings):
     ``image_kind``, ``caption_kind`` : kind of the image embeddings, and of the caption embeddings.
     ``ranking_similarity`` : name of a similarity of vectors in :mod:`vse.eval.ranking.ranks` that gives the same ranks; None:
         the model must score every pair.
-    ``compares_within_side`` : whether images can also be compared with images, and captions with captions.
+    ``compares_within_modality`` : whether images can also be compared with images, and captions with captions.
     ``needs_unit_length`` : whether embeddings must have unit length.
     ``measures_pairs`` : whether the similarity has its own metrics, see :meth:`Similarity.measure_pairs`.
     ``attention_direction`` : ``t2i`` if words attend to regions, ``i2t`` if regions attend to words, None without attention.
@@ -67,7 +67,7 @@ class SimilaritySettings(Settings):
     image_kind: ClassVar[InputKind] = InputKind.VECTORS
     caption_kind: ClassVar[InputKind] = InputKind.VECTORS
     ranking_similarity: ClassVar[str | None] = None
-    compares_within_side: ClassVar[bool] = False
+    compares_within_modality: ClassVar[bool] = False
     needs_unit_length: ClassVar[bool] = False
     measures_pairs: ClassVar[bool] = False
 

@@ -126,7 +126,7 @@ class TodNetSimilarity(Similarity):
 
     @property
     def has_condition(self) -> bool:
-        """True if T has a condition, so that each pair needs a pass through T."""
+        """True if T, which deforms one vector of a pair, depends on the other: then each pair needs a pass through T."""
         return self._condition_sides[0] is not None
 
     @property
@@ -305,7 +305,8 @@ def score_shortlist(
     at least ``min_round`` pairs. The first round also has all pairs whose backbone score is above the threshold.
 
     The second result is the share of all pairs that the model scored, by direction. If scores do not depend on the direction,
-    the scores t2i are None, and the only direction is ``both``, with the lower threshold of both queries of a pair.
+    the scores t2i are None, and the only direction is ``both``. The threshold of a pair is then the lower of two thresholds:
+    that of the image as the query, and that of the caption as the query.
     """
     device = next(similarity.parameters()).device
     images, captions, image_of_caption = (move_tensor(one, device) for one in (images, captions, image_of_caption))

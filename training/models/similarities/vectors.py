@@ -21,7 +21,7 @@ class CosineSettings(SimilaritySettings):
 
     name: Literal["cosine"] = "cosine"
     ranking_similarity: ClassVar = "cosine"
-    compares_within_side: ClassVar = True
+    compares_within_modality: ClassVar = True
 
     def build(self, dim: int) -> Similarity:
         return CosineSimilarity()
@@ -46,7 +46,7 @@ class EuclideanSettings(SimilaritySettings):
 
     name: Literal["euclidean"] = "euclidean"
     ranking_similarity: ClassVar = "cosine"
-    compares_within_side: ClassVar = True
+    compares_within_modality: ClassVar = True
     needs_unit_length: ClassVar = True
     floor: float = Field(
         0.0,
