@@ -147,8 +147,9 @@ class EmbedRequest(Options):
     captions. vse-eval --correct needs these scores to find hubs with training queries."""
     shortlist: Flag = False
     """For a TOD-Net with a condition (most experiments todnet_...): save time, and score only promising pairs with its
-    network. It scores the pairs in descending order of their scores without the network, until no pair of a round reaches
-    the network's score of the query's right answer. All other pairs rank last. The default of --out is then RUN/SPLIT_shortlist.h5."""
+    network. The network scores pairs in rounds, in descending order of their scores without it. The rounds end when no pair
+    of a round has a higher score than the right answer to its query. All other pairs rank last. The default of --out is then
+    RUN/SPLIT_shortlist.h5."""
     sentences: Flag = False
     """For a run that localises phrases: write the scores of captions with images, which vse-eval --ensemble reads, instead of
     the scores of phrases with boxes."""
